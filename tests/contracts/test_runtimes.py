@@ -12,6 +12,7 @@ import torch
 from palaestra.core import ConfigError
 from palaestra.runtime import (
     LocalRuntime,
+    Parcel,
     ProcessRuntime,
     RayRuntime,
     RemoteError,
@@ -113,6 +114,24 @@ def test_results_keep_their_memory_when_others_arrive(runtime):
     first = answer(runtime, worker, "echo", np.zeros(10_000))
     answer(runtime, worker, "echo", np.ones(10_000))
     assert first.sum() == 0
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_parcels_go_from_one_worker_to_another_and_are_opened_there(runtime, room):
+    """More than there is room for travel with the rest."""
+    giver, taker = (runtime.start(Counter, name=name, parcels=room) for name in ("giver", "taker"))
+    first, second = answer(runtime, giver, "parcels", 2)["parcels"]
+    assert isinstance(first, Parcel)
+    assert answer(runtime, taker, "opened", first, 1, other=second) == [(0, 5000), (1, 5000)]
+    assert answer(runtime, taker, "opened", second, 0) == [(1, 5000)]
+    assert answer(runtime, taker, "add") == 1
+
+
+def test_a_parcel_outlives_the_worker_that_made_it(runtime):
+    giver, taker = (runtime.start(Counter, name=name, parcels=1) for name in ("giver", "taker"))
+    (parcel,) = answer(runtime, giver, "parcels", 1)["parcels"]
+    runtime.stop(giver)
+    assert answer(runtime, taker, "opened", parcel, 2) == [(0, 10_000)]
 
 
 def test_shared_values_go_to_each_worker_once(runtime):

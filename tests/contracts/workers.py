@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, NonFiniteError
+from palaestra.runtime import Parcel
 
 
 class Counter:
@@ -23,6 +24,14 @@ class Counter:
 
     def echo(self, value):
         return value
+
+    def parcels(self, number):
+        return {"parcels": [Parcel({"x": np.full(5000, n), "n": n}) for n in range(number)], "from": os.getpid()}
+
+    def opened(self, parcel, plus, *, other=None):
+        values = [parcel.open(), *([] if other is None else [other.open()])]
+        values[0]["x"] += plus  # in memory of its own
+        return [(value["n"], int(value["x"].sum())) for value in values]
 
     def scale(self, weights, factor, *, offset=None):
         self.seen.append(id(weights["w"]))

@@ -105,6 +105,8 @@ class WorkerRecord:
     name: str
     factory: Callable[[], Any]
     resources: Mapping[str, float]
+    parcels: int = 0
+    """That an answer may have, where the runtime keeps them elsewhere."""
     incarnation: int = 0
     handle: Any = None
     """What the runtime knows it by; `None` while there is none."""

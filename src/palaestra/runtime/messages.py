@@ -14,7 +14,7 @@ import pickle
 import re
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import spawn
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from palaestra.core import ConfigError
 from palaestra.runtime.memory import keep_freed_memory
 
-__all__ = ["Shared", "sendable"]
+__all__ = ["Parcel", "Shared", "sendable"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _KEPT = 8  # shared values that a worker remembers
@@ -73,6 +73,42 @@ class Shared:
         """Distinct for every shared value of this process."""
         self.message = encode(value).copied()
         """The value, encoded."""
+
+
+class Parcel:
+    """A value on its way from one worker to another, which the driver passes on and does not open.
+
+    A worker returns it, alone or in a nest; the driver gives it to another as an argument of a call, and there it is
+    opened. The driver moves its bytes as they are; or nothing but its name, where the runtime has a store that all
+    workers reach.
+
+    Args:
+        value: anything that can be sent.
+
+    Examples:
+        >>> Parcel({"x": torch.ones(2)}).open()
+        {'x': tensor([1., 1.])}
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.content: Any = encode(value)
+        """The value, encoded; or what a runtime knows it by where it is."""
+
+    @classmethod
+    def of(cls, content: Any) -> Parcel:
+        """A parcel that was made elsewhere.
+
+        Args:
+            content: of it.
+        """
+        parcel = cls.__new__(cls)
+        parcel.content = content
+        return parcel
+
+    def open(self) -> Any:
+        """The value; once, since it may lie in the memory of the parcel."""
+        header, buffers = self.content
+        return pickle.loads(header, buffers=[one if one.flags.writeable else one.copy() for one in buffers])
 
 
 class SharedCache:
@@ -125,6 +161,29 @@ class _ClosurePickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
+class _PicklerApart(_Pickler):
+    """Leaves parcels out, as many as there is room for."""
+
+    def __init__(self, file: Any, room: int, **options: Any) -> None:
+        super().__init__(file, **options)
+        self.room, self.apart = room, list[Any]()
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Parcel) or len(self.apart) == self.room:
+            return None
+        self.apart.append(obj.content)
+        return len(self.apart) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts parcels back that were left out."""
+
+    parcels: Sequence[Any] = ()
+
+    def persistent_load(self, pid: int) -> Parcel:
+        return Parcel.of(self.parcels[pid])
+
+
 def _reduced(tensor: Tensor) -> Any:
     flat = tensor.detach().cpu().contiguous().flatten()
     # one element may have any stride, and a view as bytes needs 1
@@ -152,7 +211,23 @@ def encode(value: Any) -> Message:
             return _encoded(value, _ClosurePickler)
 
 
-def _encoded(value: Any, pickler: type[_Pickler | _ClosurePickler]) -> Message:
+def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
+    """A value as a message without the parcels in it, and what these hold.
+
+    Args:
+        value: see `encode`.
+        room: for so many parcels; further ones stay in the message.
+    """
+    picklers: list[_PicklerApart] = []
+
+    def apart(*args: Any, **options: Any) -> _PicklerApart:
+        picklers.append(_PicklerApart(*args, room, **options))
+        return picklers[0]
+
+    return _encoded(value, apart), picklers[0].apart
+
+
+def _encoded(value: Any, pickler: Callable[..., pickle.Pickler]) -> Message:
     header, buffers = io.BytesIO(), list[np.ndarray]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -178,17 +253,23 @@ def _named(what: str) -> Iterator[None]:
         ) from error
 
 
-def decode(message: Message) -> Any:
+def decode(message: Message, parcels: Sequence[Any] = ()) -> Any:
     """The value of a message, in memory of its own.
 
     Args:
         message: from `encode`.
+        parcels: what stands for those that were left out.
 
     Examples:
         >>> decode(encode({"x": np.zeros(2), "y": torch.arange(3)}))
         {'x': array([0., 0.]), 'y': tensor([0, 1, 2])}
     """
-    return pickle.loads(message.header, buffers=message.copied().buffers)
+    buffers = message.copied().buffers
+    if not parcels:
+        return pickle.loads(message.header, buffers=buffers)
+    unpickler = _Unpickler(io.BytesIO(message.header), buffers=buffers)
+    unpickler.parcels = parcels
+    return unpickler.load()
 
 
 class Factory:
@@ -283,6 +364,8 @@ class Request(NamedTuple):
     """The arguments, without the shared ones."""
     shared: dict[int | str, Shared]
     """These, by place or name."""
+    parcels: dict[int | str, Any]
+    """What a runtime keeps elsewhere, by place or name."""
 
     @classmethod
     def of(cls, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
@@ -290,7 +373,7 @@ class Request(NamedTuple):
 
         Args:
             method: to call.
-            args: in order; those that are `Shared` are taken out.
+            args: in order; those that are `Shared`, and parcels that lie elsewhere, are taken out.
             kwargs: by name; likewise.
 
         Raises:
@@ -298,8 +381,13 @@ class Request(NamedTuple):
         """
         everything: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         shared = {place: value for place, value in everything.items() if isinstance(value, Shared)}
-        own = {place: value for place, value in everything.items() if place not in shared}
-        return cls(method, encode(own), shared)
+        parcels = {
+            place: value.content
+            for place, value in everything.items()
+            if isinstance(value, Parcel) and not isinstance(value.content, Message)
+        }
+        own = {place: value for place, value in everything.items() if place not in shared and place not in parcels}
+        return cls(method, encode(own), shared, parcels)
 
     def copied(self) -> Request:
         """The same request, in memory of its own."""
@@ -359,16 +447,46 @@ class Performer:
             What it returned, encoded; or `Failed`.
         """
         try:
-            arguments = decode(message)
-            for place, (key, new) in shared.items():
-                if new is not None and key not in self._shared:
-                    self._shared.put(key, decode(new))
-                arguments[place] = self._shared[key]
-            places = sorted(place for place in arguments if isinstance(place, int))
-            named = {name: value for name, value in arguments.items() if isinstance(name, str)}
-            return encode(getattr(self._target, method)(*(arguments[place] for place in places), **named))
+            return encode(self._called(method, decode(message), shared))
         except Exception as error:
             return Failed(error)
+
+    def perform_apart(
+        self,
+        method: str,
+        message: Message,
+        shared: dict[int | str, tuple[int, Message | None]],
+        parcels: dict[int | str, Message],
+        room: int,
+    ) -> tuple[Message | Failed, list[Any]]:
+        """`perform`, where parcels do not travel with the rest.
+
+        Args:
+            method: its name.
+            message: the other arguments.
+            shared: see `perform`.
+            parcels: contents of arguments.
+            room: parcels that an answer may have.
+
+        Returns:
+            What it returned, encoded, and the contents of the parcels in it; or `Failed`.
+        """
+        try:
+            arguments = decode(message) | {place: Parcel.of(content) for place, content in parcels.items()}
+            return encode_apart(self._called(method, arguments, shared), room)
+        except Exception as error:
+            return Failed(error), []
+
+    def _called(
+        self, method: str, arguments: dict[int | str, Any], shared: dict[int | str, tuple[int, Message | None]]
+    ) -> Any:
+        for place, (key, new) in shared.items():
+            if new is not None and key not in self._shared:
+                self._shared.put(key, decode(new))
+            arguments[place] = self._shared[key]
+        places = sorted(place for place in arguments if isinstance(place, int))
+        named = {name: value for name, value in arguments.items() if isinstance(name, str)}
+        return getattr(self._target, method)(*(arguments[place] for place in places), **named)
 
     def close(self) -> Failed | None:
         """Lets the object close itself, where it can."""

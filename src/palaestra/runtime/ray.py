@@ -37,6 +37,8 @@ class ClusterError(PalaestraError):
 class RayRuntime(Runtime):
     """Workers as Ray actors. Large arrays travel through Ray's object store; a large `Shared` value is put there once.
 
+    Parcels stay in the store of the node that made them, until the worker that opens them fetches them.
+
     Ray must be able to import on every machine what this process imports: install the same packages there. Actors end
     with this process, whatever happens to it.
 
@@ -76,6 +78,7 @@ class RayRuntime(Runtime):
         self._cpus_each = 0.0 if address is None else 1.0
         self._actor_class = self._ray.remote(_Actor)
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
+        self._parcels: dict[Call, list[Any]] = {}  # references of those that answers may have
         self._put = SharedCache()
 
     @property
@@ -104,8 +107,14 @@ class RayRuntime(Runtime):
                 self._put.put(value.key, self._stored(value.message))
         keys = {place: value.key for place, value in request.shared.items()}
         shared = [self._put[key] for key in keys.values()]
+        perform, places = worker.handle.perform, list(request.parcels)
+        if worker.parcels:
+            perform = perform.options(num_returns=1 + worker.parcels)
         with self._room_for(request.message):
-            reference = worker.handle.perform.remote(request.method, request.message, keys, *shared)
+            made = perform.remote(
+                request.method, request.message, keys, places, worker.parcels, *shared, *request.parcels.values()
+            )
+        reference, *self._parcels[call] = made if worker.parcels else [made]
         self._asked[reference] = worker, call
 
     def _stored(self, message: Message) -> Any:
@@ -150,12 +159,13 @@ class RayRuntime(Runtime):
 
     def _answer(self, reference: Any) -> Arrival:
         worker, call = self._asked.pop(reference)
+        parcels = self._parcels.pop(call, [])
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             text = f"{worker.name} (Ray actor, incarnation {call.incarnation}) died: {str(error).strip()}"
             return Arrival(call.worker, call.incarnation, None, error=WorkerDiedError(text))
-        return arrival(worker, call, decode(answer) if isinstance(answer, Message) else answer)
+        return arrival(worker, call, decode(answer, parcels) if isinstance(answer, Message) else answer)
 
     def dismiss(self, worker: WorkerRecord) -> None:
         if not self._cluster.lost:
@@ -168,7 +178,10 @@ class RayRuntime(Runtime):
         if isinstance(actor, tuple):
             actor, closed = actor
             self._tell(worker, closed, timeout_s)
-        self._asked = {r: (w, call) for r, (w, call) in self._asked.items() if w is not worker}
+        for reference, (asked, call) in list(self._asked.items()):
+            if asked is worker:
+                del self._asked[reference]
+                self._parcels.pop(call, None)
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(actor)
 
@@ -288,9 +301,20 @@ class _Actor:
     def begin(self) -> Failed | None:
         return self._performer.begin()
 
-    def perform(self, method: str, message: Message, keys: dict[int | str, int], *shared: Message) -> Message | Failed:
-        values = dict(zip(keys.items(), shared, strict=True))
-        return self._performer.perform(method, message, {place: (key, m) for (place, key), m in values.items()})
+    def perform(
+        self,
+        method: str,
+        message: Message,
+        keys: dict[int | str, int],
+        places: list[int | str],
+        room: int,
+        *values: Message,
+    ) -> Any:
+        """An answer; with room for parcels, these after it, each an object of its own in Ray's store."""
+        shared = {place: (key, value) for (place, key), value in zip(keys.items(), values, strict=False)}
+        parcels = dict(zip(places, values[len(keys) :], strict=True))
+        answer, apart = self._performer.perform_apart(method, message, shared, parcels, room)
+        return (answer, *apart, *(None,) * (room - len(apart))) if room else answer
 
     def close(self) -> Failed | None:
         return self._performer.close()

@@ -124,13 +124,21 @@ class Runtime(ABC):
 
     # -- for users
 
-    def start(self, factory: Callable[[], Any], *, name: str, resources: Mapping[str, float] | None = None) -> str:
+    def start(
+        self,
+        factory: Callable[[], Any],
+        *,
+        name: str,
+        resources: Mapping[str, float] | None = None,
+        parcels: int = 0,
+    ) -> str:
         """Makes a worker. Returns at once; an object that cannot be made fails the calls to it.
 
         Args:
             factory: called without arguments where the worker lives; makes its object.
             name: for people. Workers may share it; ids differ.
             resources: what it needs, for example `{"CPU": 1, "GPU": 0.5}`, where the runtime hands out resources.
+            parcels: so many `Parcel`s of an answer need not come here, where the runtime can keep them elsewhere.
 
         Returns:
             The worker's id.
@@ -141,7 +149,7 @@ class Runtime(ABC):
         if self._closed:
             raise ConfigError("this runtime was closed; make a new one")
         number = self._names[name]
-        worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}))
+        worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}), parcels)
         self._begin(worker)
         self._workers[worker.id] = worker
         self._names[name] += 1
