@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
 from palaestra.core import POLICY, RunSeeds, join_state, split_state
-from palaestra.distributed import ActingParts, CollectorFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import ActingParts, AsynchronousConfig, CollectorFactory, DistributedConfig, worker_streams
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
 from palaestra.runtime import RestartPolicy, Runtime, WorkerDiedError
@@ -41,14 +41,15 @@ def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any]:
 
 def make_manager(
     runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, make: Any, *, slow_s: float = 0.0, **config: Any
-) -> RolloutManager:
+) -> Any:
     """A manager whose workers act with what `make` makes; the first may step slowly."""
     distributed = DistributedConfig(**{"runtime": "local", "timeout_s": 60.0, "grace_timeout_s": 0.0, **config})
     parts: Any = CollectorFactory(env=env, algorithm=make, num_workers=distributed.num_workers)
     parts = SlowWorker(parts, 0, slow_s) if slow_s else parts
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
-    return RolloutManager(runtime, parts, {POLICY: algorithm.policy}, {POLICY: buffer}, distributed)
+    buffers, pace = {POLICY: buffer}, AsynchronousConfig()
+    return worker_streams(runtime, parts, {POLICY: algorithm}, buffers, distributed, pace, env.num_envs)
 
 
 def make_trainer(runtime: Runtime, name: str, kind: str = "discrete", **config: Any) -> Trainer:

@@ -58,7 +58,8 @@ class StreamReader:
         self._streams, self._storage = streams, streams.storage
         self.parts = streams.storage.parts
         self._stacks = streams.stack_num > 1 and not raw
-        self._take = self._take_stacks if self._stacks else streams.storage.take
+        self.fetch = self._take_stacks if self._stacks else streams.storage.take
+        """What reads one field at row numbers; another one where rows lie elsewhere."""
         self.fixed = fixed
         """Whether these are data that stay. Then a draw of n steps may also begin with the last rows of a lane whose
         episode has ended, which no n rows will ever follow; while rows are written, those wait until n rows do."""
@@ -227,7 +228,7 @@ class StreamReader:
         Returns:
             [*index.shape, ...].
         """
-        return self._take(name, np.asarray(as_array(index)))
+        return self.fetch(name, np.asarray(as_array(index)))
 
     def next(self, index: Any) -> Any:
         """The rows one step later; a row that no step of its own episode follows stays where it is.
@@ -489,7 +490,7 @@ class StreamReader:
             index: [N] row numbers of `starts(n_step)`.
             n_step: n.
         """
-        take, rows = self._take, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
+        take, rows = self.fetch, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
         bootstrap = rows[1]
         kinds = self._storage.step_types.take(rows, None, None, "wrap")
         if n_step > 1:  # `ops.n_step_end`
@@ -518,7 +519,7 @@ class StreamReader:
             length: steps with an action.
             burn_in: so many of them are not valid.
         """
-        take = self._take
+        take = self.fetch
         rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
         fields = {name: take(name, rows) for name in self._storage.step_fields}
         fields |= {name: take(name, rows[:-1]) for name in _ACTED}

@@ -9,10 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import RowNumbers
+from palaestra.buffers.drawn import RowNumbers, Unroll, Windows
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
-from palaestra.buffers.saving import SegmentKeys, load_stream_tensors, read_buffer, stream_tensors, write_buffer
+from palaestra.buffers.saving import (
+    SegmentKeys,
+    gathered,
+    load_stream_tensors,
+    read_buffer,
+    stream_tensors,
+    write_buffer,
+)
 from palaestra.buffers.storage import LoadedTensors, Storage
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
@@ -65,7 +72,7 @@ class ReplayBuffer:
         self.writer = writer = StreamWriter(streams)
         self.open, self.append, self.clear = writer.open, writer.append, writer.clear
         self.extend, self.update, self.end_streams = writer.extend, writer.update, writer.end_streams
-        self.write_info = writer.write_info
+        self.write_info, self.forget, self.lose = writer.write_info, writer.forget, writer.lose
 
         self.reader = reader = StreamReader(streams)
         self._fixed_reader, self._drawn_from = StreamReader(streams, fixed=True), reader
@@ -124,7 +131,6 @@ class ReplayBuffer:
                 asked for where only some rows have a hidden state, or whoever has this generator has drawn this unroll.
             ShapeError: the buffer does not hold a single row to learn from.
         """
-        sampler, reader = self.sampler, self._fixed_reader if isinstance(plan, Offline) else self.reader
         if isinstance(plan, OnPolicy):
             if self.writer.used and self.writer.used_by is generator:
                 raise ConfigError(
@@ -132,26 +138,46 @@ class ReplayBuffer:
                     "next one (`collector.unroll(...)`). To learn more from each unroll raise num_epochs; to learn "
                     "from older ones, too, ask for OnPolicy(clear=False)"
                 )
-            unroll = reader.everything()
+            unroll = self.reader.everything()
             self.writer.used, self.writer.used_by = plan.clear, generator
             return unroll
+        drawn = self.rows_of(plan, self.chosen(plan, generator))
+        drawn = self.sampler.finish(self._drawn_from, drawn, generator)
+        return drawn if self._streams.storage.device is None else to_device(drawn, self._streams.storage.device)
+
+    def chosen(self, plan: Replay | Offline, generator: torch.Generator) -> np.ndarray:
+        """Row numbers where the windows or sequences of a draw begin.
+
+        Args:
+            plan: what is drawn.
+            generator: source of the choice.
+
+        Raises:
+            ConfigError: see `draw`.
+            ShapeError: the buffer does not hold a single row to learn from.
+        """
         if plan.mini_batch_length == 1 and plan.n_step > 1 and self.keeps_states and self.state_period > 1:
             raise ConfigError(
                 f"windows of {plan.n_step} steps were asked for, but this buffer keeps a policy's hidden state with "
                 f"one row in {self.state_period}, for sequences; ask for mini_batch_length > 1 or n_step=1, or make "
                 "a buffer without state_spec"
             )
-        self._drawn_from = reader
+        reader = self._drawn_from = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if isinstance(plan, Replay) and plan.num_epochs is not None:
-            index = self._all_starts(plan)
-        else:
-            index = sampler.starts(reader, plan.gradient_steps * plan.mini_batch_size, plan.window, generator)
+            return self._all_starts(plan)
+        return self.sampler.starts(reader, plan.gradient_steps * plan.mini_batch_size, plan.window, generator)
+
+    def rows_of(self, plan: Replay | Offline, index: np.ndarray) -> Windows | Unroll:
+        """The windows or sequences that begin at given rows, as a plan wants them.
+
+        Args:
+            plan: what is drawn.
+            index: [N] row numbers, of `chosen`.
+        """
+        reader = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if plan.mini_batch_length == 1:
-            drawn = reader.windows(index, plan.n_step)
-        else:
-            drawn = reader.sequences(index, plan.window, plan.burn_in)
-        drawn = sampler.finish(reader, drawn, generator)
-        return drawn if self._streams.storage.device is None else to_device(drawn, self._streams.storage.device)
+            return reader.windows(index, plan.n_step)
+        return reader.sequences(index, plan.window, plan.burn_in)
 
     def _all_starts(self, plan: Replay) -> np.ndarray:
         """Rows where windows begin, or sequences one behind the other, so that each row is in one of them."""
@@ -241,11 +267,12 @@ class ReplayBuffer:
         """Puts back what `state_tensors` gave.
 
         Args:
-            tensors: of a buffer with the same specs, lanes, capacity and sampler.
+            tensors: of a buffer with the same specs, lanes, capacity and sampler, in one piece or in shards.
 
         Raises:
             CheckpointError: something is missing or does not fit.
         """
+        tensors = gathered(tensors) if "shards" in tensors else tensors
         self._load_streams(tensors)
         prefix = "sampler."
         self.sampler.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

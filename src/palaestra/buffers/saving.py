@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from palaestra.buffers.lane_storage import LAST
 from palaestra.buffers.storage import saved_field
@@ -78,17 +79,95 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
 
 
 def _close_gaps(streams: Streams, lost: Sequence[int], places: int) -> None:
-    """Makes rows whose contents are lost ends of episodes, so that nothing is learned from them or across them.
-
-    The row before them becomes one too, and so do rows whose stacks of frames reach into them.
-    """
+    """Makes rows whose contents are lost ends of episodes, so that nothing is learned from them or across them."""
     positions, kinds = streams.positions, streams.storage.step_types.reshape(-1, streams.num_lanes)
-    first = np.asarray(lost)[:, None] * places
-    rows = first + np.arange(-1, places + positions.spare)
-    kinds[rows[rows < np.minimum(first + places, positions.ring_size) + positions.spare] % positions.ring_size] = LAST
+    kinds[gaps(lost, places, positions.ring_size, positions.spare)] = LAST
     positions.restarts += 1  # samplers begin anew
     count = sum(min(places, positions.ring_size - number * places) for number in lost) * streams.num_lanes
     _log.warning("what %s of the %s rows of a replay buffer held is lost", f"{count:,}", f"{kinds.size:,}")
+
+
+def gaps(lost: Sequence[int], places: int, ring_size: int, spare: int) -> np.ndarray:
+    """Places that cannot be learned from: those of lost pieces, the one before each, and those whose stacks reach in.
+
+    Args:
+        lost: numbers of pieces.
+        places: in a piece.
+        ring_size: of all.
+        spare: frames of a stack before a row.
+    """
+    first = np.asarray(lost)[:, None] * places
+    rows = first + np.arange(-1, places + spare)
+    return rows[rows < np.minimum(first + places, ring_size) + spare] % ring_size
+
+
+# -- buffers whose lanes lie in shards: {"index": state of the index, "shards": {number: its pieces and lanes}}
+
+
+def shards_of(saved: Mapping[str, Any]) -> list[tuple[range, Mapping[str, Any]]]:
+    """The parts of a saved buffer, in order, each with the lanes that it holds; one part where it was not in shards.
+
+    Args:
+        saved: of `ShardedReplay.state_tensors` or `ReplayBuffer.state_tensors`, as a checkpoint gives it back.
+    """
+    if "shards" not in saved:
+        return [(range(len(saved["head"])), saved)]
+    shards = [saved["shards"][str(number)] for number in range(len(saved["shards"]))]
+    return [(range(*shard["lanes"]), shard) for shard in shards]
+
+
+def fields_of(shard: Mapping[str, Any], lanes: Sequence[int]) -> tuple[dict[str, Any], np.ndarray]:
+    """Fields of some lanes of one part, read from its files where they lie there.
+
+    Args:
+        shard: of `shards_of`.
+        lanes: as the part numbers them.
+
+    Returns:
+        Tensors by name, and places of its lanes that cannot be learned from, for their pieces are damaged.
+
+    Raises:
+        CheckpointError: a file is missing or is none.
+    """
+    joined, lost = shard, np.empty(0, np.int64)
+    if "directory" in shard:
+        joined = files.join_elsewhere(shard)
+        places = json.loads(shard["segments"])["rows"]["field.step_type"]
+        lost = gaps(joined.get("lost", ()), places, shard["places"], shard["spare"])
+    fields = {name: tensor[:, lanes] for name, tensor in joined.items() if name.startswith("field.")}
+    kinds = fields["field.step_type"]
+    kinds[lost[lost < len(kinds)]] = LAST
+    return fields, lost
+
+
+def beside(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of several parts as those of one, lane beside lane.
+
+    Args:
+        parts: tensors by name, [rows, lanes, ...]; what one has fewer rows of is zeros.
+    """
+    fields: dict[str, Any] = {}
+    for name in parts[0]:
+        rows = max(len(part[name]) for part in parts)
+        padded = [
+            torch.cat([part[name], part[name].new_zeros(rows - len(part[name]), *part[name].shape[1:])])
+            for part in parts
+        ]
+        fields[name] = torch.cat(padded, 1)
+    return fields
+
+
+def gathered(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of one buffer with the rows of all shards.
+
+    Args:
+        saved: of `ShardedReplay.state_tensors`, as a checkpoint gives it back.
+    """
+    read = [(lanes, *fields_of(shard, range(len(lanes)))) for lanes, shard in shards_of(saved)]
+    state = dict(saved["index"])
+    if any(len(lost) for _, _, lost in read):
+        state["restarts"] += 1  # samplers begin anew
+    return state | beside([fields for _, fields, _ in read])
 
 
 class SegmentKeys:

@@ -55,20 +55,24 @@ class MainMemory(Storage):
         pinned: whether rows, and copies that are drawn from them, lie in page-locked memory. From there a copy to a GPU
             runs beside its computing. The system cannot use such memory for anything else, and taking much of it
             takes long.
+        together: buffers of this size that take memory of this machine at the same time; each has its share.
 
     Raises:
         ConfigError: pinned memory was asked for and there is no CUDA.
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, pinned: bool = False, together: int = 1) -> None:
         if pinned and not torch.cuda.is_available():
             raise ConfigError(
                 "MainMemory(pinned=True) is for copies to a GPU, but torch finds no CUDA here; leave `pinned` out"
             )
-        self.pinned = pinned
+        self.pinned, self._together = pinned, together
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
-        _require_room(shapes, available_bytes(), "main memory", "storage=MappedFiles(directory) to keep rows on a disk")
+        free, where = available_bytes(), "main memory"
+        if self._together > 1 and free is not None:
+            free, where = free // self._together, f"each of {self._together} shards on this machine"
+        _require_room(shapes, free, where, "storage=MappedFiles(directory) to keep rows on a disk")
         if self.pinned:
             return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
         # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them

@@ -8,9 +8,9 @@ import torch
 
 from palaestra.buffers.lane_storage import EXTRA_FIELDS, LaneStorage
 from palaestra.buffers.storage import Storage
-from palaestra.core import CheckpointError, ConfigError, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, CheckpointError, ConfigError, SpecTree, TensorSpec, spec_leaves
 
-__all__ = ["RowOptions", "WritePositions"]
+__all__ = ["RowOptions", "WritePositions", "index_options", "index_rows"]
 
 _ALL = np.iinfo(np.int64).max
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
@@ -45,6 +45,49 @@ class RowOptions(TypedDict, total=False):
     complete_episodes_only: bool
     """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
     of a stream that breaks off are dropped."""
+
+
+def index_options(options: RowOptions) -> RowOptions:
+    """What a row of an index consists of: all that decides which rows can be drawn, and nothing else; 12 bytes.
+
+    Args:
+        options: of the buffer whose rows are elsewhere.
+    """
+    empty, frames = TensorSpec((0,), torch.uint8), _frames(options["observation_spec"])
+    made: RowOptions = {"observation_spec": empty, "action_spec": empty, "reward_spec": empty}
+    if frames > 1:
+        made["observation_spec"] = TensorSpec((frames, 0), torch.uint8, stacked=frames)
+    if options.get("state_spec"):
+        made["state_spec"] = {"state": TensorSpec((), torch.uint8)}
+    kept: Any = {name: options[name] for name in ("state_period", "stack_num", "sample_avail") if name in options}
+    return {**made, **kept}
+
+
+def index_rows(rows: Batch, options: RowOptions) -> Batch:
+    """What an index is told of a fragment.
+
+    Args:
+        rows: as `ReplayBuffer.extend` takes them, or what this function made of them.
+        options: from `index_options`.
+    """
+    steps, lanes = rows["step_type"].shape
+    acted, specs = (steps - 1, lanes), dict[str, Any](options)
+    fields = {
+        "step_type": rows["step_type"],
+        "discount": rows["discount"],
+        "reward": specs["reward_spec"].zeros(steps, lanes),
+        "observation": specs["observation_spec"].zeros(steps, lanes),
+        "action": specs["action_spec"].zeros(*acted),
+    }
+    if "policy_version" in rows:
+        fields["policy_version"] = rows["policy_version"]
+    if "state_spec" in options:
+        fields["state"] = Batch.of({"state": torch.zeros(acted, dtype=torch.uint8)})
+    return Batch.of(fields)
+
+
+def _frames(spec: SpecTree) -> int:
+    return max(leaf.stacked for leaf in spec_leaves(spec).values())
 
 
 class WritePositions:
@@ -385,7 +428,7 @@ class Streams:
             )
         observation_spec, where = options["observation_spec"], options.get("storage")
         # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
-        spare = 0 if capacity is None else max(leaf.stacked for leaf in spec_leaves(observation_spec).values()) - 1
+        spare = 0 if capacity is None else _frames(observation_spec) - 1
         self.stack_num, self.sample_avail = options.get("stack_num", 1), options.get("sample_avail", False)
         if self.stack_num < 1 or (self.stack_num > 1 and (self.growing or spare)):
             raise ConfigError(

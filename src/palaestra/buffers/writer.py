@@ -259,6 +259,30 @@ class StreamWriter:
         storage.step_types[positions.numbers(lanes)] = MID  # of open rows whose place is taken by the next `open`
         self._streams.write_log()
 
+    def forget(self, env_id: Any = None) -> None:
+        """Forgets all rows of lanes, open ones too, so that their streams begin anew.
+
+        Args:
+            env_id: which lanes, each once; `None` is all.
+        """
+        positions, lanes = self._positions, self._which(env_id)
+        positions.rewind(lanes, positions.counts[lanes])
+        positions.opened[lanes] = positions.all_open = False
+        positions.unfinished[lanes] = 0
+        self._streams.write_log()
+
+    def lose(self, places: np.ndarray, env_id: Any) -> None:
+        """Makes rows ends of episodes, since what they hold is lost: nothing is learned from them or across them.
+
+        Args:
+            places: in the rings.
+            env_id: which lanes, each once.
+        """
+        if len(places):
+            numbers = places[:, None] * len(self._lanes) + self._which(env_id)
+            self._storage.step_types[numbers] = LAST
+            self._positions.restarts += 1  # samplers begin anew
+
     # -- hidden states
 
     def _checked_state(self, state: Any, lanes: np.ndarray | None) -> list[tuple[str, Any]]:

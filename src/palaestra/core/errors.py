@@ -15,6 +15,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "PalaestraError",
+    "RowsLostError",
     "RunLostError",
     "ShapeError",
     "SpecError",
@@ -52,6 +53,12 @@ class ShapeError(PalaestraError, ValueError):
     """Arrays whose shapes do not fit together."""
 
     exit_code = 2
+
+
+class RowsLostError(ShapeError):
+    """A part of a replay buffer is gone, and what is left of it cannot be learned from yet."""
+
+    exit_code = 3
 
 
 class SpecError(PalaestraError, ValueError):

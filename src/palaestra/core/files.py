@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections import namedtuple
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _Arrays = dict[str, torch.Tensor | np.ndarray]
 # Names that a safetensors file needs for itself, or a caller for the values beside the arrays.
 _TAKEN = ("", "__metadata__")
 _SEGMENTS = "segments"
+_ELSEWHERE = "elsewhere"
 _MANIFEST = "manifest.json"
 
 
@@ -196,8 +197,25 @@ def describe_segments(keys: Sequence[str], rows: Mapping[str, int]) -> str:
     return json.dumps({"keys": list(keys), "rows": dict(rows)})
 
 
+class Elsewhere(dict[str, Any]):
+    """A part whose tensors are held, and whose pieces are written, by another process.
+
+    Args:
+        part: the rest of it, with `segments`.
+        size_bytes: of the tensors.
+        write: begins to write pieces, given their directory and the numbers of those that are new by the names of their
+            files; what it returns waits until they are written.
+    """
+
+    def __init__(
+        self, part: Mapping[str, Any], size_bytes: int, write: Callable[[Path, dict[str, int]], Callable[[], None]]
+    ) -> None:
+        super().__init__(part)
+        self.size_bytes, self.write = size_bytes, write
+
+
 def write_segments(part: Any, directory: Path, shared: Mapping[str, Path]) -> Any:
-    """Writes the pieces of a part; those that a checkpoint before has already are linked.
+    """Writes the pieces of a part, and of those in it; those that a checkpoint before has already are linked.
 
     Args:
         part: of a state; one without `segments` is left as it is.
@@ -207,26 +225,63 @@ def write_segments(part: Any, directory: Path, shared: Mapping[str, Path]) -> An
     Returns:
         The part without these tensors.
     """
-    if not isinstance(part, Mapping) or _SEGMENTS not in part:
+    waits: list[Callable[[], None]] = []
+    written = _write_segments(part, directory, shared, waits)
+    for wait in waits:
+        wait()
+    return written
+
+
+def _write_segments(part: Any, directory: Path, shared: Mapping[str, Path], waits: list[Callable[[], None]]) -> Any:
+    if not isinstance(part, Mapping):
         return part
-    described = json.loads(part[_SEGMENTS])
-    for number, file in enumerate(segment_files(part)):
+    if _SEGMENTS not in part:
+        return {name: _write_segments(value, directory, shared, waits) for name, value in part.items()}
+    rows, new = json.loads(part[_SEGMENTS])["rows"], dict[str, int]()
+    for number, file in enumerate(_own_files(part)):
         if file in shared:
             _link(shared[file], directory / file)
-            continue
-        pieces = {name: part[name][number * n : (number + 1) * n] for name, n in described["rows"].items()}
-        save_tensors(directory / file, pieces)
-    return {name: value for name, value in part.items() if name not in described["rows"]}
+        else:
+            new[file] = number
+    if isinstance(part, Elsewhere):
+        waits.append(part.write(directory, new))
+        return {**part, _ELSEWHERE: True}
+    for file, number in new.items():
+        save_tensors(directory / file, piece_of(part, rows, number))
+    return {name: value for name, value in part.items() if name not in rows}
+
+
+def piece_of(part: Mapping[str, Any], rows: Mapping[str, int], number: int) -> dict[str, Any]:
+    """The tensors of one piece.
+
+    Args:
+        part: has them whole.
+        rows: of each in a piece, by name.
+        number: of the piece.
+    """
+    return {name: part[name][number * n : (number + 1) * n] for name, n in rows.items()}
 
 
 def segment_files(part: Any) -> list[str]:
-    """The names of the files that the pieces of a part go into; none for a part without `segments`.
+    """The names of the files that the pieces of a part, and of those in it, go into; none for one without `segments`.
 
     Args:
         part: of a state.
     """
-    described = part.get(_SEGMENTS) if isinstance(part, Mapping) else None
-    return [] if described is None else [_segment(key) for key in json.loads(described)["keys"]]
+    return [file for one in _segmented(part) for file in _own_files(one)]
+
+
+def _own_files(part: Mapping[str, Any]) -> list[str]:
+    return [_segment(key) for key in json.loads(part[_SEGMENTS])["keys"]]
+
+
+def _segmented(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A part that is cut into pieces, or those in it that are."""
+    if isinstance(part, Mapping) and _SEGMENTS in part:
+        yield part
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _segmented(value)
 
 
 def second_copy(file: str) -> str:
@@ -266,12 +321,16 @@ def unsaved_bytes(part: Any, shared: Mapping[str, Path], copies: int) -> int:
         copies: segments that are written twice.
     """
     size_bytes = sum(tensor.nbytes for tensor in split_state(part)[1].values())
-    names = segment_files(part)
-    if not names:
-        return size_bytes
-    segment_bytes = sum(part[name][:n].nbytes for name, n in json.loads(part[_SEGMENTS])["rows"].items())
-    linked = sum(name in shared for name in names)
-    return size_bytes + (min(copies, len(names)) - linked) * segment_bytes
+    for one in _segmented(part):
+        names = _own_files(one)
+        if isinstance(one, Elsewhere):
+            size_bytes += one.size_bytes
+            segment_bytes = one.size_bytes // max(1, len(names))
+        else:
+            segment_bytes = sum(one[name][:n].nbytes for name, n in json.loads(one[_SEGMENTS])["rows"].items())
+        linked = sum(name in shared for name in names)
+        size_bytes += (min(copies, len(names)) - linked) * segment_bytes
+    return size_bytes
 
 
 def join_segments(part: Any, directory: Path, damaged: Collection[str] = ()) -> Any:
@@ -283,15 +342,20 @@ def join_segments(part: Any, directory: Path, damaged: Collection[str] = ()) -> 
         damaged: names of segments that are not used; their second copies are, where there are any.
 
     Returns:
-        The part. Where pieces are lost, their rows are zeros, and `lost` lists their numbers.
+        The part. Where pieces are lost, their rows are zeros, and `lost` lists their numbers. What another process
+        has written stays apart, with `directory` and `damaged`, for `join_elsewhere` where it is needed.
 
     Raises:
         CheckpointError: a piece is missing or is none, or all are lost.
     """
-    if not isinstance(part, dict) or _SEGMENTS not in part:
+    if not isinstance(part, dict):
         return part
+    if _SEGMENTS not in part:
+        return {name: join_segments(value, directory, damaged) for name, value in part.items()}
+    if _ELSEWHERE in part:
+        return part | {"directory": str(directory), "damaged": list(damaged)}
     try:
-        rows, names, lost = dict(json.loads(part[_SEGMENTS])["rows"]), segment_files(part), []
+        rows, names, lost = dict(json.loads(part[_SEGMENTS])["rows"]), _own_files(part), []
         pieces: list[dict[str, Any]] = []
         for number, name in enumerate(names):
             use = name if name not in damaged else second_copy(name)
@@ -312,6 +376,19 @@ def join_segments(part: Any, directory: Path, damaged: Collection[str] = ()) -> 
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"the segments in {directory} do not fit together: {error!r}") from error
+
+
+def join_elsewhere(part: Mapping[str, Any]) -> Any:
+    """A part of `join_segments` with what another process has written.
+
+    Args:
+        part: with `directory` and `damaged`.
+
+    Raises:
+        CheckpointError: see `join_segments`.
+    """
+    rest = {name: value for name, value in part.items() if name != _ELSEWHERE}
+    return join_segments(rest, Path(part["directory"]), part["damaged"])
 
 
 def _segment(key: str) -> str:

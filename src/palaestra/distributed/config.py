@@ -35,6 +35,9 @@ class DistributedConfig:
     """What the gradient workers that each of several policies has are proportional to; all have all if left out."""
     num_policy_hosts: int = 0
     """Hosts that policies are dealt out to and learn on, at the same time; 0 lets them learn in the run's process."""
+    replay_shards: int | None = None
+    """Workers that the rows of replay buffers are shared out over, each with some of the environments' streams; what is
+    drawn is the same with any number. They lie in the run's process if left out."""
     address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
     min_finished_workers: int | None = None
@@ -61,6 +64,7 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         require_at_least(self, "distributed.", num_workers=1, min_workers=1)
         require_at_least(self, "distributed.", num_gradient_workers=0, num_policy_hosts=0, max_lag=0, max_restarts=0)
+        require_at_least(self, "distributed.", replay_shards=1)
         require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0, num_gpus=0)
         if self.mode == "async":
             defaults = {"min_finished_workers": None, "max_lag": 0}
@@ -71,6 +75,7 @@ class DistributedConfig:
             "num_gradient_workers": self.num_gradient_workers,
             "gradient_shards": self.gradient_shards,
             "num_policy_hosts": self.num_policy_hosts,
+            "replay_shards": self.replay_shards,
         }
         if self.runtime is None and (given := [name for name, value in needing.items() if value]):
             raise ConfigError(f"{given[0]} needs workers: give distributed.runtime as local, process or ray")

@@ -1,5 +1,6 @@
 """`DistributedPolicyManager`: policies that learn on hosts of their own, at the same time."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import ConfigError, DataSource, NonFiniteError
+from palaestra.core import ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.distributed.gradient_workers import GradientWorkers
 from palaestra.distributed.policy_host import HostTask, Updated, host_factory
 from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
@@ -105,7 +106,10 @@ class DistributedPolicyManager(PolicyManager):
             WorkerDiedError: a host died more often than it may; with the first cause.
             RemoteError: an update failed.
         """
-        jobs = {name: self._job(name, source) for name, source in sources.items()}
+        jobs: dict[str, _Job] = {}
+        for name, source in sources.items():
+            with contextlib.suppress(RowsLostError):  # there will be rows again
+                jobs[name] = self._job(name, source)
         for job in jobs.values():
             self._begin(job)
         while any(job.updated is None for job in jobs.values()):

@@ -11,13 +11,14 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, SamplesPerInsert
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
-from palaestra.distributed.rollout_manager import WorkerStreams
+from palaestra.distributed.replay_shards import ReplayShards, ShardedReplay
+from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams
 from palaestra.distributed.worker import ActingParts, Fragment
 from palaestra.distributed.worker_group import Worker
 from palaestra.rollout import CollectInfo
 from palaestra.runtime import Call, Runtime
 
-__all__ = ["Pace", "PolicyServer"]
+__all__ = ["Pace", "PolicyServer", "worker_streams"]
 
 _SLICE_S = 0.2  # how soon a pause is noticed
 _GLANCE_S = 0.001  # to take what has arrived meanwhile
@@ -41,7 +42,7 @@ class Pace:
     def __init__(
         self,
         algorithms: Mapping[str, Algorithm[Any]],
-        buffers: Mapping[str, ReplayBuffer],
+        buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         num_actors: int,
         config: AsynchronousConfig,
         num_envs: int,
@@ -89,7 +90,7 @@ class Pace:
             return self._config.fragment_steps
         return max(1, round(length)) if self.on_policy else _REPLAY_FRAGMENT_STEPS
 
-    def blocks(self, buffer: ReplayBuffer) -> ReplayBuffer:
+    def blocks(self, buffer: ReplayBuffer | ShardedReplay) -> ReplayBuffer:
         """Room for the fragments of one on-policy update, beside each other.
 
         Args:
@@ -195,7 +196,7 @@ class PolicyServer(WorkerStreams):
         runtime: Runtime,
         make: Callable[[int], ActingParts],
         algorithms: Mapping[str, Algorithm[Any]],
-        buffers: Mapping[str, ReplayBuffer],
+        buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         config: DistributedConfig,
         asynchronous: AsynchronousConfig | None = None,
         num_envs: int | None = None,
@@ -259,6 +260,7 @@ class PolicyServer(WorkerStreams):
             self._since_last_row[lag] += 1
             self._taken.append(waiting)
             self._store_in(self.continued, [waiting], by_actor=True)
+            self.pass_on(waiting.fragment)
             self.env_steps += waiting.fragment.info.env_steps
             self._pace.took(self._rows(waiting), self.env_steps)
         if self._pace.enough(len(self._taken), self.env_steps):
@@ -388,3 +390,36 @@ def _histogram(lags: Counter[int]) -> dict[str, int]:
     for lag, count in lags.items():
         bins[list(bins)[int(np.searchsorted(edges, lag))]] += count
     return bins
+
+
+def worker_streams(
+    runtime: Runtime,
+    make: Callable[[int], ActingParts],
+    algorithms: Mapping[str, Algorithm[Any]],
+    buffers: Mapping[str, ReplayBuffer],
+    config: DistributedConfig,
+    asynchronous: AsynchronousConfig,
+    num_envs: int,
+) -> RolloutManager | PolicyServer:
+    """What collects with workers, as a configuration says: a `RolloutManager` or a `PolicyServer`, with shards or none.
+
+    Args:
+        runtime: where the workers live.
+        make: makes the parts of a worker from its number.
+        algorithms: of the policies by name, as they are in this process.
+        buffers: by policy name; with shards of replay their size does not matter, for the rows do not lie in them.
+        config: how many workers and shards, and how to wait for them.
+        asynchronous: for mode=async.
+        num_envs: environments stepped side by side, over all workers.
+
+    Raises:
+        ConfigError: the lanes of a buffer cannot be shared evenly, or a plan does not go with the mode.
+        RemoteError: a shard has no room for its rows.
+    """
+    used: dict[str, ReplayBuffer | ShardedReplay] = dict(buffers)
+    if config.replay_shards is not None:
+        used |= ReplayShards(runtime, algorithms, buffers, config).replays
+    if config.mode == "async":
+        return PolicyServer(runtime, make, algorithms, used, config, asynchronous, num_envs)
+    policies = {name: one.policy for name, one in algorithms.items()}
+    return RolloutManager(runtime, make, policies, used, config, num_envs)

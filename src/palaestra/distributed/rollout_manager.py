@@ -16,6 +16,7 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
+from palaestra.distributed.replay_shards import ShardedReplay
 from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights
 from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
 from palaestra.envs.attributes import as_json, require_lanes
@@ -52,7 +53,7 @@ class WorkerStreams:
         runtime: Runtime,
         make: Callable[[int], ActingParts],
         policies: Mapping[str, Policy],
-        buffers: Mapping[str, ReplayBuffer],
+        buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         config: DistributedConfig,
         *,
         num_lanes: int,
@@ -68,9 +69,16 @@ class WorkerStreams:
         """Actions executed so far, of fragments that were used."""
         self.runtime = runtime
         """Where the workers live."""
-        factory = functools.partial(RolloutWorker, make)
-        self.group = WorkerGroup(runtime, factory, config, name=name, joined=self.has_joined)
+        self.shards = next((one.shards for one in buffers.values() if isinstance(one, ShardedReplay)), None)
+        """Where rows lie that are not here."""
+        factory, parcels = functools.partial(RolloutWorker, make), 0
+        if self.shards is not None:
+            factory = functools.partial(factory, shards=self.shards.map)
+            parcels = self.shards.map.most(config.num_workers)
+        self.group = WorkerGroup(runtime, factory, config, name=name, joined=self.has_joined, parcels=parcels)
         """The workers."""
+        if self.shards is not None:
+            self.shards.faults = self.group.faults
         self.positions: list[Any] | None = None
         """What each worker begins with, by its number; `None` for new episodes."""
         self.continued: Collection[str] = self.buffers
@@ -187,6 +195,15 @@ class WorkerStreams:
             share = self.buffers[name].num_lanes // len(self.group.workers)
             self.buffers[name].end_streams(range(worker.number * share, (worker.number + 1) * share))
 
+    def pass_on(self, fragment: Fragment) -> None:
+        """Sends rows to their shards, once what is here knows them.
+
+        Args:
+            fragment: that is used.
+        """
+        if self.shards is not None:
+            self.shards.extend(fragment.parcels)
+
     def report(self, info: CollectInfo, worker: Worker, fragment: Fragment, share: float) -> None:
         """Adds what a worker did to what an unroll did; environments are numbered over all workers.
 
@@ -217,6 +234,7 @@ class WorkerStreams:
             "workers/restarts": group.runtime.restarted,
             "workers/dropped": len(group.dropped),
             "workers/duplicates": group.runtime.duplicates,
+            **({} if self.shards is None else self.shards.metrics()),
         }
 
 
@@ -248,7 +266,7 @@ class RolloutManager(WorkerStreams):
         runtime: Runtime,
         make: Callable[[int], ActingParts],
         policies: Mapping[str, Policy],
-        buffers: Mapping[str, ReplayBuffer],
+        buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         config: DistributedConfig,
         num_envs: int | None = None,
     ) -> None:
@@ -346,6 +364,7 @@ class RolloutManager(WorkerStreams):
             for numbers, batches in groups.values():
                 buffer.extend(batches[0] if len(batches) == 1 else _beside(batches), numbers)
         for worker, fragment in taken:
+            self.pass_on(fragment)
             self.report(info, worker, fragment, 1 / len(taken))
         self.env_steps += info.env_steps
         self._fragments += len(taken)

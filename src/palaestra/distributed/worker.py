@@ -11,11 +11,12 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
+from palaestra.distributed.replay_shards import ShardMap
 from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
-from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel
 
 __all__ = ["ActingParts", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights", "require_shares"]
 
@@ -49,6 +50,8 @@ class Fragment(NamedTuple):
     """Seed and episode number of every environment, for the worker that takes its place; `None` where unknown."""
     faults: list[Fault]
     """Of the environments, since the fragment before; environments are numbered as in the run."""
+    parcels: dict[int, Parcel]
+    """Rows that go to shards of replay, by shard; the pieces then have only what their index needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +152,12 @@ class RolloutWorker:
     Args:
         make: makes the parts of a worker.
         number: of this one.
+        shards: where rows go, if they do not go to the driver.
     """
 
-    def __init__(self, make: Callable[[int], ActingParts], number: int) -> None:
+    def __init__(self, make: Callable[[int], ActingParts], number: int, *, shards: ShardMap | None = None) -> None:
         self._parts = make(number)
-        self._number = number
+        self._number, self._shards = number, shards or ShardMap({})
         self._buffers: Mapping[str, ReplayBuffer] = self._parts.collector.buffers
         self._weights: Mapping[str, Any] | None = None
         self._faults_told = 0
@@ -218,7 +222,9 @@ class RolloutWorker:
         self._faults_told += len(faults)
         faults += self._found_leaks()
         versions = {name: given["version"] for name, given in weights.items()}
-        return Fragment(versions, pieces, info, self._lanes(), faults)
+        firsts = {name: self._number * buffer.num_lanes for name, buffer in self._buffers.items()}
+        pieces, parcels = self._shards.split(pieces, firsts)
+        return Fragment(versions, pieces, info, self._lanes(), faults, parcels)
 
     def state(self) -> dict[str, Any]:
         """Where the worker is, for a checkpoint."""

@@ -81,6 +81,7 @@ class WorkerGroup:
         config: how many, how long to wait, how often to restart.
         name: of the workers, for people.
         joined: called with a worker and what its `begin` returned.
+        parcels: that an answer may have; see `Runtime.start`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class WorkerGroup:
         *,
         name: str,
         joined: Callable[[Worker, Any], None] = lambda worker, answer: None,
+        parcels: int = 0,
     ) -> None:
         self.runtime, self._config, self._joined, self._name = runtime, config, joined, name
         self.workers: list[Worker] = []
@@ -99,7 +101,7 @@ class WorkerGroup:
         self.faults: list[Any] = []
         """Ends of workers, and whatever else is noted here, in order."""
         self._first: WorkerFault | None = None
-        self._make, self._enough_s = make, 0.0
+        self._make, self._parcels, self._enough_s = make, parcels, 0.0
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
 
@@ -119,7 +121,8 @@ class WorkerGroup:
             wishes["CPU"] = self._config.num_cpus
         for number in range(self._config.num_workers):
             factory = functools.partial(self._make, number)
-            id_ = self.runtime.start(factory, name=f"{self._name}-{number}", resources=wishes)
+            name = f"{self._name}-{number}"
+            id_ = self.runtime.start(factory, name=name, resources=wishes, parcels=self._parcels)
             worker = Worker(number, id_, position=positions[number] if positions else None)
             self.workers.append(worker)
             self._call(worker, "joining", "begin", worker.position)

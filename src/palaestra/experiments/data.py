@@ -89,7 +89,7 @@ def read_for(policy: Policy, data: str, name: str, reward_shape: tuple[int, ...]
     return _as_sampled(buffer, policy)
 
 
-def mixed(config: ExperimentConfig, buffer: ReplayBuffer, data: ReplayBuffer) -> MixtureSource:
+def mixed(config: ExperimentConfig, buffer: Any, data: ReplayBuffer) -> MixtureSource:
     """What a hybrid run learns from.
 
     Args:

@@ -168,6 +168,7 @@ class Learner(ABC):
             )
         if settings.num_gradient_workers or settings.gradient_shards:
             distributed.require_gradients(algorithms)
+        distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
         if settings.num_policy_hosts > len(algorithms):
             raise ConfigError(
                 f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "
@@ -199,8 +200,11 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def buffers(self) -> dict[str, ReplayBuffer]:
+    def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
         """Empty buffers as a run learns from, by policy.
+
+        Args:
+            fragments: whether they only hold what is on its way, see `buffer_for`.
 
         Raises:
             ConfigError: the data is not that of policies.
@@ -317,18 +321,12 @@ class PolicyLearner(Learner):
             return
         if self.offline:
             raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
-        workers, buffers = self.workers(), self.buffers()
+        workers, buffers = self.workers(), self.buffers(fragments=settings.replay_shards is not None)
         with make_runtime(settings) as runtime:
-            manager: distributed.WorkerStreams
-            number = self.config.env.num_envs
-            if settings.mode == "async":
-                algorithms, pace = dict(self.algorithms), self.config.asynchronous
-                manager = distributed.PolicyServer(runtime, workers, algorithms, buffers, settings, pace, number)
-            else:
-                policies = {name: one.policy for name, one in self.algorithms.items()}
-                manager = distributed.RolloutManager(runtime, workers, policies, buffers, settings, number)
+            pace, number = self.config.asynchronous, self.config.env.num_envs
+            manager = distributed.worker_streams(runtime, workers, self.algorithms, buffers, settings, pace, number)
             for name, loaded in data.items():
-                manager.sources[name] = mixed(self.config, buffers[name], loaded)
+                manager.sources[name] = mixed(self.config, manager.buffers[name], loaded)
             yield Collecting(manager, manager, runtime, (distributed.WorkersView(manager),))
 
 

@@ -45,7 +45,9 @@ class RobotLearner(Learner):
     def require(self) -> None:
         learner.refuse_eval_vectorization(self.config, "a robot is")
         distributed, name = self.config.distributed, self.config.algorithm_name
-        given = [name for name in ("num_gradient_workers", "num_policy_hosts") if getattr(distributed, name)]
+        given = [
+            name for name in ("num_gradient_workers", "num_policy_hosts", "replay_shards") if getattr(distributed, name)
+        ]
         given += ["mode=async"] if distributed.mode == "async" else []
         if given:
             raise ConfigError(
@@ -60,7 +62,7 @@ class RobotLearner(Learner):
     def load_data(self) -> dict[str, ReplayBuffer]:
         return {}
 
-    def buffers(self) -> NoReturn:
+    def buffers(self, *, fragments: bool = False) -> NoReturn:
         raise ConfigError(
             f"{self.config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
         )

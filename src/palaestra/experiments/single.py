@@ -14,7 +14,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
-from palaestra.distributed import CollectorFactory
+from palaestra.distributed import CollectorFactory, ShardedReplay
 from palaestra.envs import (
     EnvConfig,
     Environment,
@@ -67,8 +67,9 @@ class SingleLearner(PolicyLearner):
         loaded = load_for(self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name)
         return {} if loaded is None else {POLICY: loaded}
 
-    def buffers(self) -> dict[str, ReplayBuffer]:
-        return {POLICY: buffer_for(self.algorithm, self.config.env.num_envs, **row_specs(self.config.env))}
+    def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
+        env = self.config.env
+        return {POLICY: buffer_for(self.algorithm, env.num_envs, fragments=fragments, **row_specs(env))}
 
     def workers(self) -> Any:
         config, (observation_spec, action_spec, _) = self.config, self._made[1]
@@ -82,7 +83,7 @@ class SingleLearner(PolicyLearner):
         with super().collecting(data) as made:
             if self._sampler is not None:
                 for buffer in (*made.collector.buffers.values(), *data.values()):
-                    assert isinstance(buffer, ReplayBuffer)
+                    assert isinstance(buffer, ReplayBuffer | ShardedReplay)
                     buffer.sampler = self._sampler(base=buffer.sampler)
             yield made
 

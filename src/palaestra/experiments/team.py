@@ -87,9 +87,9 @@ class TeamLearner(PolicyLearner):
                 found[name] = buffer
         return found
 
-    def buffers(self) -> dict[str, ReplayBuffer]:
+    def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
         with self.environments() as envs:
-            return self.collector(envs, {}).buffers
+            return MultiAgentCollector(envs, self.policy_specs, self.actors, fragments=fragments).buffers
 
     def workers(self) -> Any:
         config = on_cpu(self.config)

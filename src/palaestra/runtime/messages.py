@@ -7,6 +7,7 @@ read this way.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -164,15 +165,15 @@ class _ClosurePickler(cloudpickle.Pickler):
 class _PicklerApart(_Pickler):
     """Leaves parcels out, as many as there is room for."""
 
-    def __init__(self, file: Any, room: int, **options: Any) -> None:
-        super().__init__(file, **options)
-        self.room, self.apart = room, list[Any]()
+    def __init__(self, *args: Any, room: int, apart: list[Any], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._room, self._apart = room, apart
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Parcel) or len(self.apart) == self.room:
+        if not isinstance(obj, Parcel) or len(self._apart) == self._room:
             return None
-        self.apart.append(obj.content)
-        return len(self.apart) - 1
+        self._apart.append(obj.content)
+        return len(self._apart) - 1
 
 
 class _Unpickler(pickle.Unpickler):
@@ -218,13 +219,8 @@ def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
         value: see `encode`.
         room: for so many parcels; further ones stay in the message.
     """
-    picklers: list[_PicklerApart] = []
-
-    def apart(*args: Any, **options: Any) -> _PicklerApart:
-        picklers.append(_PicklerApart(*args, room, **options))
-        return picklers[0]
-
-    return _encoded(value, apart), picklers[0].apart
+    apart = list[Any]()
+    return _encoded(value, functools.partial(_PicklerApart, room=room, apart=apart)), apart
 
 
 def _encoded(value: Any, pickler: Callable[..., pickle.Pickler]) -> Message:

@@ -311,7 +311,7 @@ class _Actor:
         *values: Message,
     ) -> Any:
         """An answer; with room for parcels, these after it, each an object of its own in Ray's store."""
-        shared = {place: (key, value) for (place, key), value in zip(keys.items(), values, strict=False)}
+        shared: Any = {place: (key, value) for (place, key), value in zip(keys.items(), values, strict=False)}
         parcels = dict(zip(places, values[len(keys) :], strict=True))
         answer, apart = self._performer.perform_apart(method, message, shared, parcels, room)
         return (answer, *apart, *(None,) * (room - len(apart))) if room else answer

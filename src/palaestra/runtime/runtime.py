@@ -149,7 +149,9 @@ class Runtime(ABC):
         if self._closed:
             raise ConfigError("this runtime was closed; make a new one")
         number = self._names[name]
-        worker = WorkerRecord(f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}), parcels)
+        worker = WorkerRecord(
+            f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}), parcels
+        )
         self._begin(worker)
         self._workers[worker.id] = worker
         self._names[name] += 1

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError
+from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode
 
@@ -99,7 +99,7 @@ class PolicyManager(Protocol):
             sources: what each learns from.
 
         Returns:
-            What each update did, or why it was not applied.
+            What each update did, or why it was not applied; policies whose rows are lost are left out.
         """
         ...
 
@@ -188,6 +188,8 @@ class SimplePolicyManager(PolicyManager):
                 results[name] = algorithm.update(source) if workers is None else workers.update(name, source)
             except NonFiniteError as error:
                 results[name] = error
+            except RowsLostError:  # there will be rows again; that some are gone was said when it was found
+                continue
         return results
 
     def close(self) -> None:

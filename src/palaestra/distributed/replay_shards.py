@@ -1,0 +1,641 @@
+"""Replay in shards: rows lie in workers, and one sampler here draws from all of them as from one buffer."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import (
+    MainMemory,
+    ReplayBuffer,
+    RowOptions,
+    Sampler,
+    Unroll,
+    Windows,
+    index_options,
+    index_rows,
+    sampler_of,
+)
+from palaestra.buffers.saving import beside, fields_of, shards_of
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    OnPolicy,
+    Plan,
+    Replay,
+    RowsLostError,
+    ShapeError,
+    files,
+)
+from palaestra.core.tree import tree_map
+from palaestra.distributed.config import DistributedConfig
+from palaestra.distributed.worker_group import WorkerFault, WorkersLostError
+from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
+
+__all__ = ["ReplayShards", "ShardMap", "ShardedReplay", "require_replay_shards"]
+
+_log = logging.getLogger(__name__)
+_OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed")  # of `Windows`: [n+1, N]
+_UNANSWERED = 4  # calls that a shard may not have answered yet
+
+
+def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: DistributedConfig, num_envs: int) -> None:
+    """Refuses shards where nothing is replayed, or where a shard would have no lane.
+
+    Args:
+        algorithms: of the policies, by name.
+        config: with a number of shards, or none.
+        num_envs: of the run; every policy has a lane for each at least.
+
+    Raises:
+        ConfigError: says what to give instead.
+    """
+    count = config.replay_shards
+    if count is None:
+        return
+    if not any(isinstance(one.plan, Replay) for one in algorithms.values()):
+        names = ", ".join(sorted({type(one).__name__ for one in algorithms.values()}))
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but {names} keeps no replay buffer; leave it out, or choose an "
+            "algorithm that `palaestra list algorithms` shows with replay"
+        )
+    if kept := [name for name, one in algorithms.items() if isinstance(one.plan, OnPolicy) and not one.plan.clear]:
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but {', '.join(kept)} keeps its unrolls (clear=False) in this "
+            "process; leave one of the two out"
+        )
+    if count > num_envs:
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but the run has {num_envs} environments, and each lies in one "
+            f"shard whole; give at most {num_envs} shards, or more env.num_envs"
+        )
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """Which shard has which lanes of each policy."""
+
+    firsts: Mapping[str, tuple[int, ...]]
+    """By policy: the first lane of each shard, and at last the number of lanes."""
+
+    def split(self, pieces: Mapping[str, Any], first: Mapping[str, int]) -> tuple[dict[str, Any], dict[int, Parcel]]:
+        """Takes the rows of policies that replay out of a fragment.
+
+        Args:
+            pieces: of the fragment; see `Fragment.pieces`.
+            first: by policy, the run's number of the worker's first lane.
+
+        Returns:
+            The pieces, with no more than an index needs of these rows; and parcels of them by shard.
+        """
+        rest, parcels = dict(pieces), dict[int, dict[str, list[Any]]]()
+        for name, firsts in self.firsts.items():
+            rest[name] = []
+            for lanes, rows in pieces[name]:
+                known = ("step_type", "discount", "policy_version")
+                rest[name].append((lanes, Batch.of({key: rows[key] for key in known if key in rows})))
+                shard = np.searchsorted(firsts, np.asarray(lanes) + first[name], side="right") - 1
+                for number in np.unique(shard).tolist():
+                    which = np.flatnonzero(shard == number)
+                    part = rows if len(which) == len(lanes) else rows.map(functools.partial(_lanes_of, which))
+                    own = [lanes[lane] + first[name] - firsts[number] for lane in which.tolist()]
+                    parcels.setdefault(number, {}).setdefault(name, []).append((own, part))
+        return rest, {number: Parcel(content) for number, content in parcels.items()}
+
+    def most(self, num_workers: int) -> int:
+        """Parcels that a fragment has at most.
+
+        Args:
+            num_workers: that share the lanes evenly.
+        """
+        found = 0
+        for firsts in self.firsts.values():
+            size = firsts[-1] // num_workers
+            ends = np.searchsorted(firsts, [(w * size, (w + 1) * size - 1) for w in range(num_workers)], side="right")
+            found = max(found, int((ends[:, 1] - ends[:, 0]).max()) + 1)
+        return found
+
+
+def _lanes_of(which: np.ndarray, leaf: Any) -> Any:
+    return leaf[:, which]
+
+
+class _Part(NamedTuple):
+    """What a shard keeps of one policy."""
+
+    capacity: int
+    num_lanes: int
+    options: RowOptions
+
+
+class ReplayShard:
+    """What a shard's worker is: a buffer for some lanes of each policy, which is told where to read.
+
+    Args:
+        parts: by policy.
+    """
+
+    def __init__(self, parts: Mapping[str, _Part]) -> None:
+        self._buffers = {name: ReplayBuffer(one.capacity, one.num_lanes, **one.options) for name, one in parts.items()}
+        self._saved: dict[str, dict[str, Any]] = {}
+
+    def extend(self, parcel: Parcel) -> None:
+        """Appends what a roll-out worker sent."""
+        for name, pieces in parcel.open().items():
+            for lanes, rows in pieces:
+                self._buffers[name].extend(rows, lanes)
+
+    def end_streams(self, name: str, lanes: Sequence[int]) -> None:
+        """See `ReplayBuffer.end_streams`."""
+        self._buffers[name].end_streams(lanes)
+
+    def rows_of(self, name: str, index: np.ndarray, plan: Replay) -> Batch:
+        """Windows or sequences that begin at rows."""
+        return self._buffers[name].rows_of(plan, index)
+
+    def take(self, name: str, index: np.ndarray, field: str) -> Any:
+        """One field at rows."""
+        return self._buffers[name].take(field, index)
+
+    def place(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Begins empty, where the lanes of the index are."""
+        for name, one in positions.items():
+            self._buffers[name].positions.load_state(one)
+
+    def state(self, name: str) -> tuple[dict[str, Any], int]:
+        """How the rows are cut into pieces, and how many bytes they have; `write` writes them as they are now."""
+        tensors = self._saved[name] = self._buffers[name].state_tensors()
+        rows = json.loads(tensors["segments"])["rows"]
+        return {"segments": tensors["segments"]}, sum(tensors[field].nbytes for field in rows)
+
+    def write(self, name: str, directory: str, new: Mapping[str, int]) -> list[str]:
+        """Writes pieces into a folder; gives back the names of those that it cannot, for the folder is not here."""
+        if not Path(directory).is_dir():
+            return list(new)
+        for file, number in new.items():
+            files.save_tensors(Path(directory) / file, self.piece(name, number))
+        return []
+
+    def piece(self, name: str, number: int) -> dict[str, Any]:
+        """The tensors of one piece."""
+        tensors = self._saved[name]
+        return files.piece_of(tensors, json.loads(tensors["segments"])["rows"], number)
+
+    def load(
+        self, name: str, parts: Sequence[tuple[Mapping[str, Any], list[int]]], positions: Mapping[str, Any]
+    ) -> list[np.ndarray] | None:
+        """Takes rows from saved parts; gives back the places that each has lost, or nothing if they are not here."""
+        if any("directory" in part and not Path(part["directory"]).is_dir() for part, _ in parts):
+            return None
+        read = [fields_of(part, lanes) for part, lanes in parts]
+        buffer = self._buffers[name]
+        state = {**positions, **beside([fields for fields, _ in read]), "used": False}
+        buffer.load_state_tensors({**state, "rows_per_lane": buffer.rows_per_lane})
+        return [lost for _, lost in read]
+
+
+class ReplayShards:
+    """The shards of a run: workers that keep rows. One that ends takes its rows along; an empty one takes its place.
+
+    Args:
+        runtime: where they live.
+        algorithms: of the policies, by name; those that replay have their rows here.
+        templates: by policy, buffers of any size with the lanes and options of the run.
+        config: how many shards, and how long to wait for them.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        algorithms: Mapping[str, Algorithm[Any]],
+        templates: Mapping[str, ReplayBuffer],
+        config: DistributedConfig,
+    ) -> None:
+        count = config.replay_shards or 1
+        together = 1 if config.address else count
+        self._runtime, self._timeout_s = runtime, config.timeout_s
+        plans = {name: one.plan for name, one in algorithms.items() if isinstance(one.plan, Replay)}
+        self.map = ShardMap({name: tuple(_firsts(templates[name].num_lanes, count)) for name in plans})
+        """Where which lanes lie."""
+        self.faults: list[Any] = []
+        """Ends of shards; a manager puts its own list here."""
+        self.lost_rows = 0
+        """Rows that were lost with shards, over all policies."""
+        self.lost_shards = 0
+        self.replays = {name: ShardedReplay(self, name, plan, templates[name]) for name, plan in plans.items()}
+        """What each policy learns from."""
+        self._pending: list[Call] = []
+        self._ids: list[str] = []
+        wishes = {} if config.num_cpus is None else {"CPU": config.num_cpus}
+        for number in range(count):
+            parts = {name: replay.part(number, together) for name, replay in self.replays.items()}
+            make = functools.partial(ReplayShard, parts)
+            self._ids.append(runtime.start(make, name=f"replay-{number}", resources=wishes))
+        self.ask({number: ("place", self._positions(number)) for number in range(count)})
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def extend(self, parcels: Mapping[int, Parcel]) -> None:
+        """Passes on rows; the indices know them already.
+
+        Args:
+            parcels: of one fragment, by shard.
+        """
+        for number, parcel in parcels.items():
+            self.tell(number, "extend", parcel)
+        if len(self._pending) > _UNANSWERED * len(self._ids):
+            self._hear(at_least=len(self._pending) - 2 * len(self._ids))
+
+    def tell(self, number: int, method: str, *args: Any) -> None:
+        """Calls a method whose answer says nothing.
+
+        Args:
+            number: of the shard.
+            method: its name.
+            args: of it.
+        """
+        self._pending.append(self._runtime.call(self._ids[number], method, *args))
+
+    def ask(self, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls methods of several shards at once, and waits.
+
+        Args:
+            asked: method and arguments, by shard.
+
+        Returns:
+            What each answered; a shard that was lost meanwhile is left out.
+
+        Raises:
+            RemoteError: a method raised.
+            WorkersLostError: a shard was lost too often.
+        """
+        calls = {self._runtime.call(self._ids[number], *what): number for number, what in asked.items()}
+        values = self._hear(list(calls))
+        return {number: values[call] for call, number in calls.items() if call in values}
+
+    def begin(self, number: int, method: str, *args: Any) -> Call:
+        """Calls a method of a shard, for `finish`.
+
+        Args:
+            number: of the shard.
+            method: its name.
+            args: of it.
+        """
+        return self._runtime.call(self._ids[number], method, *args)
+
+    def finish(self, call: Call) -> Any:
+        """What a method answered.
+
+        Args:
+            call: from `begin`.
+
+        Raises:
+            CheckpointError: the shard was lost.
+        """
+        values = self._hear([call])
+        if call not in values:
+            raise CheckpointError(f"{call.worker} was lost while its rows were saved or loaded")
+        return values[call]
+
+    def _hear(self, calls: Sequence[Call] = (), *, at_least: int | None = None) -> dict[Call, Any]:
+        """Results of calls, and of those that nobody waited for."""
+        waiting = [*self._pending, *calls]
+        values, lost, rest = dict[Call, Any](), dict[int, str](), set(waiting)
+        for result in self._runtime.wait(waiting, at_least=at_least, timeout_s=self._timeout_s):
+            rest.discard(result.call)
+            if isinstance(result.error, WorkerDiedError):
+                lost.setdefault(self._ids.index(result.call.worker), str(result.error))
+            else:
+                values[result.call] = result.unwrap()
+        self._pending = [call for call in waiting if call in rest]
+        if at_least is None:
+            for call in rest:
+                lost.setdefault(self._ids.index(call.worker), f"did not answer within {self._timeout_s:g} s")
+        for number, why in lost.items():
+            self._lose(number, why)
+        return values
+
+    def _lose(self, number: int, why: str) -> None:
+        """Puts an empty shard in the place of one that has ended, and says what was lost."""
+        worker, rows = self._ids[number], 0
+        incarnation = self._runtime.status()[worker].incarnation
+        for replay in self.replays.values():
+            rows += replay.forget(number)
+        self.lost_rows += rows
+        self.lost_shards += 1
+        what = f"a shard of replay was lost, and with it the {rows:,} rows that it held: {why}"
+        try:
+            self._runtime.restart(worker)
+        except WorkerDiedError as error:
+            self.faults.append(WorkerFault(worker, incarnation, f"{what}; {error}", "raise"))
+            raise WorkersLostError(f"{worker}: {what}; {error}") from error
+        self.faults.append(WorkerFault(worker, incarnation, what, "restart"))
+        _log.warning("%s, incarnation %d: %s", worker, incarnation, what)
+        mine = [call for call in self._pending if call.worker == worker]
+        self._runtime.wait(mine, timeout_s=0.0)  # they have failed
+        self._pending = [call for call in self._pending if call.worker != worker]
+        self.tell(number, "place", self._positions(number))
+
+    def _positions(self, number: int) -> dict[str, Any]:
+        return {name: replay.positions_of(number) for name, replay in self.replays.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """What was lost, for a row of metrics."""
+        return {"replay/shards": len(self), "replay/lost_shards": self.lost_shards, "replay/lost_rows": self.lost_rows}
+
+
+@final
+class ShardedReplay:
+    """The rows of one policy in shards, as a data source: what is drawn has the bits that one buffer would give.
+
+    Here is an index, a `ReplayBuffer` of 12 bytes a row: which rows there are, where episodes end, and what the sampler
+    knows. It chooses; the shards read what it has chosen, all at once, and it is put together in the order of choice. A
+    lane lies in one shard whole, so windows, stacks and sequences do, too.
+
+    Args:
+        shards: where the rows are.
+        name: of the policy.
+        plan: of its algorithm.
+        template: a buffer of any size with as many lanes and the options of a row.
+    """
+
+    def __init__(self, shards: ReplayShards, name: str, plan: Replay, template: ReplayBuffer) -> None:
+        self.shards = shards
+        """Where the rows are."""
+        self._name = name
+        self.num_lanes, self.device = template.num_lanes, torch.device("cpu")
+        self.options: RowOptions = {**template.options, "state_period": plan.mini_batch_length}
+        """What a row consists of."""
+        options = self._index_options = index_options(self.options)
+        capacity = plan.capacity_for(self.num_lanes)
+        self.index = ReplayBuffer(capacity, self.num_lanes, sampler=sampler_of(plan), **options)
+        """Knows which rows there are."""
+        self.index.reader.fetch = self.take
+        self.positions, self.size_bytes = self.index.positions, self.index.size_bytes
+        self._firsts = np.array(shards.map.firsts[name])
+        self._lost = False  # whether rows were lost since something was drawn
+
+    def __len__(self) -> int:
+        """Complete rows over all lanes."""
+        return len(self.index)
+
+    @property
+    def sampler(self) -> Sampler:
+        """Who chooses the rows of a draw."""
+        return self.index.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        self.index.sampler = sampler
+
+    # -- writing: rows are sent to the shards beside
+
+    def extend(self, rows: Batch, env_id: Any = None) -> None:
+        """Notes rows that are on their way to their shards.
+
+        Args:
+            rows: of the fragment, from `ShardMap.split`.
+            env_id: which lanes.
+        """
+        self.index.extend(index_rows(rows, self._index_options), env_id)
+
+    def end_streams(self, env_id: Any = None) -> None:
+        """See `ReplayBuffer.end_streams`."""
+        lanes = np.arange(self.num_lanes) if env_id is None else np.asarray(env_id)
+        self.index.end_streams(lanes)
+        for number, which in self._by_shard(lanes):
+            self.shards.tell(number, "end_streams", self._name, (lanes[which] - self._firsts[number]).tolist())
+
+    def forget(self, number: int) -> int:
+        """Forgets the rows of a shard that is gone.
+
+        Args:
+            number: of the shard.
+
+        Returns:
+            How many there were.
+        """
+        lanes = self._lanes(number)
+        rows = int(self.positions.counts[lanes].sum())
+        self.index.forget(lanes)
+        self._lost = self._lost or rows > 0
+        return rows
+
+    # -- drawing
+
+    def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
+        """The data of one update.
+
+        Args:
+            plan: a replay plan.
+            generator: source of the sampled rows.
+
+        Raises:
+            ConfigError: the plan is another one.
+            ShapeError: there is nothing to draw; `RowsLostError` where shards were lost.
+        """
+        if not isinstance(plan, Replay):
+            raise ConfigError(f"shards of replay were asked for {type(plan).__name__}; they are drawn from by Replay")
+        drawn = None
+        while drawn is None:
+            try:
+                index = self.index.chosen(plan, generator)
+            except ShapeError as error:
+                if not self._lost:
+                    raise
+                raise RowsLostError(f"a shard of replay was lost, and nothing can be drawn yet: {error}") from error
+            drawn = self._read(plan, index)
+        self._lost = False
+        return self.sampler.finish(self.index.reader, drawn, generator)
+
+    def _read(self, plan: Replay, index: np.ndarray) -> Batch | None:
+        over = plan.mini_batch_length > 1
+        parts = self._asked(index, "rows_of", plan)
+        if parts is None:
+            return None
+        fields: dict[str, Any] = {}
+        for name in parts[0][1].keys():  # noqa: SIM118
+            dim = int(over or name in _OVER_TIME)
+            fields[name] = _in_order([(which, part[name]) for which, part in parts], len(index), dim)
+        fields["index"] = torch.from_numpy(index)
+        return (Unroll if over else Windows).of(fields)
+
+    def take(self, name: str, index: np.ndarray | Tensor) -> Any:
+        """A copy of one field at row numbers, such as `ReplayBuffer.take` gives.
+
+        Args:
+            name: of the field.
+            index: row numbers, of any shape.
+
+        Raises:
+            RowsLostError: a shard was lost on the way.
+        """
+        rows = np.asarray(index)
+        parts = self._asked(rows.reshape(-1) % (self.positions.ring_size * self.num_lanes), "take", name)
+        if parts is None:
+            raise RowsLostError("a shard of replay was lost while it was read")
+        taken = _in_order(parts, rows.size, 0)
+        return tree_map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), taken)
+
+    def _asked(self, index: np.ndarray, method: str, *args: Any) -> list[tuple[np.ndarray, Any]] | None:
+        """What shards read, each with its places in the whole; nothing if one was lost, for rows are gone then."""
+        places, lanes = np.divmod(index, self.num_lanes)
+        asked, whose = dict[int, tuple[Any, ...]](), dict[int, np.ndarray]()
+        for number, which in self._by_shard(lanes):
+            first, end = self._firsts[number : number + 2]
+            whose[number] = which
+            asked[number] = (method, self._name, places[which] * (end - first) + lanes[which] - first, *args)
+        lost, answers = self.shards.lost_shards, self.shards.ask(asked)
+        if self.shards.lost_shards > lost:
+            return None
+        return [(whose[number], answer) for number, answer in answers.items()]
+
+    def _by_shard(self, lanes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Which of some lanes each shard has."""
+        shard = np.searchsorted(self._firsts, lanes, side="right") - 1
+        for number in range(len(self._firsts) - 1):
+            if len(which := np.flatnonzero(shard == number)):
+                yield number, which
+
+    def write_back(self, indices: Tensor, priority: Tensor) -> None:
+        """Gives priorities of rows to the sampler.
+
+        Args:
+            indices: the batch's `index` field.
+            priority: non-negative, one for each.
+        """
+        self.index.write_back(indices, priority)
+
+    def set_progress(self, progress: float) -> None:
+        """See `ReplayBuffer.set_progress`."""
+        self.index.set_progress(progress)
+
+    # -- shards
+
+    def _lanes(self, number: int) -> np.ndarray:
+        return np.arange(self._firsts[number], self._firsts[number + 1])
+
+    def part(self, number: int, together: int) -> _Part:
+        """What a shard is made with.
+
+        Args:
+            number: of the shard.
+            together: shards that share the memory of one machine.
+        """
+        lanes = len(self._lanes(number))
+        options: RowOptions = {**self.options, "storage": MainMemory(together=together)}
+        return _Part(self.index.rows_per_lane * lanes, lanes, options)
+
+    def positions_of(self, number: int) -> dict[str, Any]:
+        """Where the lanes of a shard are.
+
+        Args:
+            number: of the shard.
+        """
+        lanes = self._lanes(number)
+        state = self.positions.state()
+        return {name: value[lanes] if isinstance(value, np.ndarray) else value for name, value in state.items()}
+
+    # -- checkpoints: the index here, and from each shard its rows, which it writes itself
+
+    def state_tensors(self) -> dict[str, Any]:
+        """Everything by name; the rows of shards stay where they are until they are written."""
+        count, parts = len(self.shards), dict[int, Any]()
+        while len(parts) < count:  # one that was lost meanwhile has another state
+            parts = self.shards.ask(dict.fromkeys(range(count), ("state", self._name)))
+        shards: dict[str, Any] = {}
+        for number, (part, size_bytes) in parts.items():
+            first, end = self._firsts[number : number + 2].tolist()
+            about = {"lanes": [first, end], "places": self.positions.ring_size, "spare": self.positions.spare}
+            write = functools.partial(self._write, number)
+            shards[str(number)] = files.Elsewhere({**part, **about}, size_bytes, write)
+        return {"index": self.index.state_tensors(), "shards": shards}
+
+    def _write(self, number: int, directory: Path, new: Mapping[str, int]) -> Callable[[], None]:
+        call = self.shards.begin(number, "write", self._name, str(directory), new)
+
+        def wait() -> None:
+            for file in self.shards.finish(call):  # the shard does not see this folder
+                piece = self.shards.begin(number, "piece", self._name, new[file])
+                files.save_tensors(directory / file, self.shards.finish(piece))
+
+        return wait
+
+    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Puts back what `state_tensors` gave, in any number of shards, or what one buffer gave.
+
+        Args:
+            tensors: as a checkpoint gives them back.
+
+        Raises:
+            CheckpointError: something is missing or does not fit.
+        """
+        saved = shards_of(tensors)
+        self.index.load_state_tensors(tensors["index"] if "index" in tensors else self._index_of(tensors))
+        for number in range(len(self.shards)):
+            here = self._lanes(number).tolist()
+            found = [(part, whose, [lane for lane in here if lane in whose]) for whose, part in saved]
+            parts = [(part, [lane - whose.start for lane in mine]) for part, whose, mine in found if mine]
+            lost = self._load(number, parts)
+            for places, mine in zip(lost, [mine for *_, mine in found if mine], strict=True):
+                self.index.lose(places, mine)
+
+    def _load(self, number: int, parts: Sequence[tuple[Mapping[str, Any], list[int]]]) -> list[np.ndarray]:
+        """Lets a shard read its lanes, where it sees the files; else it is sent what is in them."""
+        positions, lost = self.positions_of(number), None
+        if all("directory" in part for part, _ in parts):
+            lost = self.shards.finish(self.shards.begin(number, "load", self._name, parts, positions))
+        if lost is None:
+            read = [fields_of(part, lanes) for part, lanes in parts]
+            sent = [(fields, list(range(len(lanes)))) for (fields, _), (_, lanes) in zip(read, parts, strict=True)]
+            self.shards.finish(self.shards.begin(number, "load", self._name, sent, positions))
+            lost = [one for _, one in read]
+        return lost
+
+    def _index_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of the index, from that of one buffer."""
+        own = self.index.state_tensors()
+        rows = len(tensors["field.step_type"])
+        kept = ("field.step_type", "field.discount", "field.policy_version")
+        empty = {
+            name: tensor.new_zeros(rows, *tensor.shape[1:])
+            for name, tensor in own.items()
+            if name.startswith("field.") and name != "field.state.state"
+        }
+        rest = {name: value for name, value in tensors.items() if not name.startswith("field.") and name != "segments"}
+        if "field.state.state" in own:
+            slots = -(-rows // self.index.state_period)
+            empty["field.state.state"] = own["field.state.state"].new_zeros(slots, self.num_lanes)
+        return {**rest, **empty, **{name: tensors[name] for name in kept}}
+
+
+def _firsts(num_lanes: int, count: int) -> list[int]:
+    return [number * num_lanes // count for number in range(count + 1)]
+
+
+def _in_order(parts: Sequence[tuple[np.ndarray, Any]], count: int, dim: int) -> Any:
+    """What shards read, in the order of the draw."""
+    if len(parts) == 1:
+        return parts[0][1]
+    where = [torch.from_numpy(which) for which, _ in parts]
+
+    def joined(*leaves: Tensor) -> Tensor:
+        along = min(dim, leaves[0].ndim - 1)
+        shape = list(leaves[0].shape)
+        shape[along] = count
+        whole = leaves[0].new_empty(shape)
+        for place, leaf in zip(where, leaves, strict=True):
+            whole.index_copy_(along, place, leaf)
+        return whole
+
+    return tree_map(joined, *(part for _, part in parts))
