@@ -7,7 +7,7 @@ from typing import Any
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
 from palaestra.core import POLICY, RunSeeds
-from palaestra.distributed import AsynchronousConfig, CollectorFactory, DistributedConfig, PolicyServer
+from palaestra.distributed import AsynchronousConfig, CollectorFactory, DistributedConfig, PolicyServer, worker_streams
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
 from palaestra.runtime import LocalRuntime, Runtime
@@ -29,11 +29,14 @@ def make_algorithm(name: str, env: EnvConfig, **settings: Any) -> Algorithm[Any]
 def server(runtime: Runtime, algorithm: Algorithm, env: EnvConfig, actors: int = 4, **settings: Any) -> PolicyServer:
     """A policy server over actors that share the environments."""
     known = {key: settings.pop(key) for key in list(settings) if key in AsynchronousConfig.__dataclass_fields__}
-    config = DistributedConfig(runtime="local", num_workers=actors, **{"timeout_s": 200.0, **settings})
+    config = DistributedConfig(runtime="local", mode="async", num_workers=actors, **{"timeout_s": 200.0, **settings})
     parts = CollectorFactory(env=env, algorithm=functools.partial(copy.deepcopy, algorithm), num_workers=actors)
     observation_spec, _, reward_spec = probe_specs(env)
     buffer = buffer_for(algorithm, env.num_envs, observation_spec=observation_spec, reward_spec=reward_spec)
-    return PolicyServer(runtime, parts, {POLICY: algorithm}, {POLICY: buffer}, config, AsynchronousConfig(**known))
+    pace, buffers = AsynchronousConfig(**known), {POLICY: buffer}
+    made = worker_streams(runtime, parts, {POLICY: algorithm}, buffers, config, pace, env.num_envs)
+    assert isinstance(made, PolicyServer)
+    return made
 
 
 def asynchronous(runtime: Runtime, name: str, env: EnvConfig = CATCH, *, total: int = 400, **settings: Any) -> Trainer:

@@ -187,6 +187,7 @@ class SegmentKeys:
         self._positions, self._identity = positions, uuid.uuid4().hex
         self._versions = np.zeros(-(-size // self.places), np.int64)
         self._seen: tuple[int, int] | None = None
+        self._exchanges = 0
         self._seen_cursors = self._seen_written = np.empty(0, np.int64)
 
     def keys(self, used: int, rewritten: int) -> list[str]:
@@ -196,16 +197,17 @@ class SegmentKeys:
             used: so many places from the front on hold anything.
             rewritten: so many rows before the write positions of the call before were written again since.
         """
-        positions, seen = self._positions, (self._positions.restarts, self._positions.exchanges)
+        positions, seen = self._positions, (self._positions.restarts, self._positions.rewrites)
         new = positions.written - self._seen_written if self._seen == seen else None
         if new is None or new.max() + rewritten + 1 >= positions.ring_size:
             self._versions += 1
-        elif new.any() or rewritten:
+        elif new.any() or rewritten or positions.exchanges != self._exchanges:
             rows = new + rewritten + 1  # from the row that was open then to the one that is
             offset = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows) - rewritten
             places = (np.repeat(self._seen_cursors, rows) + offset) % positions.ring_size
             self._versions[np.unique(places // self.places)] += 1
         self._seen, self._seen_cursors, self._seen_written = seen, positions.cursors, positions.written
+        self._exchanges = positions.exchanges
         held = [min(self.places, used - first) for first in range(0, used, self.places)]
         return [f"{self._identity}-{i}-{self._versions[i]}-{rows}" for i, rows in enumerate(held)]
 

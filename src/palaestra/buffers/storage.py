@@ -70,9 +70,11 @@ class MainMemory(Storage):
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
         free, where = available_bytes(), "main memory"
+        way_out = "storage=MappedFiles(directory) to keep rows on a disk"
         if self._together > 1 and free is not None:
             free, where = free // self._together, f"each of {self._together} shards on this machine"
-        _require_room(shapes, free, where, "storage=MappedFiles(directory) to keep rows on a disk")
+            way_out = "shards on several machines (runtime=ray with an address)"
+        _require_room(shapes, free, where, way_out)
         if self.pinned:
             return {path: torch.zeros(shape, dtype=dtype, pin_memory=True) for path, (shape, dtype) in shapes.items()}
         # of numpy, which asks the system for huge pages: rows at random places are read a sixth faster from them

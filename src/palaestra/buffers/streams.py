@@ -59,8 +59,10 @@ def index_options(options: RowOptions) -> RowOptions:
         made["observation_spec"] = TensorSpec((frames, 0), torch.uint8, stacked=frames)
     if options.get("state_spec"):
         made["state_spec"] = {"state": TensorSpec((), torch.uint8)}
-    kept: Any = {name: options[name] for name in ("state_period", "stack_num", "sample_avail") if name in options}
-    return {**made, **kept}
+    kept = ("state_period", "stack_num", "sample_avail")
+    rest: Any = {name: value for name, value in options.items() if name in kept}
+    made.update(rest)
+    return made
 
 
 def index_rows(rows: Batch, options: RowOptions) -> Batch:
@@ -130,6 +132,8 @@ class WritePositions:
         """How often rows were forgotten or moved: row numbers from before mean other rows since."""
         self.exchanges = 0
         """How often rows were taken back, or open rows exchanged."""
+        self.rewrites = 0
+        """How often rows before the open ones were taken back or written again."""
         self.kept = np.full(num_lanes, _ALL)
         """[B] so many rows of each lane are what they were before rows were taken back or open rows exchanged."""
         self.furthest = np.zeros(num_lanes, np.int64)
@@ -206,6 +210,7 @@ class WritePositions:
         self._oldest[lanes] = written - counts
         self.furthest[lanes] = np.maximum(self.furthest[lanes], written)
         self._apart[lanes] -= np.minimum(rows, counts)
+        self.rewrites += 1
         self.lockstep = False
         self.exchange(lanes)
 

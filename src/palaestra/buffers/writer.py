@@ -344,6 +344,7 @@ class StreamWriter:
             places = (positions.cursors[lanes[fresh]] - back) % positions.ring_size
             numbers = places * positions.num_lanes + lanes[fresh]
             self._storage.step_types[numbers] = MID
+            positions.rewrites += 1
             self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
         agrees = self._storage.stacks_agree("observation", time_step.observation, first, positions.numbers(lanes))
         if not agrees.all():
