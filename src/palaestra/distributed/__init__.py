@@ -6,6 +6,7 @@ from palaestra.distributed.gradient_workers import *
 from palaestra.distributed.policy_host import *
 from palaestra.distributed.policy_manager import *
 from palaestra.distributed.policy_server import *
+from palaestra.distributed.replay_shard import *
 from palaestra.distributed.replay_shards import *
 from palaestra.distributed.rollout_manager import *
 from palaestra.distributed.worker import *

@@ -1,12 +1,10 @@
 """Replay in shards: rows lie in workers, and one sampler here draws from all of them as from one buffer."""
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from palaestra.buffers import (
     index_rows,
     sampler_of,
 )
-from palaestra.buffers.saving import beside, fields_of, shards_of
+from palaestra.buffers.saving import fields_of, shards_of
 from palaestra.core import (
     Batch,
     CheckpointError,
@@ -38,10 +36,11 @@ from palaestra.core import (
 )
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
+from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order
 from palaestra.distributed.worker_group import WorkerFault, WorkersLostError
 from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 
-__all__ = ["ReplayShards", "ShardMap", "ShardedReplay", "require_replay_shards"]
+__all__ = ["ReplayShards", "ShardedReplay", "require_replay_shards"]
 
 _log = logging.getLogger(__name__)
 _OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed")  # of `Windows`: [n+1, N]
@@ -78,129 +77,6 @@ def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: Dist
             f"distributed.replay_shards is {count}, but the run has {num_envs} environments, and each lies in one "
             f"shard whole; give at most {num_envs} shards, or more env.num_envs"
         )
-
-
-@dataclass(frozen=True)
-class ShardMap:
-    """Which shard has which lanes of each policy."""
-
-    firsts: Mapping[str, tuple[int, ...]]
-    """By policy: the first lane of each shard, and at last the number of lanes."""
-
-    def split(self, pieces: Mapping[str, Any], first: Mapping[str, int]) -> tuple[dict[str, Any], dict[int, Parcel]]:
-        """Takes the rows of policies that replay out of a fragment.
-
-        Args:
-            pieces: of the fragment; see `Fragment.pieces`.
-            first: by policy, the run's number of the worker's first lane.
-
-        Returns:
-            The pieces, with no more than an index needs of these rows; and parcels of them by shard.
-        """
-        rest, parcels = dict(pieces), dict[int, dict[str, list[Any]]]()
-        for name, firsts in self.firsts.items():
-            rest[name] = []
-            for lanes, rows in pieces[name]:
-                known = ("step_type", "discount", "policy_version")
-                rest[name].append((lanes, Batch.of({key: rows[key] for key in known if key in rows})))
-                shard = np.searchsorted(firsts, np.asarray(lanes) + first[name], side="right") - 1
-                for number in np.unique(shard).tolist():
-                    which = np.flatnonzero(shard == number)
-                    part = rows if len(which) == len(lanes) else rows.map(functools.partial(_lanes_of, which))
-                    own = [lanes[lane] + first[name] - firsts[number] for lane in which.tolist()]
-                    parcels.setdefault(number, {}).setdefault(name, []).append((own, part))
-        return rest, {number: Parcel(content) for number, content in parcels.items()}
-
-    def most(self, num_workers: int) -> int:
-        """Parcels that a fragment has at most.
-
-        Args:
-            num_workers: that share the lanes evenly.
-        """
-        found = 0
-        for firsts in self.firsts.values():
-            size = firsts[-1] // num_workers
-            ends = np.searchsorted(firsts, [(w * size, (w + 1) * size - 1) for w in range(num_workers)], side="right")
-            found = max(found, int((ends[:, 1] - ends[:, 0]).max()) + 1)
-        return found
-
-
-def _lanes_of(which: np.ndarray, leaf: Any) -> Any:
-    return leaf[:, which]
-
-
-class _Part(NamedTuple):
-    """What a shard keeps of one policy."""
-
-    capacity: int
-    num_lanes: int
-    options: RowOptions
-
-
-class ReplayShard:
-    """What a shard's worker is: a buffer for some lanes of each policy, which is told where to read.
-
-    Args:
-        parts: by policy.
-    """
-
-    def __init__(self, parts: Mapping[str, _Part]) -> None:
-        self._buffers = {name: ReplayBuffer(one.capacity, one.num_lanes, **one.options) for name, one in parts.items()}
-        self._saved: dict[str, dict[str, Any]] = {}
-
-    def extend(self, parcel: Parcel) -> None:
-        """Appends what a roll-out worker sent."""
-        for name, pieces in parcel.open().items():
-            for lanes, rows in pieces:
-                self._buffers[name].extend(rows, lanes)
-
-    def end_streams(self, name: str, lanes: Sequence[int]) -> None:
-        """See `ReplayBuffer.end_streams`."""
-        self._buffers[name].end_streams(lanes)
-
-    def rows_of(self, name: str, index: np.ndarray, plan: Replay) -> Batch:
-        """Windows or sequences that begin at rows."""
-        return self._buffers[name].rows_of(plan, index)
-
-    def take(self, name: str, index: np.ndarray, field: str) -> Any:
-        """One field at rows."""
-        return self._buffers[name].take(field, index)
-
-    def place(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begins empty, where the lanes of the index are."""
-        for name, one in positions.items():
-            self._buffers[name].positions.load_state(one)
-
-    def state(self, name: str) -> tuple[dict[str, Any], int]:
-        """How the rows are cut into pieces, and how many bytes they have; `write` writes them as they are now."""
-        tensors = self._saved[name] = self._buffers[name].state_tensors()
-        rows = json.loads(tensors["segments"])["rows"]
-        return {"segments": tensors["segments"]}, sum(tensors[field].nbytes for field in rows)
-
-    def write(self, name: str, directory: str, new: Mapping[str, int]) -> list[str]:
-        """Writes pieces into a folder; gives back the names of those that it cannot, for the folder is not here."""
-        if not Path(directory).is_dir():
-            return list(new)
-        for file, number in new.items():
-            files.save_tensors(Path(directory) / file, self.piece(name, number))
-        return []
-
-    def piece(self, name: str, number: int) -> dict[str, Any]:
-        """The tensors of one piece."""
-        tensors = self._saved[name]
-        return files.piece_of(tensors, json.loads(tensors["segments"])["rows"], number)
-
-    def load(
-        self, name: str, parts: Sequence[tuple[Mapping[str, Any], list[int]]], positions: Mapping[str, Any]
-    ) -> list[np.ndarray] | None:
-        """Takes rows from saved parts; gives back the places that each has lost, or nothing if they are not here."""
-        if any("directory" in part and not Path(part["directory"]).is_dir() for part, _ in parts):
-            return None
-        read = [fields_of(part, lanes) for part, lanes in parts]
-        buffer = self._buffers[name]
-        state = {**positions, **beside([fields for fields, _ in read]), "used": False}
-        buffer.load_state_tensors({**state, "rows_per_lane": buffer.rows_per_lane})
-        return [lost for _, lost in read]
 
 
 class ReplayShards:
@@ -466,7 +342,7 @@ class ShardedReplay:
         fields: dict[str, Any] = {}
         for name in parts[0][1].keys():  # noqa: SIM118
             dim = int(over or name in _OVER_TIME)
-            fields[name] = _in_order([(which, part[name]) for which, part in parts], len(index), dim)
+            fields[name] = in_order([(which, part[name]) for which, part in parts], len(index), dim)
         fields["index"] = torch.from_numpy(index)
         return (Unroll if over else Windows).of(fields)
 
@@ -474,7 +350,7 @@ class ShardedReplay:
         """A copy of one field at row numbers, such as `ReplayBuffer.take` gives.
 
         Args:
-            name: of the field.
+            name: which one.
             index: row numbers, of any shape.
 
         Raises:
@@ -484,7 +360,7 @@ class ShardedReplay:
         parts = self._asked(rows.reshape(-1) % (self.positions.ring_size * self.num_lanes), "take", name)
         if parts is None:
             raise RowsLostError("a shard of replay was lost while it was read")
-        taken = _in_order(parts, rows.size, 0)
+        taken = in_order(parts, rows.size, 0)
         return tree_map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), taken)
 
     def _asked(self, index: np.ndarray, method: str, *args: Any) -> list[tuple[np.ndarray, Any]] | None:
@@ -525,7 +401,7 @@ class ShardedReplay:
     def _lanes(self, number: int) -> np.ndarray:
         return np.arange(self._firsts[number], self._firsts[number + 1])
 
-    def part(self, number: int, together: int) -> _Part:
+    def part(self, number: int, together: int) -> ShardPart:
         """What a shard is made with.
 
         Args:
@@ -534,7 +410,7 @@ class ShardedReplay:
         """
         lanes = len(self._lanes(number))
         options: RowOptions = {**self.options, "storage": MainMemory(together=together)}
-        return _Part(self.index.rows_per_lane * lanes, lanes, options)
+        return ShardPart(self.index.rows_per_lane * lanes, lanes, options)
 
     def positions_of(self, number: int) -> dict[str, Any]:
         """Where the lanes of a shard are.
@@ -621,21 +497,3 @@ class ShardedReplay:
 
 def _firsts(num_lanes: int, count: int) -> list[int]:
     return [number * num_lanes // count for number in range(count + 1)]
-
-
-def _in_order(parts: Sequence[tuple[np.ndarray, Any]], count: int, dim: int) -> Any:
-    """What shards read, in the order of the draw."""
-    if len(parts) == 1:
-        return parts[0][1]
-    where = [torch.from_numpy(which) for which, _ in parts]
-
-    def joined(*leaves: Tensor) -> Tensor:
-        along = min(dim, leaves[0].ndim - 1)
-        shape = list(leaves[0].shape)
-        shape[along] = count
-        whole = leaves[0].new_empty(shape)
-        for place, leaf in zip(where, leaves, strict=True):
-            whole.index_copy_(along, place, leaf)
-        return whole
-
-    return tree_map(joined, *(part for _, part in parts))

@@ -11,7 +11,7 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
-from palaestra.distributed.replay_shards import ShardMap
+from palaestra.distributed.replay_shard import ShardMap
 from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
 from palaestra.policies import Policy
