@@ -34,7 +34,7 @@ from tests.experiments.test_hindsight import SMALL
 RUNS = {"dqn": "discrete", "sac": "continuous", "rainbow": "discrete", "r2d2": "recurrent"}
 
 
-@pytest.mark.parametrize("shards", [1, 3, 4])
+@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_shards_learns_the_bits_of_one_without(name, shards):
     with LocalRuntime() as one, LocalRuntime() as several:
@@ -45,8 +45,10 @@ def test_a_run_with_shards_learns_the_bits_of_one_without(name, shards):
         assert sharded.algorithm.num_gradient_steps > 0
 
 
-@pytest.mark.parametrize(("first", "second"), [(4, 4), (4, 1), (1, 3), (2, None), (None, 4)])
-@pytest.mark.parametrize("name", ["rainbow", "r2d2"])
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("r2d2", 4, 4), ("rainbow", 4, 1), ("rainbow", 1, 3), ("r2d2", 2, None), ("rainbow", None, 4)],
+)
 def test_a_run_resumes_with_any_number_of_shards_and_the_same_bits(name, first, second, tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints")
     with LocalRuntime() as runtime:
@@ -119,6 +121,7 @@ def files_in(path: Any) -> str:
     return path.read_bytes()[:4000].decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_hindsight_exchanges_goals_of_rows_in_shards():
     """The sampler looks at other rows of an episode, and they are in the same shard."""
     settings = {**SMALL, "env__num_envs": 4, "distributed__runtime": "local", "run__name": "run"}

@@ -350,7 +350,7 @@ class ShardedReplay:
         """A copy of one field at row numbers, such as `ReplayBuffer.take` gives.
 
         Args:
-            name: which one.
+            name: of the field, as a row has it.
             index: row numbers, of any shape.
 
         Raises:
