@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks.numbers import Sample
 
 EVALUATED_STEPS = 150_000
+_TINY = "palaestra.envs.tiny"
 CAR_REPEAT = 8
 """How often our presets for MountainCarContinuous-v0 repeat an action; budgets are the Zoo's in frames."""
 
@@ -50,7 +51,7 @@ class Row:
     @property
     def name(self) -> str:
         """Of its file of results."""
-        env = self.env.replace("palaestra.envs:", "").replace("/", "-")
+        env = self.env.rpartition(":")[2].replace("/", "-")
         return f"{'sb3_' if self.peer else ''}{self.algorithm}_{env}"
 
     @property
@@ -142,6 +143,14 @@ _ROWS = (
         for game in ("Breakout", "SpaceInvaders")
         for algorithm, seeds, rival in (("pqn", 3, "dqn"), ("dqn", 2, None))
     ),
+    # what a world model is for, beside PPO at the same steps
+    Row("dreamer", f"{_TINY}:CartPoleSwingUp", 20_000),
+    Row("ppo", f"{_TINY}:CartPoleSwingUp", 20_000),
+    Row("sac", f"{_TINY}:CartPoleSwingUp", 20_000),
+    Row("dreamer", f"{_TINY}:Catch", 6_000),
+    Row("ppo", f"{_TINY}:Catch", 6_000),
+    Row("dreamer", f"{_TINY}:Recall", 10_000),
+    Row("ppo", f"{_TINY}:Recall", 10_000),
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),
