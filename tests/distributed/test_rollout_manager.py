@@ -260,7 +260,7 @@ def test_whole_episodes_can_be_asked_for(runtime):
     assert manager.unroll(12).env_steps > 0
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow", "r2d2"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow", "r2d2", "dreamer"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(name, runtime):
     """F25: train 6 iterations, or 3, save, load elsewhere, and 3 more."""
     kind = "recurrent" if name == "r2d2" else "discrete"

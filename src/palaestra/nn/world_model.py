@@ -91,7 +91,7 @@ class LatentDynamics(nn.Module):
             [..., D].
         """
         x = self.inputs(torch.cat((latent, action), -1))
-        reset, candidate, update = self.norm(self.gates(torch.cat((x, memory), -1))).chunk(3, -1)
+        reset, candidate, update = self.norm(self.gates(torch.cat((x, memory), -1)).float()).chunk(3, -1)
         candidate, update = (reset.sigmoid() * candidate).tanh(), (update - 1).sigmoid()
         return torch.lerp(memory, candidate, update)
 
