@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from palaestra.core import ConfigError
@@ -215,3 +216,56 @@ def test_a_robot_has_no_data_of_one_policy(capsys):
     assert "none to export" in output(capsys)
     with pytest.raises(ConfigError, match="use `policies_of_run`"):
         policy_of_run(RunDirectory("runs/robot"))
+
+
+SELF_PLAY = ("--agents.self-play.pool-size", "3", "--agents.self-play.snapshot-period", "1")
+
+
+def trained_against_itself(name, *options):
+    sizes = ("--algorithm.network.hidden-sizes", "8", "--algorithm.unroll-length", "30", "--env.num-envs", "4")
+    rest = ("--trainer.total-env-steps", "400", "--trainer.eval-episodes", "4", "--run.no-tensorboard")
+    assert exit_code("train", "ppo", MEETING, *sizes, *rest, *SELF_PLAY, "--run.name", name, *options) == 0
+    return Path("runs") / name
+
+
+def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
+    """Scores against snapshots in training, Elo above random actions at evaluations, and a match of runs."""
+    run = trained_against_itself("a")
+    trained_against_itself("b", "--run.seed", "1")
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= row["info/self_play/score"] <= 1
+    assert row["info/self_play/age"] >= 0
+    assert row["eval/info/elo_low"] < row["eval/info/elo"] < row["eval/info/elo_high"]
+    evaluation = json.loads(next((run / "evals").glob("*.json")).read_text())
+    assert {"elo", "elo_low", "elo_high"} <= evaluation["parts"].keys()
+    capsys.readouterr()
+    rated = answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline")
+    assert rated["players"] == ["runs/a", "runs/b@last", "random actions"]
+    scores = np.array(rated["scores"])
+    assert np.allclose(scores + scores.T, 20 * (1 - np.eye(3)))
+    assert sum(one["value"] for one in rated["elo"]) == pytest.approx(0, abs=1e-6)
+    assert answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline") == rated
+    assert exit_code("rate", "a", "b", "--games", "2") == 0
+    assert "Elo [95% interval]" in output(capsys)
+
+
+def test_what_cannot_be_rated_is_refused(capsys):
+    trained_against_itself("a")
+    train("qmix", "--algorithm.unroll-length", "4", name="team")
+    for command, told in (
+        (("a",), "rate at least two"),
+        (("a", "--baseline", "--games", "7"), "give an even number"),
+        (("a", "team"), "has no agents that could play against each other"),
+    ):
+        assert exit_code("rate", *command) == 2
+        assert told in output(capsys)
+
+
+@pytest.mark.slow
+def test_self_play_in_workers_is_the_same_on_every_runtime():
+    """MARO-11: the same pool and seats, here and in processes."""
+    weights = []
+    for runtime in ("local", "process"):
+        run = trained_against_itself(runtime, "--runtime", runtime, "--num-workers", "2")
+        weights.append(policy_of_run(RunDirectory(run), "last").state_dict())
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import read_logs, read_references, sample_efficiency, stats
+from palaestra.experiments import elo_ratings, read_logs, read_references, sample_efficiency, stats
 from tests.cli.parts import exit_code, output
 
 LOGS = Path(__file__).parent / "logs"
@@ -158,3 +158,29 @@ def test_the_command_compares_algorithms(tmp_path, capsys):
     assert Path(picture).stat().st_size > 1000
     assert exit_code("stats", str(LOGS / "nothing")) == 5
     assert "there is no run" in output(capsys)
+
+
+def test_elo_of_known_strengths_is_found_and_its_intervals_hold_it():
+    """True ratings lie in 95% intervals about 95 times of 100; a player that won everything has a finite rating."""
+    rng = np.random.default_rng(0)
+    truth = np.array([-150.0, -40.0, 30.0, 160.0])
+    chance = 1 / (1 + 10 ** ((truth[None] - truth[:, None]) / 400))
+    inside, errors = [], []
+    for _ in range(200):
+        won = np.triu(rng.binomial(60, chance), 1).astype(float)
+        scores = won + np.triu(60 - won, 1).T
+        found = elo_ratings(scores, 60 * (1 - np.eye(4)))
+        inside += [one.low <= rating <= one.high for one, rating in zip(found, truth, strict=True)]
+        errors.append([one.value - rating for one, rating in zip(found, truth, strict=True)])
+    assert 0.92 < np.mean(inside) < 0.98
+    assert np.abs(np.mean(errors, 0)).max() < 10
+    best, worst = elo_ratings(np.array([[0, 20], [0, 0]]), np.array([[0, 20], [20, 0]]))
+    assert best.low > 0 > worst.high
+    assert np.isfinite([best.high, worst.low]).all()
+
+
+def test_elo_refuses_scores_that_are_none():
+    with pytest.raises(ConfigError, match="add up to their games"):
+        elo_ratings(np.array([[0, 3], [3, 0]]), np.array([[0, 5], [5, 0]]))
+    with pytest.raises(ConfigError, match="at least 2 players"):
+        elo_ratings(np.zeros((1, 1)), np.zeros((1, 1)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import palaestra
 from palaestra import DQN, PPO, DQNConfig, Linear, PPOConfig, RunSeeds
 from palaestra.algorithms import (
     COMA,
@@ -21,6 +22,8 @@ from palaestra.algorithms import (
     QMIXConfig,
 )
 from palaestra.core import Batch, BoundedSpec, TensorSpec, restart, termination
+from palaestra.experiments import RunDirectory, policies_of_run
+from palaestra.experiments.team import Player, play_match
 from palaestra.multiagent import (
     AgentsConfig,
     AgentSpec,
@@ -160,3 +163,30 @@ def test_masac_finds_the_balance_in_closed_form_and_is_as_random_as_was_asked():
         action, log_prob = policy.sample(rows)
     assert -float(log_prob.mean()) / 2 == pytest.approx(-1, abs=0.3)
     assert float(action.var()) == pytest.approx(0.0158 / 2, rel=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_self_play_with_a_pool_rarely_loses_tic_tac_toe(seed, tmp_path):
+    """DQN against its earlier selves: it scores 94% of 500 games against random actions, a draw counted half.
+
+    Measured after 200,000 steps, of 1,000 games: 0.7% lost, 5.2% drawn (seed 0); 1.2% lost, 6.5% drawn (seed 1).
+    """
+    done = palaestra.train(
+        "dqn",
+        "pettingzoo:classic/tictactoe-v3",
+        trainer__total_env_steps=200_000,
+        trainer__eval_every_steps=0,
+        env__num_envs=16,
+        agents__self_play={"pool_size": 10, "snapshot_period": 200},
+        algorithm__unroll_length=4,
+        algorithm__gamma=1.0,
+        algorithm__network__hidden_sizes=(128, 128),
+        run__seed=seed,
+        run__directory=str(tmp_path),
+        run__name="games",
+    )
+    learner, policies = policies_of_run(RunDirectory(done.directory), "last")
+    chance = Player.at_random(learner.policy_specs)
+    won = play_match(Player(learner.policy_specs, policies), chance, learner.config.env, games=500, seed=7)
+    assert won / 500 > 0.94

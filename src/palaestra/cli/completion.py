@@ -30,6 +30,7 @@ _OPTIONS = {
     "train": "train:TrainCommand",
     "resume": "train:ResumeOptions",
     "eval": "results:EvalOptions",
+    "rate": "results:RateOptions",
     "play": "results:PlayOptions",
     "serve": "serve:ServeOptions",
     "plot": "results:PlotOptions",

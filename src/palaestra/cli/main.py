@@ -18,6 +18,7 @@ usage: palaestra VERB ...
   train ALGORITHM ENVIRONMENT   train an agent            palaestra train ppo CartPole-v1 --seeds 5
   resume RUN                    continue a run            palaestra resume last
   eval RUN...                   evaluate its policy       palaestra eval last --episodes 100
+  rate RUN[@STEPS]...           Elo of those that play    palaestra rate first second --baseline
   play RUN                      watch it, or film it      palaestra play last
   serve RUN                     answer over HTTP          palaestra serve last --port 8000
   plot RUN...                   learning curves           palaestra plot last --output curve.svg
@@ -113,6 +114,7 @@ _VERBS = {
     "train": "palaestra.cli.train:train",
     "resume": "palaestra.cli.train:resume",
     "eval": "palaestra.cli.results:evaluate",
+    "rate": "palaestra.cli.results:rate",
     "play": "palaestra.cli.results:play",
     "serve": "palaestra.cli.serve:serve",
     "plot": "palaestra.cli.results:plot",

@@ -1,4 +1,4 @@
-"""`palaestra eval`, `play`, `plot`, `report` and `compare`: what runs have reached."""
+"""`palaestra eval`, `rate`, `play`, `plot`, `report` and `compare`: what runs have reached."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
 from palaestra.experiments.curves import Axis, Statistic, require_plot_name, shown_metric
 
-__all__ = ["compare", "evaluate", "play", "plot", "report"]
+__all__ = ["compare", "evaluate", "play", "plot", "rate", "report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,34 @@ def evaluate(arguments: list[str]) -> int:
         deterministic=not options.stochastic,
         which=options.which,
     )
+    options.show(asdict(result), str(result))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateOptions(RunOptions):
+    """Options of `palaestra rate`."""
+
+    games: int = 100
+    """Between any two players; each begins half of them."""
+    seed: int = 0
+    """Seed of the environments."""
+    deterministic: bool = False
+    """Take the best actions instead of sampling them; equal games may repeat then."""
+    baseline: bool = False
+    """Let random actions play as well."""
+
+
+def rate(arguments: list[str]) -> int:
+    """Lets policies of runs play against each other, and rates them: Elo with 95% intervals.
+
+    Args:
+        arguments: what was typed after the verb.
+    """
+    usage = "palaestra rate RUN[@STEPS]... [--games N] [--baseline]"
+    names, options = command(RateOptions, arguments, usage, "the run...")
+    chosen = {name: getattr(options, name) for name in ("games", "seed", "deterministic", "baseline")}
+    result = experiments.rate_runs(names, root=options.root, **chosen)
     options.show(asdict(result), str(result))
     return 0
 

@@ -13,7 +13,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
 from palaestra.distributed.replay_shard import ShardMap
 from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
-from palaestra.multiagent import MultiAgentCollector, PolicySpec, create_multi_agent_envs
+from palaestra.multiagent import MultiAgentCollector, PolicySpec, SelfPlayConfig, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel
@@ -120,12 +120,14 @@ class AgentsFactory(_Shares):
         num_workers: how many workers there are.
         seed: of the run.
         actors: makes the policy specs, and the algorithms and rules that act, by policy name.
+        self_play: how large a pool of earlier selves each worker keeps; none by default.
 
     Raises:
         ConfigError: the environments cannot be shared out evenly.
     """
 
     actors: Callable[[], tuple[Mapping[str, PolicySpec], Mapping[str, Algorithm[Any] | Policy]]]
+    self_play: SelfPlayConfig | None = None
 
     def __call__(self, worker: int) -> ActingParts:
         """The parts of one worker.
@@ -136,7 +138,7 @@ class AgentsFactory(_Shares):
         config, lane_seeds = self.share(worker)
         envs = create_multi_agent_envs(config, lane_seeds=lane_seeds, first_id=worker * config.num_envs)
         policy_specs, actors = self.actors()
-        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True)
+        collector = MultiAgentCollector(envs, policy_specs, actors, fragments=True, self_play=self.self_play)
         policies: dict[str, Policy] = {}
         for number, (name, one) in enumerate(actors.items()):
             policy = one.policy if isinstance(one, Algorithm) else one

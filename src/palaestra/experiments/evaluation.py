@@ -1,23 +1,38 @@
 """What runs have left: their policies, evaluations of these, and the data that they learned from."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.core import CheckpointError, ConfigError
+import numpy as np
+
+from palaestra.core import CheckpointError, ConfigError, RunSeeds
+from palaestra.envs import EnvConfig
 from palaestra.experiments.build import learner_of
 from palaestra.experiments.config import on_cpu
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.data import DataSummary, require_new, save_data
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
+from palaestra.experiments.stats import Interval, elo_ratings
+from palaestra.experiments.team import Player, TeamLearner, play_match
 from palaestra.policies import Policy
 from palaestra.rollout import Evaluation
 from palaestra.training import part_name
 
-__all__ = ["RunsEvaluation", "evaluate_run", "evaluate_runs", "export_data", "policies_of_run", "policy_of_run"]
+__all__ = [
+    "Ratings",
+    "RunsEvaluation",
+    "evaluate_run",
+    "evaluate_runs",
+    "export_data",
+    "policies_of_run",
+    "policy_of_run",
+    "rate_runs",
+]
 
 
 @dataclass(frozen=True)
@@ -190,3 +205,85 @@ def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     if which == "last":
         return store.load_newest(rename=False)[1]
     return store.load(steps[int(which)], without_lost=True)[1]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Players, and how strong they are."""
+
+    players: list[str]
+    """Their names."""
+    elo: list[Interval]
+    """Of each, relative to the mean of all."""
+    scores: list[list[float]]
+    """Games that row won against column; a draw is half a game."""
+    games: int
+    """Between any two of them."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self.players))
+        order = sorted(range(len(self.players)), key=lambda player: -self.elo[player].value)
+        total = self.games * (len(self.players) - 1)
+        lines = [
+            f"{self.players[player]:<{width}}  {self.elo[player].value:+6.0f} "
+            f"[{self.elo[player].low:+.0f}, {self.elo[player].high:+.0f}]  {sum(self.scores[player]):g} of {total}"
+            for player in order
+        ]
+        return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score", *lines])
+
+
+def rate_runs(
+    names: Sequence[str],
+    *,
+    root: str | Path = "runs",
+    games: int = 100,
+    seed: int = 0,
+    deterministic: bool = False,
+    baseline: bool = False,
+) -> Ratings:
+    """Lets the policies of runs play against each other, every two of them, and rates them.
+
+    Of two agents, each policy plays each in half of the games; of more, one policy plays every other agent. Who earned
+    more has won.
+
+    Args:
+        names: paths or names of runs or groups; `RUN@last` or `RUN@20000` takes a checkpoint's policy in the place of
+            that of the best evaluation.
+        root: folder of the runs.
+        games: between any two, an even number.
+        seed: of the environments.
+        deterministic: whether to take the most probable or most valuable actions; equal games may repeat then.
+        baseline: whether random actions play as well.
+
+    Raises:
+        ConfigError: there are fewer than two players, a run has one agent or a team, environments differ, or `games` is
+            odd.
+        CheckpointError: there is no such run, or it has no such policy.
+    """
+    if games < 2 or games % 2:
+        raise ConfigError(f"games is {games}; give an even number of at least 2, for each side plays first as often")
+    players: dict[str, Player] = {}
+    env: EnvConfig | None = None
+    for text in names:
+        name, _, which = str(text).partition("@")
+        for directory in find_runs([name], root):
+            learner, policies = policies_of_run(directory, (int(which) if which.isdigit() else which) or "best")
+            label = str(directory.path) + (f"@{which}" if which else "")
+            if not isinstance(learner, TeamLearner) or any(spec.team for spec in learner.policy_specs.values()):
+                raise ConfigError(f"{label} has no agents that could play against each other; rate runs that have")
+            own = learner.config.env
+            if env is not None and (env.name, env.kwargs) != (own.name, own.kwargs):
+                raise ConfigError(f"{label} is of {own.name} {own.kwargs}, and those before of {env.name} {env.kwargs}")
+            env, players[label] = own, Player(learner.policy_specs, policies)
+    if baseline and players:
+        players["random actions"] = Player.at_random(next(iter(players.values())).policy_specs)
+    if env is None or len(players) < 2:
+        raise ConfigError(f"{len(players)} player(s) given; rate at least two, or one and `--baseline`")
+    scores = np.zeros((len(players), len(players)))
+    order = list(players.values())
+    for first, second in itertools.combinations(range(len(order)), 2):
+        lanes = RunSeeds(seed).integer("evaluation", first * len(order) + second)
+        won = play_match(order[first], order[second], env, games=games, seed=lanes, deterministic=deterministic)
+        scores[first, second], scores[second, first] = won, games - won
+    played = games * (1 - np.eye(len(order)))
+    return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)

@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
@@ -18,12 +20,22 @@ from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
 from palaestra.experiments.data import MINARI, DataSummary, collect_agents, load_for, mixed
 from palaestra.experiments.learner import Evaluate, PolicyLearner, Scene
-from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs
+from palaestra.experiments.stats import elo_ratings
+from palaestra.multiagent import (
+    MultiAgentCollector,
+    PolicySpec,
+    evaluate_agents,
+    match_score,
+    play_multi_agent_envs,
+)
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
-from palaestra.rollout import Evaluation, returns_of_variants
+from palaestra.rollout import Evaluation, first_episodes, returns_of_variants
 
-__all__ = ["TeamLearner"]
+__all__ = ["Player", "TeamLearner", "play_match"]
+
+
+_LANES = 16  # environments of a match, side by side
 
 
 class TeamLearner(PolicyLearner):
@@ -58,6 +70,7 @@ class TeamLearner(PolicyLearner):
 
     def require(self) -> None:
         super().require()
+        self.config.agents.self_play.require(self.policy_specs)
         learner.refuse_eval_vectorization(self.config, "many agents are")
         if (number := self.config.trainer.episodes_per_iteration) is not None:
             raise ConfigError(
@@ -96,13 +109,14 @@ class TeamLearner(PolicyLearner):
         run = dataclasses.replace(config.run, loggers=(), callbacks=(), num_threads=torch.get_num_threads())
         make = functools.partial(_make_agents, dataclasses.replace(config, run=run))
         number, seed = config.distributed.num_workers, config.run.seed
-        return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed)
+        settings = config.agents.self_play
+        return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed, self_play=settings)
 
     def environments(self) -> MultiAgentEnvs:
         return create_multi_agent_envs(self.config.env, seed=self.config.run.seed)
 
     def collector(self, env: MultiAgentEnvs, data: Mapping[str, ReplayBuffer]) -> MultiAgentCollector:
-        collector = MultiAgentCollector(env, self.policy_specs, self.actors)
+        collector = MultiAgentCollector(env, self.policy_specs, self.actors, self_play=self.config.agents.self_play)
         for name, loaded in data.items():
             collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
         return collector
@@ -151,7 +165,76 @@ def _evaluate(
         actors = {**rules, **policies}
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
+    if config.agents.self_play.pool_size:
+        games = episodes + episodes % 2
+        player, chance = Player(policy_specs, actors), Player.at_random(policy_specs)
+        won = play_match(player, chance, config.env, games=games, seed=seed, deterministic=False)
+        scores, played = np.array([[0, won], [games - won, 0]]), games * (1 - np.eye(2))
+        elo, _ = elo_ratings(scores, played)
+        distance = {"elo": elo.value, "elo_low": elo.low, "elo_high": elo.high}  # to the mean of the two
+        evaluation.parts.update({name: 2 * points for name, points in distance.items()})
     return evaluation
+
+
+@dataclass(frozen=True)
+class Player:
+    """Policies that play together against others."""
+
+    policy_specs: Mapping[str, PolicySpec]
+    """By policy name; no teams."""
+    policies: Mapping[str, Policy]
+    """By name."""
+
+    @classmethod
+    def at_random(cls, policy_specs: Mapping[str, PolicySpec]) -> "Player":
+        """A player of random actions.
+
+        Args:
+            policy_specs: by policy name.
+        """
+        chance = {name: RandomPolicy(one.observation_spec, one.action_spec) for name, one in policy_specs.items()}
+        return cls(policy_specs, chance)
+
+
+def play_match(
+    first: Player, second: Player, env: EnvConfig, *, games: int, seed: int, deterministic: bool = False
+) -> float:
+    """How many games one player wins against another; a draw is half a game.
+
+    The players take every other agent, and change sides for the second half of the games, which begin as the first half
+    does. Who earns more on average over its agents has won.
+
+    Args:
+        first: whose wins are counted.
+        second: the other one.
+        env: of both.
+        games: an even number.
+        seed: of the environments.
+        deterministic: whether to take the most probable or most valuable actions.
+    """
+    count = min(_LANES, games // 2)
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
+    won = 0.0
+    with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
+        order = list(envs.agents)
+    for side in (0, 1):
+        mine = set(order[side::2])
+        specs: dict[str, PolicySpec] = {}
+        policies: dict[str, Policy] = {}
+        for name, player, agents in (("first", first, mine), ("second", second, set(order) - mine)):
+            for policy, spec in player.policy_specs.items():
+                if members := tuple(agent for agent in spec.agents if agent in agents):
+                    key = f"{name}_{policy}"
+                    specs[key] = dataclasses.replace(spec, policy=key, agents=members)
+                    policies[key] = player.policies[policy]
+        with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
+            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic)
+            for episode in first_episodes(play, count, games // 2):
+                earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
+                own = [value for name, value in earned.items() if name in mine]
+                others = [value for name, value in earned.items() if name not in mine]
+                won += match_score(sum(own) / max(1, len(own)), sum(others) / max(1, len(others)))
+    return won
 
 
 def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:

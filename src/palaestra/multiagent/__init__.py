@@ -7,4 +7,5 @@ from palaestra.multiagent.envs import *
 from palaestra.multiagent.evaluation import *
 from palaestra.multiagent.mapping import *
 from palaestra.multiagent.pettingzoo import *
+from palaestra.multiagent.self_play import *
 from palaestra.multiagent.tiny import *

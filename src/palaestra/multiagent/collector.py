@@ -13,7 +13,8 @@ from palaestra.multiagent.acting import MappedPolicy
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.envs import MultiAgentEnvs
 from palaestra.multiagent.evaluation import MultiAgentEpisodes
-from palaestra.multiagent.mapping import PolicySpec, require_policies
+from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig, require_policies
+from palaestra.multiagent.self_play import SelfPlay
 from palaestra.multiagent.stream import Stream
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import CollectInfo, Episode, Quota, buffer_for
@@ -35,9 +36,10 @@ class MultiAgentCollector:
         algorithms: by policy name: an algorithm, which gets data, or a policy that only acts, such as a rule.
         fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
         records: buffers for what agents of policies experience which only act, by name.
+        self_play: how large a pool of earlier selves plays against the policy; none by default.
 
     Raises:
-        ConfigError: specs and algorithms have different names, or a policy does not fit its spec.
+        ConfigError: specs and algorithms have different names, a policy does not fit its spec, or cannot play itself.
 
     Examples:
         >>> from palaestra import PPO
@@ -58,6 +60,7 @@ class MultiAgentCollector:
         *,
         fragments: bool = False,
         records: Mapping[str, ReplayBuffer] | None = None,
+        self_play: SelfPlayConfig | None = None,
     ) -> None:
         policies = {name: one.policy if isinstance(one, Algorithm) else one for name, one in algorithms.items()}
         require_policies(policy_specs, policies)
@@ -85,6 +88,12 @@ class MultiAgentCollector:
         self.sources: dict[str, DataSource] = {**self.buffers}
         """What each policy learns from."""
         self._episodes = MultiAgentEpisodes(envs.batch_size, policy_specs)
+        self._self_play: SelfPlay | None = None
+        if self_play is not None and self_play.pool_size:
+            self_play.require(policy_specs)
+            ((name, spec),) = policy_specs.items()
+            lane_seeds = envs.lane_state()["lane_seed"]
+            self._self_play = SelfPlay(self_play, policies[name], spec, lane_seeds, delayed=envs.delayed)
         self._sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
         self._began, self._pausing = False, False
         self._over = [True] * envs.batch_size
@@ -138,6 +147,8 @@ class MultiAgentCollector:
         quota.begin(length)
         self._pausing = False
         info = CollectInfo(0)
+        if self._self_play is not None:
+            self._self_play.grow()
         with torch.inference_mode():
             while quota.left and not self._pausing:
                 self._step(info, random)
@@ -166,6 +177,8 @@ class MultiAgentCollector:
         actions: list[dict[str, Any]] = [{} for _ in range(self.num_lanes)]
         for name, mapped in self._mapped.items():
             mapped.act(Phase.COLLECT, random=name in random, actions=actions)
+        if self._self_play is not None:
+            self._self_play.act(actions)
         acted = time.perf_counter()
         env_steps = self._over.count(False)
         outcomes = self.envs.step(actions)
@@ -182,8 +195,11 @@ class MultiAgentCollector:
         """An environment was restarted: buffers see a fragment that ends with no LAST."""
         for mapped in self._mapped.values():
             mapped.forget(env)
+        self._over[env] = True
         for stream in self._streams.values():
             stream.forget(env)
+        if self._self_play is not None:
+            self._self_play.forget(env)
         self._episodes.abandon(env)
 
     def _start(self, info: CollectInfo) -> None:
@@ -200,13 +216,32 @@ class MultiAgentCollector:
 
     def _take(self, outcomes: list[MultiAgentStep]) -> None:
         states = self.envs.global_state() if self._sees_all else [None] * self.num_lanes
-        self._over = [outcome.over for outcome in outcomes]
-        for env, outcome in enumerate(outcomes):
-            self._episodes.add(env, outcome)
+        began, self._over = self._over, [outcome.over for outcome in outcomes]
+        if self._self_play is not None:
+            outcomes = self._seated(self._self_play, outcomes, began, states)
+        else:
+            for env, outcome in enumerate(outcomes):
+                self._episodes.add(env, outcome)
         for name, mapped in self._mapped.items():
             rows = [row for env, outcome in enumerate(outcomes) for row in mapped.take(env, outcome, states[env])]
             if name in self._streams:
                 self._streams[name].put(rows)
+
+    def _seated(
+        self, self_play: SelfPlay, outcomes: list[MultiAgentStep], began: Sequence[bool], states: Sequence[Any]
+    ) -> list[MultiAgentStep]:
+        """The steps of the agents that the policy plays itself; its snapshots get those of theirs."""
+        if any(began):
+            lanes = self.envs.lane_state()
+            for env, begins in enumerate(began):
+                if begins:
+                    self_play.seat(env, lanes["lane_seed"][env], lanes["episode"][env])
+        own: list[MultiAgentStep] = []
+        for env, outcome in enumerate(outcomes):
+            mine, told = self_play.take(env, outcome, states[env])
+            self._episodes.add(env, outcome._replace(info={**outcome.info, **told}) if told else outcome)
+            own.append(mine)
+        return own
 
     # -- checkpoints
 
@@ -220,6 +255,8 @@ class MultiAgentCollector:
             "episodes": self._episodes.state(),
             "rules": {name: self._mapped[name].policy.generator.get_state() for name in self._rules},
         }
+        if self._self_play is not None:
+            state["self_play"] = self._self_play.state()
         if self._began:
             state["worlds"] = self.envs.state_dict()
             state["streams"] = {name: stream.state() for name, stream in self._streams.items()}
@@ -238,6 +275,8 @@ class MultiAgentCollector:
         self._episodes.load_state(state["episodes"])
         for name, generator in state["rules"].items():
             self._mapped[name].policy.generator.set_state(generator)
+        if self._self_play is not None and "self_play" in state:
+            self._self_play.load_state(state["self_play"])
         if self._began:
             self.envs.load_state_dict(state["worlds"])
             for name, stream in self._streams.items():

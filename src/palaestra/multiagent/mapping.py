@@ -15,7 +15,7 @@ from palaestra.envs.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy
 
-__all__ = ["AgentsConfig", "PolicySpec", "assign_policies", "team_specs"]
+__all__ = ["AgentsConfig", "PolicySpec", "SelfPlayConfig", "assign_policies", "team_specs"]
 
 _MASK = "action_mask"
 
@@ -187,6 +187,47 @@ def _stacked(spec: SpecTree, count: int) -> SpecTree:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelfPlayConfig:
+    """Self-play against earlier selves, of one policy that acts for all agents."""
+
+    pool_size: int = 0
+    """Snapshots of the policy that are kept as opponents, the newest ones; 0 is none: the policy plays all agents."""
+    snapshot_period: int = 20
+    """Updates from one snapshot to the next."""
+    newest_probability: float = 0.5
+    """Probability that the newest policy plays all agents of an episode, and learns from each; else it plays one of
+    them, which is drawn, and a snapshot drawn for each plays the others."""
+
+    def __post_init__(self) -> None:
+        if self.pool_size < 0:
+            raise ConfigError(f"self_play.pool_size is {self.pool_size}; it must not be negative")
+        if self.snapshot_period < 1:
+            raise ConfigError(f"self_play.snapshot_period is {self.snapshot_period}; it must be at least 1")
+        if not 0 <= self.newest_probability <= 1:
+            raise ConfigError(f"self_play.newest_probability is {self.newest_probability}; it must lie in [0, 1]")
+
+    def require(self, policy_specs: Mapping[str, PolicySpec]) -> None:
+        """Refuses policies that cannot play themselves.
+
+        Args:
+            policy_specs: by policy name.
+
+        Raises:
+            ConfigError: there is more than one policy, or a team, or one agent.
+        """
+        if not self.pool_size:
+            return
+        first = next(iter(policy_specs.values()))
+        if len(policy_specs) > 1 or first.team or len(first.agents) < 2:
+            kinds = ", ".join(f"{name} for {len(spec.agents)} agents" for name, spec in policy_specs.items())
+            raise ConfigError(
+                f"self_play.pool_size is {self.pool_size}, which needs one policy that acts for each of several agents "
+                f"alone, and there are: {kinds}{', a team' if first.team else ''}. Use agents.sharing=shared and an "
+                "algorithm for single agents, or leave self_play out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentsConfig:
     """Which agent acts by which policy, where an environment has many agents."""
 
@@ -200,6 +241,8 @@ class AgentsConfig:
     `random`; or a rule, `my_package:function`, from a batch of observations to one of actions."""
     global_state: bool = True
     """Whether central critics see the environment's global state, where it has one; else what all members see."""
+    self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
+    """Against earlier selves."""
 
     def mapping_for(self, agents: Mapping[str, AgentSpec]) -> dict[str, str]:
         """From agents or patterns to policies.

@@ -1,0 +1,199 @@
+"""`SelfPlay`: frozen snapshots of a policy that play against it, and who of them plays in which episode."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import RunSeeds
+from palaestra.multiagent.acting import MappedPolicy
+from palaestra.multiagent.env import MultiAgentStep
+from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig
+from palaestra.policies import Phase, Policy
+
+__all__ = ["SelfPlay", "match_score"]
+
+
+class SelfPlay:
+    """A pool of snapshots, each of which acts where it is seated; a policy is seated anew in every episode.
+
+    What is drawn depends on the seed and number of the episode alone. Snapshots draw their actions as evaluations
+    do, by generators of their own.
+
+    Args:
+        config: how large the pool is, and how it is drawn from.
+        policy: that learns.
+        policy_spec: for whom it acts.
+        lane_seeds: of the environments.
+        delayed: whether rewards come late.
+    """
+
+    def __init__(
+        self,
+        config: SelfPlayConfig,
+        policy: Policy,
+        policy_spec: PolicySpec,
+        lane_seeds: Sequence[int],
+        *,
+        delayed: bool,
+    ) -> None:
+        self._config, self._policy, self._spec, self._delayed = config, policy, policy_spec, delayed
+        self._num_envs, self._seed = len(lane_seeds), int(lane_seeds[0])
+        self._snapshots: dict[int, MappedPolicy] = {}
+        self._pool: list[int] = []
+        self._seats: list[dict[str, int]] = [{} for _ in lane_seeds]
+        self._returns: list[dict[str, float]] = [{} for _ in lane_seeds]
+
+    @property
+    def versions(self) -> list[int]:
+        """Policy versions of the snapshots in the pool, oldest first."""
+        return list(self._pool)
+
+    def grow(self) -> None:
+        """Adds a snapshot of the policy, if it is time for one; the oldest goes where there are too many.
+
+        It acts on in episodes that it has begun.
+        """
+        version = self._policy.version
+        if self._pool and version < self._pool[-1] + self._config.snapshot_period:
+            return
+        self._snapshots[version] = self._frozen(version)
+        self._pool = [*self._pool, version][-self._config.pool_size :]
+        self._forget_unused()
+
+    def _frozen(self, version: int) -> MappedPolicy:
+        source = self._policy
+        generator = torch.Generator(device=source.generator.device)  # cannot be copied
+        memo: dict[int, Any] = {id(source.generator): generator, id(source.exploration): None}
+        policy = copy.deepcopy(source, memo).requires_grad_(False)
+        policy.version = version
+        policy.seed(RunSeeds(self._seed).integer("acting", version))
+        return MappedPolicy(policy, self._spec, self._num_envs, delayed=self._delayed)
+
+    def _forget_unused(self) -> None:
+        used = {*self._pool, *(version for seats in self._seats for version in seats.values())}
+        self._snapshots = {version: one for version, one in self._snapshots.items() if version in used}
+
+    def seat(self, env: int, lane_seed: int, episode: int) -> None:
+        """Draws who plays which agent in an episode that begins.
+
+        Args:
+            env: its environment.
+            lane_seed: of the environment.
+            episode: its number.
+        """
+        rng = np.random.default_rng((int(lane_seed), int(episode), 1))
+        self.forget(env)
+        if rng.random() < self._config.newest_probability:
+            return
+        agents = self._spec.agents
+        learner, opponents = rng.integers(len(agents)), rng.integers(len(self._pool), size=len(agents))
+        self._seats[env] = {name: self._pool[opponents[slot]] for slot, name in enumerate(agents) if slot != learner}
+
+    def forget(self, env: int) -> None:
+        """Forgets the episode of an environment, which is over or broke off.
+
+        Args:
+            env: its number.
+        """
+        for snapshot in self._snapshots.values():
+            snapshot.forget(env)
+        self._seats[env], self._returns[env] = {}, {}
+
+    def take(
+        self, env: int, outcome: MultiAgentStep, global_state: Any = None
+    ) -> tuple[MultiAgentStep, dict[str, float]]:
+        """Gives snapshots the steps of the agents that they play.
+
+        Args:
+            env: number of the environment.
+            outcome: what has happened in it.
+            global_state: of the environment.
+
+        Returns:
+            The steps of the agents that the policy plays itself. At the end of an episode with snapshots, numbers about
+            it: `self_play/score`, the share of opponents that earned less, ties counted half, and `self_play/age`, how
+            many versions older they are on average.
+        """
+        seats = self._seats[env]
+        if not seats:
+            return outcome, {}
+        for version in set(seats.values()):
+            mine = {name for name, one in seats.items() if one == version}
+            self._snapshots[version].take(env, _of(outcome, mine), global_state)
+        returns = self._returns[env]
+        for name in self._spec.agents:
+            step, late = outcome.time_steps.get(name), outcome.late_rewards.get(name, ())
+            returns[name] = returns.get(name, 0.0) + (0.0 if step is None else float(step.reward)) + float(sum(late))
+        own = _of(outcome, set(self._spec.agents) - set(seats))
+        return own, self._result(env) if outcome.over else {}
+
+    def _result(self, env: int) -> dict[str, float]:
+        seats, returns = self._seats[env], self._returns[env]
+        (own,) = (returns[name] for name in self._spec.agents if name not in seats)
+        score = float(np.mean([match_score(own, returns[name]) for name in seats]))
+        age = float(np.mean([self._policy.version - version for version in seats.values()]))
+        return {"self_play/score": score, "self_play/age": age}
+
+    def act(self, actions: list[dict[str, Any]]) -> None:
+        """Adds the actions of all snapshots.
+
+        Args:
+            actions: of every environment, by agent.
+        """
+        for snapshot in self._snapshots.values():
+            snapshot.act(Phase.EVAL, actions=actions)
+
+    # -- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Snapshots with their weights, generators and running episodes, and who is seated where."""
+        return {
+            "pool": list(self._pool),
+            "seats": [dict(seats) for seats in self._seats],
+            "returns": [dict(returns) for returns in self._returns],
+            "snapshots": {
+                str(version): {
+                    "weights": list(one.policy.state_dict().values()),
+                    "generator": one.policy.generator.get_state(),
+                    "actor": one.state_dict(),
+                }
+                for version, one in self._snapshots.items()
+            },
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another was.
+
+        Args:
+            state: from `state`, of as many environments with the same policy.
+        """
+        self._pool = [int(version) for version in state["pool"]]
+        self._seats = [{name: int(version) for name, version in seats.items()} for seats in state["seats"]]
+        self._returns = [dict(returns) for returns in state["returns"]]
+        self._snapshots = {}
+        for version, saved in state["snapshots"].items():
+            snapshot = self._snapshots[int(version)] = self._frozen(int(version))
+            names = snapshot.policy.state_dict().keys()
+            snapshot.policy.load_state_dict(dict(zip(names, saved["weights"], strict=True)))
+            snapshot.policy.generator.set_state(saved["generator"])
+            snapshot.load_state_dict(saved["actor"], ())
+
+
+def match_score(own: float, other: float) -> float:
+    """1 for a win, a half for a draw, 0 for a loss.
+
+    Args:
+        own: return.
+        other: return of the opponent.
+    """
+    return 0.5 if own == other else float(own > other)
+
+
+def _of(outcome: MultiAgentStep, names: set[str]) -> MultiAgentStep:
+    """What has happened to some agents."""
+    steps = {name: step for name, step in outcome.time_steps.items() if name in names}
+    late = {name: rewards for name, rewards in outcome.late_rewards.items() if name in names}
+    return outcome._replace(time_steps=steps, late_rewards=late)

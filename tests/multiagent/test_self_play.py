@@ -1,0 +1,146 @@
+"""Self-play against earlier selves: who plays where, what is learned from, and what is put back."""
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra import PPO, PPOConfig, RunSeeds
+from palaestra.core import ConfigError, StepType
+from palaestra.multiagent import (
+    Meeting,
+    MultiAgentCollector,
+    MultiAgentEnvs,
+    SelfPlayConfig,
+    assign_policies,
+    match_score,
+)
+from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
+from tests.contracts.states import different, parameters
+
+CONFIG = SelfPlayConfig(pool_size=2, snapshot_period=2, newest_probability=0.25)
+
+
+def collector_of(config=CONFIG, num_envs=3, seed=5, make=Meeting):
+    envs = MultiAgentEnvs([make] * num_envs, lane_seeds=[100 * seed + lane for lane in range(num_envs)])
+    policy_specs = assign_policies(envs.agents, {"*": "all"})
+    spec = policy_specs["all"]
+    ppo = PPO(spec.observation_spec, spec.action_spec, PPOConfig(unroll_length=12, num_epochs=1), RunSeeds(seed))
+    return MultiAgentCollector(envs, policy_specs, {"all": ppo}, self_play=config), ppo
+
+
+def learn(collector, ppo):
+    collector.unroll(12)
+    ppo.update(collector.buffers["all"])
+    collector.buffers["all"].clear()
+
+
+def test_one_agent_of_an_episode_is_learned_from_and_snapshots_play_the_rest():
+    """Or all agents, where the newest policy plays them."""
+    collector, ppo = collector_of()
+    played = collector._self_play
+    seen = {"own": 0, "all": 0}
+    for _ in range(30):
+        before = [dict(seats) for seats in played._seats]
+        collector.unroll(1)
+        ppo.policy.version += 1
+        for seats in before:
+            assert len(seats) in (0, 2)
+            seen["own" if seats else "all"] += 1
+    assert 0.5 < seen["own"] / (seen["own"] + seen["all"]) < 0.95
+    draws = collector.buffers["all"]
+    assert len(draws) < 30 * 3 * 3 * 0.8  # rows of the snapshots' agents are not there
+
+
+def test_rows_of_an_episode_are_whole_and_of_one_agent():
+    """Every episode in a lane begins with FIRST, and each row was acted by the learning policy."""
+    collector, ppo = collector_of(SelfPlayConfig(pool_size=2, newest_probability=0.0))
+    collector.unroll(60)
+    buffer = collector.buffers["all"]
+    drawn = buffer.draw(ppo.plan, torch.Generator())
+    kinds, valid = drawn.step_type, drawn.valid.bool()
+    assert valid.sum() > 30
+    after = kinds[1:][valid]
+    assert (after != StepType.FIRST).all()  # a row that is learned from goes on in its own episode
+
+
+def test_the_pool_holds_the_newest_snapshots_frozen_as_they_were():
+    collector, ppo = collector_of()
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def copied(policy):
+        return {name: value.clone() for name, value in policy.state_dict().items()}
+
+    for _ in range(9):
+        collector.unroll(1)
+        weights[ppo.policy.version] = copied(ppo.policy)
+        learn(collector, ppo)
+    played = collector._self_play
+    assert played.versions == [6, 8]
+    for version in played.versions:
+        snapshot = played._snapshots[version].policy
+        assert snapshot.version == version
+        assert not different(copied(snapshot), weights[version])
+        assert different(copied(snapshot), copied(ppo.policy))
+
+
+def test_draws_follow_from_the_episode_alone():
+    """The same seats in one process and in two shares of the environments."""
+    whole, _ = collector_of(num_envs=4)
+    whole.unroll(1)
+    halves = []
+    for first in (0, 2):
+        envs = MultiAgentEnvs([Meeting] * 2, lane_seeds=[500 + first, 501 + first])
+        spec = assign_policies(envs.agents, {"*": "all"})
+        ppo = PPO(spec["all"].observation_spec, spec["all"].action_spec)
+        half = MultiAgentCollector(envs, spec, {"all": ppo}, self_play=CONFIG)
+        half.unroll(1)
+        halves += half._self_play._seats
+    assert whole._self_play._seats == halves
+    assert any(halves)
+
+
+def test_scores_against_snapshots_are_reported():
+    collector, ppo = collector_of()
+    for _ in range(10):
+        learn(collector, ppo)
+    episodes = collector.drain()
+    scored = [episode.info for episode in episodes if "self_play/score" in episode.info]
+    assert 0 < len(scored) < len(episodes)
+    assert all(0 <= info["self_play/score"] <= 1 and info["self_play/age"] >= 0 for info in scored)
+    assert all(f"agent_{number}/return" in episode.info for episode in episodes for number in range(3))
+    assert [match_score(1, 0), match_score(0, 0), match_score(0, 1)] == [1, 0.5, 0]
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+    """F25: pool, seats, snapshots' generators and running episodes are in the checkpoint."""
+
+    def trainer(name, total=400):
+        collector, ppo = collector_of()
+        config = TrainerConfig(total_env_steps=total, eval_every_steps=0, checkpoint_every_steps=0, log_every_steps=0)
+        store = CheckpointStore(tmp_path / name)
+        return Trainer(collector, SimplePolicyManager({"all": ppo}), config, checkpoints=store), ppo
+
+    (whole, ours), (first, _), (second, theirs) = trainer("a"), trainer("b"), trainer("c")
+    whole.run()
+    while first.collector.env_steps < 170:
+        first.train_iter()
+    first.save()
+    second.load_state(CheckpointStore(tmp_path / "b").load_newest()[1])
+    second.run()
+    assert not different(parameters(ours), parameters(theirs))
+    assert whole.collector._self_play._seats == second.collector._self_play._seats
+    assert whole.collector._self_play.versions == second.collector._self_play.versions
+
+
+def test_what_cannot_play_itself_is_refused():
+    envs = MultiAgentEnvs([Meeting], lane_seeds=[1])
+    apart = assign_policies(envs.agents, {"agent_0": "one", "*": "others"})
+    team = assign_policies(envs.agents, {"*": "team"}, teams=["team"])
+    with pytest.raises(ConfigError, match="needs one policy that acts for each of several agents"):
+        CONFIG.require(apart)
+    with pytest.raises(ConfigError, match="a team"):
+        CONFIG.require(team)
+    for wrong in ({"pool_size": -1}, {"snapshot_period": 0}, {"newest_probability": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            SelfPlayConfig(**wrong)
+    assert np.isclose(SelfPlayConfig().newest_probability, 0.5)
