@@ -121,6 +121,7 @@ _ROWS = (
     _pendulum("td3", 20_000, -151.855, 90.227),
     _pendulum("ddpg", 20_000, -152.099, 94.282),
     Row("crossq", "Pendulum-v1", 10_000, compile=True),
+    Row("xqc", "Pendulum-v1", 10_000, compile=True),
     Row("quantile_sac", "Pendulum-v1", 20_000),
     Row("redq", "Pendulum-v1", 20_000),
     _pendulum("trpo", 100_000, -174.631, 127.577),
@@ -160,6 +161,7 @@ _ROWS = (
         for peer in (False, True)
     ),
     Row("crossq", "HalfCheetah-v5", 60_000, seeds=2, compile=True),
+    Row("xqc", "HalfCheetah-v5", 60_000, seeds=2, compile=True),
     _long("dqn", "LunarLander-v3", 100_000, 154.382, 79.241, "LunarLander-v2"),
     _long("ppo", "LunarLander-v3", 1_000_000, 242.119, 31.823, "LunarLander-v2"),
     _long("ppo", "Walker2d-v5", 1_000_000, 3478.798, 821.708, "Walker2d-v3"),

@@ -146,6 +146,7 @@ KINDS = {
     "continuous": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
     "batch-norm": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
+    "unit-vectors": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
     "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
@@ -163,6 +164,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recurrent": MEMORY,
     "recurrent-masked": MEMORY,
     "batch-norm": {"network": NetworkConfig(hidden_sizes=(8,), batch_norm=True)},
+    "unit-vectors": {"network": NetworkConfig(hidden_sizes=(8,), activation="relu", block="xqc")},
     "game": {"simulator": "palaestra.envs:TicTacToe", "mini_batch_length": 4},
 }
 """What a kind changes besides the environment."""

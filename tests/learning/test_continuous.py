@@ -22,6 +22,7 @@ SETTINGS = {
     "td3": {**OFF_POLICY, "exploration_std": 0.3, "policy_period": 2},
     "sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3},
     "crossq": {**OFF_POLICY, "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", batch_norm=True)},
+    "xqc": {**OFF_POLICY, "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", block="xqc")},
     "redq": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 5},
     "quantile_sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 2, "num_quantiles": 8},
     "evolution_strategies": {

@@ -43,6 +43,7 @@ from palaestra.algorithms.sarsa import *
 from palaestra.algorithms.td3 import *
 from palaestra.algorithms.td3_bc import *
 from palaestra.algorithms.trpo import *
+from palaestra.algorithms.xqc import *
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "a2c": A2C,
@@ -81,5 +82,6 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "td3": TD3,
     "td3_bc": TD3BC,
     "trpo": TRPO,
+    "xqc": XQC,
 }
 """The algorithms by the name they have on the command line."""

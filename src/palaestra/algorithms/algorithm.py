@@ -227,7 +227,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         if model.has_batch_norm and not self.batch_norm:
             raise ConfigError(
                 f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or use "
-                "network.layer_norm, which every algorithm learns with, or crossq"
+                "network.layer_norm, which every algorithm learns with, or crossq or xqc"
             )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config

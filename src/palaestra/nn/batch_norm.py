@@ -31,6 +31,7 @@ class BatchNorm(nn.Module):
     Args:
         size: units.
         num_members: K, networks side by side, each with moments of its own; 0 for a single one.
+        renormalizes: whether r and d are ever other than 1 and 0.
 
     Examples:
         >>> norm, moments = BatchNorm(2), []
@@ -46,8 +47,9 @@ class BatchNorm(nn.Module):
     variance: Tensor
     steps: Tensor
 
-    def __init__(self, size: int, num_members: int = 0) -> None:
+    def __init__(self, size: int, num_members: int = 0, *, renormalizes: bool = True) -> None:
         super().__init__()
+        self.size, self.renormalizes = size, renormalizes
         shape = (num_members, 1, size) if num_members else (size,)
         self.gain, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.register_buffer("mean", torch.zeros(shape))
@@ -76,6 +78,8 @@ class BatchNorm(nn.Module):
         std = (own_variance + _EPSILON).sqrt()
         fixed_std, fixed_mean = std.detach(), own_mean.detach()
         moments += [fixed_mean, own_variance.detach()]
+        if not self.renormalizes:
+            return torch.addcmul(shift, x - own_mean, gain / std)
         running, warm = (variance + _EPSILON).sqrt(), self.steps >= _WARM_UP
         ratio = torch.where(warm, (fixed_std / running).clamp(1 / _MAX_RATIO, _MAX_RATIO), 1.0)
         offset = torch.where(warm, ((fixed_mean - mean) / running).clamp(-_MAX_SHIFT, _MAX_SHIFT), 0.0)

@@ -23,6 +23,8 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
 observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
 
+_BLOCKS = ("simba", "xqc")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
@@ -43,8 +45,9 @@ class NetworkConfig:
     """Whether the units of each hidden layer are normalised before its activation, row by row; for pictures, too."""
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
-    block: Literal["simba"] | None = None
-    """Residual blocks in the place of the hidden layers, one for each; give all of them one size."""
+    block: Literal["simba", "xqc"] | None = None
+    """Blocks in the place of the hidden layers, one for each: simba, residual, all of one size; or xqc, with weights of
+    length 1 and batch normalisation, for algorithms that learn with it."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False
@@ -75,8 +78,8 @@ class NetworkConfig:
         normal = [name for name in ("layer_norm", "batch_norm", "block") if getattr(self, name)]
         if len(normal) > 1:
             raise ConfigError(f"{' and '.join(normal)} normalise the same units twice; leave out all but one")
-        if self.block not in (None, "simba"):
-            raise ConfigError(f"unknown block {self.block!r}{did_you_mean(str(self.block), ('simba',))}")
+        if self.block not in (None, *_BLOCKS):
+            raise ConfigError(f"unknown block {self.block!r}{did_you_mean(str(self.block), _BLOCKS)}")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")

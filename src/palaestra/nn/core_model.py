@@ -30,6 +30,9 @@ class _Sampler(Protocol):
 class CoreModel(MovableModule):
     """Network components with embedded optimizers, so that an algorithm knows nothing of either.
 
+    A module whose attribute `unit_vectors` maps names of its own parameters to dimensions, such as `{"weight": 1}`, has
+    them brought back to length 1 along these after each step of their optimizer; see `UnitLinear`.
+
     A component without an option is frozen: it gets no gradients (target networks). In the others, parameters whose
     `requires_grad` is off stay as they are. Subclass it and define `forward`
     for a model whose components call each other. Passing the same module, or the same model, to several users shares
@@ -91,7 +94,8 @@ class CoreModel(MovableModule):
                     )
                 owner[id(parameter)] = name
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
-            self.optimizers[name] = ComponentOptimizer(named, option)
+            units = {f"{name}.{key}": dim for key, dim in _unit_vectors(component[name]).items()}
+            self.optimizers[name] = ComponentOptimizer(named, option, units)
 
     def replace_optimizers(self, options: Mapping[str, Any]) -> None:
         """Takes other optimizers for some components, before anything is learned.
@@ -110,7 +114,9 @@ class CoreModel(MovableModule):
                 )
             old = self.optimizers[name]
             parameters: Any = dict(zip(old.names, old.parameters, strict=True))
-            self.optimizers[name] = ComponentOptimizer(parameters, OptimizerOption.of(option, old.option))
+            self.optimizers[name] = ComponentOptimizer(
+                parameters, OptimizerOption.of(option, old.option), old.unit_vectors
+            )
 
     # -- learning
 
@@ -382,6 +388,15 @@ def _copy(source: nn.Module, target: nn.Module) -> None:
     _require_equal(mine, theirs)
     for name, value in mine.items():
         theirs[name].copy_(value)
+
+
+def _unit_vectors(module: nn.Module) -> dict[str, int]:
+    """By a parameter's name, the dimension along which it has length 1 after each step."""
+    found: dict[str, int] = {}
+    for path, part in module.named_modules():
+        of_part: Mapping[str, int] = getattr(part, "unit_vectors", {})
+        found |= {f"{path}.{name}" if path else name: dim for name, dim in of_part.items()}
+    return found
 
 
 def _numbers(module: nn.Module) -> _Numbers:

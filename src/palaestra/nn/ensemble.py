@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.mlp import NormalizedLinear, ResidualBlock
+from palaestra.nn.unit import BatchNormBlock, UnitLinear
 
 
 def ensemble_of(layers: Sequence[Any]) -> nn.Module:
@@ -16,7 +17,8 @@ def ensemble_of(layers: Sequence[Any]) -> nn.Module:
     Args:
         layers: the same one of each, whose parameters it starts with.
     """
-    kinds: dict[type[nn.Module], Any] = {ResidualBlock: EnsembleBlock, nn.LayerNorm: EnsembleNorm}
+    kinds: dict[type[nn.Module], Any] = {nn.LayerNorm: EnsembleNorm, BatchNorm: EnsembleBatchNorm}
+    kinds |= dict.fromkeys((ResidualBlock, BatchNormBlock), EnsembleBlock)
     return kinds.get(type(layers[0]), EnsembleLinear)(layers)
 
 
@@ -30,7 +32,9 @@ class EnsembleLinear(nn.Module):
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
-        self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
+        biased = layers[0].bias is not None
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers])) if biased else None
+        self.unit_vectors = {"weight": 1} if isinstance(layers[0], UnitLinear) else {}
         self._normalizes = isinstance(layers[0], NormalizedLinear)
         if self._normalizes:
             self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
@@ -51,11 +55,11 @@ class EnsembleLinear(nn.Module):
         """
         weight, bias = self.weight, self.bias
         if members is not None:
-            weight, bias = weight[members], bias[members]
+            weight, bias = weight[members], None if bias is None else bias[members]
         x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
         if self.norm is not None:
             x = self.norm(x, moments, members)
-        out = torch.bmm(x, weight).add_(bias)
+        out = torch.bmm(x, weight) if bias is None else torch.bmm(x, weight).add_(bias)
         if not self._normalizes:
             return out
         gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
@@ -89,18 +93,44 @@ class EnsembleNorm(nn.Module):
         return nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
 
 
-class EnsembleBlock(nn.Module):
-    """K residual blocks.
+class EnsembleBatchNorm(nn.Module):
+    """K batch normalisations.
 
     Args:
-        blocks: K of them.
+        layers: K of them.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.norm = BatchNorm(layers[0].size, len(layers), renormalizes=layers[0].renormalizes)
+
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
+        """The normalised units of the members.
+
+        Args:
+            x: [N, n] for all of them, or [K, N, n].
+            members: which; default all.
+            moments: see `BatchNorm`; of all members.
+
+        Returns:
+            [K, N, n].
+        """
+        count = self.norm.gain.shape[0] if members is None else len(self.norm.gain[members])
+        return self.norm(x if x.ndim == 3 else x.expand(count, -1, -1), moments, members)
+
+
+class EnsembleBlock(nn.Module):
+    """K blocks made of parts.
+
+    Args:
+        blocks: K of them, each with a `rule`.
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         super().__init__()
-        self.norm = EnsembleNorm([block.norm for block in blocks])
-        self.up, self.down = (EnsembleLinear([getattr(block, name) for block in blocks]) for name in ("up", "down"))
-        self._function = blocks[0].function
+        for name, _ in blocks[0].named_children():
+            setattr(self, name, ensemble_of([getattr(block, name) for block in blocks]))
+        self._rule, self._function = blocks[0].rule, blocks[0].function
 
     def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
         """The outputs of the members.
@@ -108,9 +138,9 @@ class EnsembleBlock(nn.Module):
         Args:
             x: [K, N, n].
             members: which; default all.
-            moments: nothing here.
+            moments: see `BatchNorm`; of all members.
 
         Returns:
-            [K, N, n].
+            [K, N, out].
         """
-        return x + self.down(self._function(self.up(self.norm(x, members), members)), members)
+        return self._rule(x, lambda name, x: getattr(self, name)(x, members, moments), self._function)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.nn.batch_norm import BatchNormLinear
+from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.fast import Linear, call, submodules
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
+from palaestra.nn.unit import BatchNormBlock, Part, UnitLinear
 
 __all__ = ["MLP", "Activation", "Initialisation", "Layers", "NoisyMLP", "NormalizedLinear", "ResidualBlock"]
 
@@ -22,8 +23,11 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
-Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba"]
-"""What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or a `ResidualBlock` for each."""
+Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba", "xqc"]
+"""What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or blocks: `ResidualBlock`,
+`BatchNormBlock`."""
+
+_MIXES_ROWS = (BatchNorm, BatchNormLinear, BatchNormBlock)
 
 # tanh and relu are computed in place: the layer below needs only its input for its gradient, never its output
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -96,6 +100,11 @@ class ResidualBlock(nn.Module):
         parts = submodules(self)
         return x + call(parts["down"], self.function(call(parts["up"], call(parts["norm"], x))))
 
+    @staticmethod
+    def rule(x: Tensor, part: Part, function: Any) -> Tensor:
+        """The block, whoever computes its parts; see `BatchNormBlock.rule`."""
+        return x + part("down", function(part("up", part("norm", x))))
+
 
 class MLP(nn.Module):
     """Fully connected layers: hidden layers with an activation each, then one without.
@@ -107,7 +116,9 @@ class MLP(nn.Module):
     are drawn from torch's global generator; wrap the construction in `core.seeded_initialisation`.
 
     With layers of the kind "simba" a linear one leads to n features, a `ResidualBlock` of them stands for each hidden
-    layer, and layer normalisation follows the last; linear layers start orthogonal, with gain 1 for the first.
+    layer, and layer normalisation follows the last; linear layers start orthogonal, with gain 1 for the first. With
+    "xqc" the input is normalised by the minibatch, and a `BatchNormBlock` stands for each hidden layer; the last layer
+    has weights of length 1, whatever `out_gain` says.
 
     Args:
         in_size: features of the input.
@@ -148,17 +159,19 @@ class MLP(nn.Module):
         self.in_size = in_size
         self.out_size = sizes[-1]
         residual = layers == "simba" and bool(hidden_sizes)
-        self.layers = nn.ModuleList(
-            _blocks(sizes, activation, out_size) if residual else _plain(sizes, layers, out_size)
-        )
+        if layers == "xqc":
+            made = _unit_blocks(sizes, activation, out_size)
+        else:
+            made = _blocks(sizes, activation, out_size) if residual else _plain(sizes, layers, out_size)
+        self.layers = nn.ModuleList(made)
         self.activation = activation
         self._function = ACTIVATIONS[activation]
         self._last = None if out_size is None else len(self.layers) - 1
-        self.num_activations = 0 if residual else len(hidden_sizes)
+        self.num_activations = 0 if residual or layers == "xqc" else len(hidden_sizes)
         """Layers that are followed by an activation, from the first."""
         orthogonal = init == "orthogonal" or (init == "auto" and (residual or activation == "tanh"))
         for layer in self.layers:
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear) and not isinstance(layer, UnitLinear):
                 is_out = out_size is not None and layer is self.layers[-1]
                 gain = out_gain if is_out else 1.0 if residual else math.sqrt(2)
                 _initialise(layer, gain, orthogonal=orthogonal, is_out=is_out)
@@ -175,7 +188,7 @@ class MLP(nn.Module):
         """
         function, num_activations = self._function, self.num_activations
         for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
-            given = () if moments is None or type(layer) is not BatchNormLinear else (moments,)
+            given = () if moments is None or type(layer) not in _MIXES_ROWS else (moments,)
             if index == self._last and has_bfloat16_products(x):
                 return in_full_precision(layer, x, *given)
             x = layer(x, *given) if given else call(layer, x)
@@ -225,6 +238,13 @@ def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> l
     blocks = [ResidualBlock(size, activation) for size in hidden]
     made: list[nn.Module] = [Linear(sizes[0], hidden[0]), *blocks, nn.LayerNorm(hidden[0])]
     return made if out_size is None else [*made, Linear(hidden[0], out_size)]
+
+
+def _unit_blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
+    hidden = sizes if out_size is None else sizes[:-1]
+    blocks = [BatchNormBlock(n, m, ACTIVATIONS[activation]) for n, m in itertools.pairwise(hidden)]
+    made: list[nn.Module] = [BatchNorm(sizes[0], renormalizes=False), *blocks]
+    return made if out_size is None else [*made, UnitLinear(hidden[-1], out_size)]
 
 
 @torch.no_grad()

@@ -125,10 +125,17 @@ class ComponentOptimizer:
     Args:
         parameters: by full name.
         option: which optimizer, with which parameters.
+        unit_vectors: by full name, the dimension along which a parameter has length 1 again after each step.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], option: OptimizerOption) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        option: OptimizerOption,
+        unit_vectors: Mapping[str, int] | None = None,
+    ) -> None:
         self.names = tuple(parameters)
+        self.unit_vectors = dict(unit_vectors or {})
         self.parameters: list[Tensor] = list(parameters.values())
         self.option = option
         own: Any = option.torch_class
@@ -237,6 +244,10 @@ class ComponentOptimizer:
             self._update_fused(grads)
         else:
             self._update(grads, self._rate, None)
+        if self.unit_vectors:
+            for name, parameter in zip(self.names, self.parameters, strict=True):
+                if name in self.unit_vectors:
+                    parameter.copy_(unit(parameter, self.unit_vectors[name]))
 
     def _step_own(self, grads: Sequence[Tensor]) -> None:
         """By an optimizer of PyTorch, or of the user."""
@@ -284,7 +295,8 @@ class ComponentOptimizer:
             if finite is None:
                 parameter.sub_(change, alpha=rate)
             else:
-                _write(parameter, parameter - rate * change, finite)
+                moved, dim = parameter - rate * change, self.unit_vectors.get(self.names[i])
+                _write(parameter, moved if dim is None else unit(moved, dim), finite)
             for name, value in new.items():
                 _write(old[name], value, finite)
 
@@ -375,6 +387,16 @@ def _step_in_graph(optimizers: Sequence[ComponentOptimizer], gradients: Sequence
     for optimizer, grads, norm in zip(optimizers, gradients, norms, strict=True):
         optimizer._step_in_graph(list(grads), norm, finite)
     return norms
+
+
+def unit(vectors: Tensor, dim: int) -> Tensor:
+    """Vectors of length 1 in the same directions.
+
+    Args:
+        vectors: any shape; those of length 0 stay as they are.
+        dim: along which their entries lie.
+    """
+    return nn.functional.normalize(vectors, dim=dim)
 
 
 def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:

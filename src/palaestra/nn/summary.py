@@ -76,8 +76,8 @@ def _layers(module: nn.Module) -> list[_Layer]:
         case EnsembleLinear():
             members, size_in, size_out = module.weight.shape
             return [(f"{members} x " if members > 1 else "", size_in, size_out)]
-        case EnsembleBlock():
-            members, _, size = module.norm.gain.shape
+        case EnsembleBlock(up=EnsembleLinear() as up):
+            members, size, _ = up.weight.shape
             return [(f"{members} x block ", size, size)]
         case ResidualBlock():
             return [("block ", module.up.in_features, module.up.in_features)]

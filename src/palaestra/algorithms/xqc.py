@@ -1,0 +1,213 @@
+"""XQC: soft actor-critic whose critics are easy to optimise: batch normalisation, weights of length 1, cross-entropy.
+
+Paper: Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4; target networks, the delay of the actor and
+numbers as in its code. Departures: rewards are divided by a bound on returns, which any minibatch tells, instead of the
+deviation of returns in the order of collection; critics, actor and temperature are differentiated at the same weights,
+then stepped together; critics are as wide as the actor, 256 units instead of 512; one gradient step for each env step
+instead of two; the temperature is learned through its logarithm.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Linear,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption, in_full_precision
+from palaestra.ops import categorical_projection
+from palaestra.policies import SquashedGaussianPolicy
+
+__all__ = ["XQC", "RewardScale", "XQCConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class XQCConfig(AlgorithmConfig):
+    """Hyperparameters of `XQC`."""
+
+    learning_rate: NotNegative[Schedule] = field(default_factory=lambda: Linear(3e-4, 3e-5))
+    """Step size of Adam, of actor and critics; a number or a schedule."""
+    unroll_length: Positive[float] = 1
+    """Time steps collected from every environment before each update."""
+    capacity: Positive[int] = 1_000_000
+    """Rows the replay buffer keeps."""
+    learning_starts: NotNegative[int] = 5_000
+    """Env steps before the first gradient step."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    mini_batch_size: Positive[int] = 256
+    """Transitions in a minibatch."""
+    gamma: Fraction[Schedule] = 0.99
+    """Discount per env step, in [0, 1]."""
+    n_step: Positive[int] = 1
+    """Rewards summed before bootstrapping, without off-policy correction."""
+    tau: Fraction[Schedule] = 0.005
+    """Share of the way that the target critics go towards the online ones, in [0, 1]."""
+    num_critics: Positive[int] = 2
+    """K, critics of the ensemble."""
+    policy_period: Positive[int] = 3
+    """Gradient steps of the critics from one of actor and temperature to the next."""
+    initial_temperature: Positive[float] = 0.01
+    """Alpha at the start, scaled returns per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = field(default_factory=lambda: Linear(3e-4, 3e-5))
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy in nats that the temperature aims at; by default minus half the number of action dimensions."""
+    num_atoms: int = 101
+    """Q, possible scaled returns, evenly spaced."""
+    min_return: float = -5.0
+    """Smallest of them, in bounds on returns: see `RewardScale`."""
+    max_return: float = 5.0
+    """Largest of them."""
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256, 256, 256), activation="relu", block="xqc")
+    )
+    """Layers of every network; they share no parameters."""
+    bonus: BonusConfig = field(default_factory=BonusConfig)
+    """Reward for novelty; none by default."""
+
+    plan_class = Replay
+
+
+class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
+    """Learns a soft policy from distributions of scaled returns.
+
+    Raises:
+        ConfigError: the action space is something else, or there are no atoms from a low to a higher return.
+    """
+
+    config_class = XQCConfig
+    batch_norm = True
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: XQCConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = parts.settings(config or XQCConfig(), seeds, network)
+        if config.num_atoms < 2 or not config.min_return < config.max_return:
+            raise ConfigError(
+                f"algorithm.num_atoms is {config.num_atoms}, from min_return={config.min_return} to "
+                f"max_return={config.max_return}; give at least 2 atoms, and a max_return above min_return"
+            )
+        actor, critic = config.network.parts("actor", "critic")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
+            size = policy.raw_action_spec.size
+            self.critic = EnsembleNetwork(
+                observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
+            )
+        self.target_critic = copy.deepcopy(self.critic)
+        self.temperature, self.reward_scale = parts.Temperature(config.initial_temperature), RewardScale()
+        self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
+        self._atoms = torch.linspace(config.min_return, config.max_return, config.num_atoms)
+        adam = OptimizerOption("adam", {"lr": config.learning_rate})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        others = {"temperature": self.temperature, "reward_scale": self.reward_scale}
+        model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
+        self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
+        return parts.n_step_transitions(batch, self.value_of("gamma"))
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> parts.SoftBatch:
+        """The random part of the actions at both observations."""
+        return parts.action_noise(batch, generator)
+
+    def losses(self, batch: parts.SoftBatch) -> Losses:
+        """Cross-entropy of the critics; SAC's losses of means for actor and temperature, where they are due."""
+        observation, after = self.policy.normalize(batch.observation), self.policy.normalize(batch.next_observation)
+        temperature, moments = self.temperature(), {"critic": []}
+        with torch.no_grad():
+            next_action, next_log_prob = self.policy.distribution_of(self.policy.head(after)).at(batch.next_noise)
+        cat: Any = torch.cat if isinstance(observation, Tensor) else Batch.cat
+        both = cat((observation, after)), torch.cat((batch.action, next_action))
+        logits = self.critic(*both, moments=moments["critic"])[:, : len(batch.reward)].log_softmax(-1)  # [K, N, Q]
+        wanted = self._target(batch, both, next_log_prob)
+        terms = {"critic": -(wanted * logits).sum(-1).mean(-1).sum()}
+        scale = self.reward_scale()
+        metrics = {"q_mean": self._mean(logits.detach()).mean() * scale, "alpha": temperature, "reward_scale": scale}
+        if self.is_due("actor"):
+            moments["actor"] = []
+            outputs = self.policy.network(observation, moments["actor"])
+            action, log_prob = self.policy.distribution_of(outputs).at(batch.noise)
+            least_q = self._mean(self.critic(observation, action).log_softmax(-1)).amin(0)
+            terms["actor"] = (temperature * log_prob - least_q).mean()
+            terms["temperature"] = self.temperature.loss(log_prob + self.target_entropy)
+            metrics["entropy"] = -log_prob.mean()
+        return Losses(terms, metrics, moments=moments)
+
+    @torch.no_grad()
+    def _target(self, batch: parts.SoftBatch, both: tuple[Any, Tensor], next_log_prob: Tensor) -> Tensor:
+        """[N, Q] the distribution of whichever target critic expects less, by moments of both ends of transitions."""
+        logits = self.target_critic(*both, moments=[])[:, len(batch.reward) :].log_softmax(-1)  # [K, N, Q]
+        least = self._mean(logits).argmin(0)  # [N]
+        probs = logits.exp()[least, torch.arange(len(least), device=least.device)]
+        cost = batch.bootstrap * self.temperature() * next_log_prob
+        reward = batch.reward / self.reward_scale() - cost
+        return categorical_projection(probs, self._atoms.to(reward.device), reward, batch.bootstrap)
+
+    def _mean(self, logits: Tensor) -> Tensor:
+        """[K, N, Q] logarithms of probabilities -> [K, N] scaled returns."""
+        return in_full_precision(torch.matmul, logits.exp(), self._atoms.to(logits.device))
+
+    def after_update(self, batch: parts.SoftBatch) -> None:
+        """Rewards that were learned from count in the scale from now on."""
+        self.reward_scale.merge(batch.reward, self.value_of("gamma") ** self.config.n_step)
+
+
+class RewardScale(nn.Module):
+    """A bound on the returns of rows learned from so far: the unit in which returns are about 1 at most.
+
+        s = √(mean r²) / (1 − γ)
+
+    By Minkowski's inequality the root mean square of discounted sums of rewards is not larger, where rows are as likely
+    at one time as at another. Sums of n rewards have γⁿ in the place of γ.
+    """
+
+    count: Tensor
+    mean_square: Tensor
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean_square"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("value", torch.ones(()))
+
+    def forward(self) -> Tensor:
+        """0-dim, greater than 0; 1 before the first rewards."""
+        return self.value
+
+    @torch.no_grad()
+    def merge(self, reward: Tensor, discount: Any) -> None:
+        """Takes rewards into account from now on.
+
+        Args:
+            reward: [N].
+            discount: of what follows them; above 0.999 it counts as 0.999.
+        """
+        self.count += reward.numel()
+        self.mean_square += (reward.double().square().mean() - self.mean_square) * (reward.numel() / self.count)
+        self.value.copy_((self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3))
