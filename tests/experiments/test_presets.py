@@ -65,3 +65,7 @@ def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, m
         torch.set_num_threads(before)
     assert done.result.env_steps >= 128
     assert done.result.evaluation.length_mean <= 12
+
+
+def test_quantile_sac_has_the_name_of_its_paper_too():
+    assert preset("tqc", "HalfCheetah-v5") == preset("quantile_sac", "HalfCheetah-v5")

@@ -8,7 +8,7 @@ from torch.nn.functional import layer_norm, linear
 from torch.testing import assert_close
 
 from palaestra.core import ConfigError, TensorSpec, seeded_initialisation
-from palaestra.nn import MLP, EnsembleNetwork, Network, NetworkConfig, QNetwork
+from palaestra.nn import MLP, CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption, QNetwork
 from palaestra.nn.network import mlp_of
 
 SIMBA = NetworkConfig(hidden_sizes=(6, 6), activation="relu", block="simba")
@@ -64,6 +64,57 @@ def test_an_ensemble_of_blocks_is_its_members():
     x = rows(7, 4)
     assert_close(ensemble(x), torch.stack([member(x) for member in members]))
     assert_close(ensemble(x, members=slice(1, 2))[0], members[1](x))
+
+
+def sphere(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def test_layers_of_the_second_version_are_those_of_a_plain_transcription():
+    """Lee et al. 2025 (SimbaV2), sections 4.1 to 4.3, with the numbers of its code."""
+    mlp = MLP(4, (6, 6), 2, activation="relu", layers="simba2")
+    weights = {name: value.detach() for name, value in mlp.named_parameters()}
+    x, gain = rows(5, 4), (2 / 6) ** 0.5
+    for name in (name for name in weights if name.endswith("weight")):
+        assert_close(weights[name].norm(dim=1), torch.ones(len(weights[name])))
+    h = sphere(torch.cat([x, torch.full((5, 1), 3.0)], -1))
+    h = sphere(linear(h, weights["layers.0.linear.weight"]) * gain)
+    for number in (1, 2):
+        inside = (linear(h, weights[f"layers.{number}.up.weight"]) * gain / 2).relu()
+        assert inside.shape == (5, 24)
+        h = sphere(h + (sphere(linear(inside, weights[f"layers.{number}.down.weight"])) - h) / 3)
+    assert_close(mlp.hidden(x), h)
+    assert_close(mlp(x), linear(linear(h, weights["layers.3.first.weight"]), weights["layers.3.last.weight"]))
+    assert_close(weights["layers.1.share.factor"], torch.full((6,), 6**-0.5))
+    assert_close(weights["layers.1.scale.factor"], torch.full((24,), gain / 2))
+
+
+def test_the_length_of_an_input_is_not_lost():
+    mlp = MLP(4, (6,), 2, activation="relu", layers="simba2")
+    assert not torch.allclose(mlp(rows(5, 4)), mlp(10 * rows(5, 4)))
+
+
+def test_an_ensemble_of_the_second_version_is_its_members():
+    config = dataclasses.replace(SIMBA, block="simba2")
+    with seeded_initialisation(3):
+        ensemble = EnsembleNetwork(TensorSpec((4,)), 2, 3, config)
+    with seeded_initialisation(3):
+        members = [mlp_of(4, (6, 6), 2, config) for _ in range(3)]
+    shaken(ensemble, *members)
+    x = rows(7, 4)
+    assert_close(ensemble(x), torch.stack([member(x) for member in members]))
+    assert_close(ensemble(x, members=slice(1, 2))[0], members[1](x))
+
+
+def test_every_weight_of_the_second_version_has_length_1_after_a_step():
+    network = EnsembleNetwork(TensorSpec((4,)), 2, 3, dataclasses.replace(SIMBA, block="simba2"))
+    model = CoreModel({"critic": network}, {"critic": OptimizerOption("adam", {"lr": 0.1})})
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    model.step((network(rows(7, 4)) ** 2).sum())
+    for name, value in network.named_parameters():
+        assert not torch.equal(value, before[name])
+        if name.endswith("weight"):
+            assert_close(value.norm(dim=1), torch.ones_like(value.norm(dim=1)))
 
 
 def test_another_head_sees_the_normalised_features():

@@ -58,11 +58,14 @@ def _config(algorithm: str, env_name: str, settings: Mapping[str, Any]) -> Exper
     return config_from_mapping(ExperimentConfig, {**settings, "algorithm_name": algorithm, "env": env})
 
 
+_OTHER_NAMES = {"tqc": "quantile_sac"}
+
+
 def preset(algorithm: str, env_name: str) -> ExperimentConfig:
     """Settings for an algorithm in an environment: its own, else its family's, else the algorithm's defaults.
 
     Args:
-        algorithm: its name, for example `"ppo"`.
+        algorithm: its name, for example `"ppo"`; of quantile SAC the one in its paper, `"tqc"`, too.
         env_name: as `EnvConfig.name`.
 
     Raises:
@@ -72,6 +75,7 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
         >>> preset("ppo", "CartPole-v1").algorithm.gamma
         0.98
     """
+    algorithm = _OTHER_NAMES.get(algorithm, algorithm)
     algorithm_class(algorithm)
     found = tuned().get((algorithm, env_name))
     if found is None:

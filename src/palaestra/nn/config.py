@@ -23,7 +23,7 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
 observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
 
-_BLOCKS = ("simba", "xqc")
+_BLOCKS = ("simba", "simba2", "xqc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ class NetworkConfig:
     """Whether the units of each hidden layer are normalised before its activation, row by row; for pictures, too."""
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
-    block: Literal["simba", "xqc"] | None = None
-    """Blocks in the place of the hidden layers, one for each: simba, residual, all of one size; or xqc, with weights of
-    length 1 and batch normalisation, for algorithms that learn with it."""
+    block: Literal["simba", "simba2", "xqc"] | None = None
+    """Blocks in the place of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
+    sphere, with weights of length 1; or xqc, with such weights and batch normalisation, where an algorithm has it."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.mlp import NormalizedLinear, ResidualBlock
-from palaestra.nn.unit import BatchNormBlock, UnitLinear
+from palaestra.nn.unit import BatchNormBlock, SphereBlock, SphereHead, SphereInput, UnitLinear, UnitScale
 
 
 def ensemble_of(layers: Sequence[Any]) -> nn.Module:
@@ -18,7 +18,8 @@ def ensemble_of(layers: Sequence[Any]) -> nn.Module:
         layers: the same one of each, whose parameters it starts with.
     """
     kinds: dict[type[nn.Module], Any] = {nn.LayerNorm: EnsembleNorm, BatchNorm: EnsembleBatchNorm}
-    kinds |= dict.fromkeys((ResidualBlock, BatchNormBlock), EnsembleBlock)
+    kinds |= dict.fromkeys((ResidualBlock, BatchNormBlock, SphereInput, SphereBlock, SphereHead), EnsembleBlock)
+    kinds[UnitScale] = EnsembleScale
     return kinds.get(type(layers[0]), EnsembleLinear)(layers)
 
 
@@ -119,6 +120,32 @@ class EnsembleBatchNorm(nn.Module):
         return self.norm(x if x.ndim == 3 else x.expand(count, -1, -1), moments, members)
 
 
+class EnsembleScale(nn.Module):
+    """K layers of learned factors.
+
+    Args:
+        layers: K of them.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.stack([layer.factor.detach()[None] for layer in layers]))
+        self._unit = layers[0].unit
+
+    def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
+        """The scaled units of the members.
+
+        Args:
+            x: [K, N, n].
+            members: which; default all.
+            moments: nothing here.
+
+        Returns:
+            [K, N, n].
+        """
+        return x * ((self.factor if members is None else self.factor[members]) * self._unit)
+
+
 class EnsembleBlock(nn.Module):
     """K blocks made of parts.
 
@@ -136,7 +163,7 @@ class EnsembleBlock(nn.Module):
         """The outputs of the members.
 
         Args:
-            x: [K, N, n].
+            x: [K, N, n], or [N, n] for all of them.
             members: which; default all.
             moments: see `BatchNorm`; of all members.
 

@@ -12,7 +12,7 @@ from palaestra.core import ConfigError, did_you_mean
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
 from palaestra.nn.fast import Linear, call, submodules
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
-from palaestra.nn.unit import BatchNormBlock, Part, UnitLinear
+from palaestra.nn.unit import BatchNormBlock, Part, SphereBlock, SphereHead, SphereInput, UnitLinear
 
 __all__ = ["MLP", "Activation", "Initialisation", "Layers", "NoisyMLP", "NormalizedLinear", "ResidualBlock"]
 
@@ -23,9 +23,9 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
-Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba", "xqc"]
+Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba", "simba2", "xqc"]
 """What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or blocks: `ResidualBlock`,
-`BatchNormBlock`."""
+`SphereBlock`, `BatchNormBlock`."""
 
 _MIXES_ROWS = (BatchNorm, BatchNormLinear, BatchNormBlock)
 
@@ -118,7 +118,8 @@ class MLP(nn.Module):
     With layers of the kind "simba" a linear one leads to n features, a `ResidualBlock` of them stands for each hidden
     layer, and layer normalisation follows the last; linear layers start orthogonal, with gain 1 for the first. With
     "xqc" the input is normalised by the minibatch, and a `BatchNormBlock` stands for each hidden layer; the last layer
-    has weights of length 1, whatever `out_gain` says.
+    has weights of length 1, whatever `out_gain` says. With "simba2" they are `SphereInput`, a `SphereBlock` for each
+    hidden layer, and `SphereHead`.
 
     Args:
         in_size: features of the input.
@@ -158,11 +159,13 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        residual = layers == "simba" and bool(hidden_sizes)
+        residual = layers in ("simba", "simba2") and bool(hidden_sizes)
         if layers == "xqc":
             made = _unit_blocks(sizes, activation, out_size)
+        elif residual:
+            made = (_blocks if layers == "simba" else _sphere)(_equal(sizes, out_size), activation, out_size)
         else:
-            made = _blocks(sizes, activation, out_size) if residual else _plain(sizes, layers, out_size)
+            made = _plain(sizes, layers, out_size)
         self.layers = nn.ModuleList(made)
         self.activation = activation
         self._function = ACTIVATIONS[activation]
@@ -228,16 +231,26 @@ def _plain(sizes: list[int], kind: Layers, out_size: int | None) -> list[nn.Modu
     return made if out_size is None else [*made, last(*pairs[-1])]
 
 
-def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
+def _equal(sizes: list[int], out_size: int | None) -> list[int]:
     hidden = sizes[1:] if out_size is None else sizes[1:-1]
     if len(set(hidden)) > 1:
         raise ConfigError(
             f"blocks of the sizes {hidden} were asked for; what they make is added to their input, so that all must be "
             "of one size"
         )
-    blocks = [ResidualBlock(size, activation) for size in hidden]
-    made: list[nn.Module] = [Linear(sizes[0], hidden[0]), *blocks, nn.LayerNorm(hidden[0])]
-    return made if out_size is None else [*made, Linear(hidden[0], out_size)]
+    return [sizes[0], *hidden]
+
+
+def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
+    blocks = [ResidualBlock(size, activation) for size in sizes[1:]]
+    made: list[nn.Module] = [Linear(*sizes[:2]), *blocks, nn.LayerNorm(sizes[1])]
+    return made if out_size is None else [*made, Linear(sizes[1], out_size)]
+
+
+def _sphere(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
+    blocks = [SphereBlock(size, ACTIVATIONS[activation], len(sizes) - 1) for size in sizes[1:]]
+    made: list[nn.Module] = [SphereInput(*sizes[:2]), *blocks]
+    return made if out_size is None else [*made, SphereHead(sizes[1], out_size)]
 
 
 def _unit_blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:

@@ -10,6 +10,7 @@ from palaestra.nn.encoder import OwnEncoder
 from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm
 from palaestra.nn.mlp import NoisyMLP, ResidualBlock
 from palaestra.nn.recurrent import RecurrentCell
+from palaestra.nn.unit import SphereBlock
 
 __all__ = ["model_summary", "network_summary"]
 
@@ -79,7 +80,7 @@ def _layers(module: nn.Module) -> list[_Layer]:
         case EnsembleBlock(up=EnsembleLinear() as up):
             members, size, _ = up.weight.shape
             return [(f"{members} x block ", size, size)]
-        case ResidualBlock():
+        case ResidualBlock() | SphereBlock():
             return [("block ", module.up.in_features, module.up.in_features)]
         case nn.Linear():
             return [("", module.in_features, module.out_features)]
