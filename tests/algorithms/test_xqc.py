@@ -219,7 +219,7 @@ def test_numbers_are_those_of_the_papers_code():
     assert (config.num_atoms, config.min_return, config.max_return) == (101, -5.0, 5.0)
     with environment("continuous", 1) as env:
         algorithm = XQC(env.observation_spec, env.action_spec)
-        assert algorithm.target_entropy == -1.0 and float(algorithm.temperature()) == pytest.approx(0.01)
+        assert algorithm.target_entropy == -1.0 and float(algorithm.temperature()) == pytest.approx(1e-3)
         with pytest.raises(ConfigError, match=r"num_atoms is 1, from min_return=-5\.0"):
             XQC(env.observation_spec, env.action_spec, XQCConfig(num_atoms=1))
 

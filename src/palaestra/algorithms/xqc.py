@@ -2,9 +2,9 @@
 
 Paper: Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4; target networks, the delay of the actor and
 numbers as in its code. Departures: rewards are divided by a bound on returns, which any minibatch tells, instead of the
-deviation of returns in the order of collection; critics, actor and temperature are differentiated at the same weights,
-then stepped together; critics are as wide as the actor, 256 units instead of 512; one gradient step for each env step
-instead of two; the temperature is learned through its logarithm.
+deviation of returns in the order of collection, and the temperature starts ten times lower, to suit; critics, actor and
+temperature are differentiated at the same weights, then stepped together; critics are as wide as the actor, 256 units
+instead of 512; one gradient step for each env step instead of two; the temperature is learned through its logarithm.
 """
 
 import copy
@@ -63,7 +63,7 @@ class XQCConfig(AlgorithmConfig):
     """K, critics of the ensemble."""
     policy_period: Positive[int] = 3
     """Gradient steps of the critics from one of actor and temperature to the next."""
-    initial_temperature: Positive[float] = 0.01
+    initial_temperature: Positive[float] = 0.001
     """Alpha at the start, scaled returns per nat."""
     temperature_learning_rate: NotNegative[Schedule] = field(default_factory=lambda: Linear(3e-4, 3e-5))
     """Step size of the temperature; 0 leaves it as it is."""
