@@ -243,13 +243,13 @@ def _equal(sizes: list[int], out_size: int | None) -> list[int]:
 
 def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
     blocks = [ResidualBlock(size, activation) for size in sizes[1:]]
-    made: list[nn.Module] = [Linear(*sizes[:2]), *blocks, nn.LayerNorm(sizes[1])]
+    made: list[nn.Module] = [Linear(sizes[0], sizes[1]), *blocks, nn.LayerNorm(sizes[1])]
     return made if out_size is None else [*made, Linear(sizes[1], out_size)]
 
 
 def _sphere(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
     blocks = [SphereBlock(size, ACTIVATIONS[activation], len(sizes) - 1) for size in sizes[1:]]
-    made: list[nn.Module] = [SphereInput(*sizes[:2]), *blocks]
+    made: list[nn.Module] = [SphereInput(sizes[0], sizes[1]), *blocks]
     return made if out_size is None else [*made, SphereHead(sizes[1], out_size)]
 
 
