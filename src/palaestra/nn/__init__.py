@@ -16,5 +16,4 @@ from palaestra.nn.precision import *
 from palaestra.nn.recurrent import *
 from palaestra.nn.search import *
 from palaestra.nn.summary import *
-from palaestra.nn.unit import *
 from palaestra.nn.world_model import *

@@ -7,8 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
-from palaestra.nn.mlp import NormalizedLinear, ResidualBlock
-from palaestra.nn.unit import BatchNormBlock, SphereBlock, SphereHead, SphereInput, UnitLinear, UnitScale
+from palaestra.nn.mlp import (
+    BatchNormBlock,
+    NormalizedLinear,
+    ResidualBlock,
+    SphereBlock,
+    SphereHead,
+    SphereInput,
+    UnitLinear,
+    UnitScale,
+)
 
 
 def ensemble_of(layers: Sequence[Any]) -> nn.Module:

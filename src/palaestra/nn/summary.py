@@ -8,9 +8,8 @@ from palaestra.nn.cnn import ConvolutionalNetwork, NatureCNN, SmallCNN
 from palaestra.nn.core_model import CoreModel
 from palaestra.nn.encoder import OwnEncoder
 from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm
-from palaestra.nn.mlp import NoisyMLP, ResidualBlock
+from palaestra.nn.mlp import NoisyMLP, ResidualBlock, SphereBlock
 from palaestra.nn.recurrent import RecurrentCell
-from palaestra.nn.unit import SphereBlock
 
 __all__ = ["model_summary", "network_summary"]
 
