@@ -177,24 +177,30 @@ def test_units_start_with_length_1_and_without_bias():
 # -- the scale of rewards
 
 
-def test_the_scale_bounds_returns_of_rewards_that_keep_coming():
-    """√(mean r²) / (1 − γ), over all rows so far."""
-    scale = RewardScale()
+def test_the_scale_brings_returns_of_rewards_that_keep_coming_to_half_of_the_outermost_atom():
+    """2 √(mean r²) / ((1 − γ) m), a running mean of minibatches."""
+    scale = RewardScale(5.0)
     assert scale() == 1
     scale.merge(torch.tensor([3.0, 4.0]), 0.9)
+    assert scale().item() == pytest.approx(2 * (25 / 2) ** 0.5 * 10 / 5)
     scale.merge(torch.tensor([0.0, 0.0]), 0.9)
-    assert scale().item() == pytest.approx((25 / 4) ** 0.5 * 10)
-    scale.merge(torch.tensor([1.0]), 1.0)
-    assert scale().item() == pytest.approx((26 / 5) ** 0.5 * 1000)
+    assert scale().item() == pytest.approx(2 * (25 / 4) ** 0.5 * 10 / 5)
+    scale.merge(torch.tensor([5.0]), 1.0)
+    assert scale().item() == pytest.approx(2 * (25 / 2) ** 0.5 * 1000 / 5)
+    scale.count.fill_(10_000)
+    scale.merge(torch.tensor([0.0]), 0.9)
+    assert scale().item() == pytest.approx(2 * (25 / 2 * 0.999) ** 0.5 * 10 / 5), "a thousand minibatches count"
+
+
+def test_scaled_returns_stay_below_half_of_the_outermost_atom():
     rewards = torch.randn(5000, generator=torch.Generator().manual_seed(2)).cumsum(0).sin() + 0.5
-    returns = torch.zeros(1)
-    squares = []
+    returns, squares = torch.zeros(1), list[torch.Tensor]()
     for reward in rewards:
         returns = reward + 0.9 * returns
         squares.append(returns**2)
-    bound = RewardScale()
-    bound.merge(rewards, 0.9)
-    assert torch.stack(squares).mean().sqrt() <= bound()
+    scale = RewardScale(5.0)
+    scale.merge(rewards, 0.9)
+    assert 0.5 < torch.stack(squares).mean().sqrt() / scale() <= 2.5
 
 
 def test_what_was_learned_does_not_depend_on_the_unit_of_rewards():
@@ -219,7 +225,7 @@ def test_numbers_are_those_of_the_papers_code():
     assert (config.num_atoms, config.min_return, config.max_return) == (101, -5.0, 5.0)
     with environment("continuous", 1) as env:
         algorithm = XQC(env.observation_spec, env.action_spec)
-        assert algorithm.target_entropy == -1.0 and float(algorithm.temperature()) == pytest.approx(1e-3)
+        assert algorithm.target_entropy == -1.0 and float(algorithm.temperature()) == pytest.approx(1e-2)
         with pytest.raises(ConfigError, match=r"num_atoms is 1, from min_return=-5\.0"):
             XQC(env.observation_spec, env.action_spec, XQCConfig(num_atoms=1))
 

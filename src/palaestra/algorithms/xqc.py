@@ -2,9 +2,9 @@
 
 Paper: Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4; target networks, the delay of the actor and
 numbers as in its code. Departures: rewards are divided by a bound on returns, which any minibatch tells, instead of the
-deviation of returns in the order of collection, and the temperature starts ten times lower, to suit; critics, actor and
-temperature are differentiated at the same weights, then stepped together; critics are as wide as the actor, 256 units
-instead of 512; one gradient step for each env step instead of two; the temperature is learned through its logarithm.
+deviation of returns in the order of collection; critics, actor and temperature are differentiated at the same weights,
+then stepped together; critics are as wide as the actor, 256 units instead of 512; one gradient step for each env step
+instead of two; the temperature is learned through its logarithm.
 """
 
 import copy
@@ -63,7 +63,7 @@ class XQCConfig(AlgorithmConfig):
     """K, critics of the ensemble."""
     policy_period: Positive[int] = 3
     """Gradient steps of the critics from one of actor and temperature to the next."""
-    initial_temperature: Positive[float] = 0.001
+    initial_temperature: Positive[float] = 0.01
     """Alpha at the start, scaled returns per nat."""
     temperature_learning_rate: NotNegative[Schedule] = field(default_factory=lambda: Linear(3e-4, 3e-5))
     """Step size of the temperature; 0 leaves it as it is."""
@@ -72,7 +72,7 @@ class XQCConfig(AlgorithmConfig):
     num_atoms: int = 101
     """Q, possible scaled returns, evenly spaced."""
     min_return: float = -5.0
-    """Smallest of them, in bounds on returns: see `RewardScale`."""
+    """Smallest of them, see `RewardScale`."""
     max_return: float = 5.0
     """Largest of them."""
     network: NetworkConfig = field(
@@ -117,7 +117,8 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
                 observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
             )
         self.target_critic = copy.deepcopy(self.critic)
-        self.temperature, self.reward_scale = parts.Temperature(config.initial_temperature), RewardScale()
+        self.temperature = parts.Temperature(config.initial_temperature)
+        self.reward_scale = RewardScale(max(config.max_return, -config.min_return))
         self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
         self._atoms = torch.linspace(config.min_return, config.max_return, config.num_atoms)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
@@ -178,20 +179,25 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
 
 
 class RewardScale(nn.Module):
-    """A bound on the returns of rows learned from so far: the unit in which returns are about 1 at most.
+    """What rewards are divided by, so that returns are not larger than half of the outermost atom.
 
-        s = √(mean r²) / (1 − γ)
+        s = 2 √(mean r²) / ((1 − γ) m)
 
-    By Minkowski's inequality the root mean square of discounted sums of rewards is not larger, where rows are as likely
-    at one time as at another. Sums of n rewards have γⁿ in the place of γ.
+    By Minkowski's inequality the root mean square of discounted sums of rewards is at most √(mean r²) / (1 − γ), where
+    rows are as likely at one time as at another. The mean is a running one of the last thousand minibatches, and sums
+    of n rewards have γⁿ in the place of γ.
+
+    Args:
+        largest: m, the outermost atom.
     """
 
     count: Tensor
     mean_square: Tensor
     value: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
         super().__init__()
+        self._largest = largest
         for name in ("count", "mean_square"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         self.register_buffer("value", torch.ones(()))
@@ -208,6 +214,8 @@ class RewardScale(nn.Module):
             reward: [N].
             discount: of what follows them; above 0.999 it counts as 0.999.
         """
-        self.count += reward.numel()
-        self.mean_square += (reward.double().square().mean() - self.mean_square) * (reward.numel() / self.count)
-        self.value.copy_((self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3))
+        self.count += 1
+        share = (1 / self.count).clamp(min=1e-3)
+        self.mean_square.lerp_(reward.double().square().mean(), share)
+        bound = (self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3)
+        self.value.copy_(2 * bound / self._largest)

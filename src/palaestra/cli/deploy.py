@@ -1,0 +1,140 @@
+"""`palaestra export`, `serve`, `share` and `pull`: what happens with a policy after its run."""
+
+import json
+import os
+from dataclasses import dataclass, fields
+
+from palaestra import deployment
+from palaestra.cli.options import JsonOptions, RunOptions, command
+from palaestra.core import require_at_least
+from palaestra.deployment import ExportFormat
+
+__all__ = ["export", "pull", "serve", "share"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(RunOptions):
+    """Options of `palaestra export`."""
+
+    format: ExportFormat = "onnx"
+    """onnx, or torch for a program that torch.export.load reads."""
+    output: str | None = None
+    """Folder to write; by default export/FORMAT in the run."""
+    which: str = "best"
+    """Which policy: best, last, or the env steps of a checkpoint."""
+    policy: str | None = None
+    """Name of the only policy to export, of a run with several."""
+
+
+def export(arguments: list[str]) -> int:
+    """Writes policies as ONNX or torch.export programs, with statistics, masks, action scale and memory inside.
+
+    Args:
+        arguments: the run, then options.
+    """
+    usage = "palaestra export RUN [--format onnx|torch] [--output FOLDER]"
+    (name,), options = command(ExportOptions, arguments, usage, "the run")
+    made = deployment.export(
+        name,
+        options.output,
+        format=options.format,
+        root=options.root,
+        which=options.which,
+        policy=options.policy,
+    )
+    record = [{"path": str(one.path), "policy": one.policy, **one.manifest} for one in made]
+    options.show(record, "\n\n".join(map(str, made)))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(deployment.ServingConfig, RunOptions):
+    """Options of `palaestra serve`."""
+
+    def started(self, url: str) -> None:
+        """Says where the server is."""
+        text = f"serving     {url}  (POST /act, GET /schema, /health, /metrics; Ctrl-C or SIGTERM ends it)"
+        print(json.dumps({"url": url, "pid": os.getpid()}) if self.json else text, flush=True)
+
+
+def serve(arguments: list[str]) -> int:
+    """Serves the policies of a run over HTTP until SIGTERM or Ctrl-C.
+
+    Args:
+        arguments: the run, then options.
+
+    Returns:
+        0 if every request that was accepted has been answered; 1 if a second signal, or the time, cut some off.
+    """
+    usage = "palaestra serve RUN [--host 127.0.0.1] [--port 8000] [--token TOKEN]"
+    (name,), options = command(ServeOptions, arguments, usage, "the run")
+    settings = {entry.name: getattr(options, entry.name) for entry in fields(deployment.ServingConfig)}
+    served = deployment.serve(name, root=options.root, ready=options.started, **settings)
+    record = {"answered": served.answered, "refused": served.refused, "unanswered": served.unanswered}
+    options.show(record, f"stopped     {served}")
+    return 1 if served.unanswered else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareOptions(RunOptions):
+    """Options of `palaestra share`."""
+
+    output: str | None = None
+    """The folder to make; by default `shared/` and the name of the run."""
+    push: str | None = None
+    """Push it to the model NAMESPACE/NAME on the hub as well (needs the extra `hub`, and HF_TOKEN)."""
+    episodes: int = 20
+    """Episodes of the evaluation, of every seed."""
+    film: bool = True
+    """Film an episode, where the environment draws pictures."""
+
+
+def share(arguments: list[str]) -> int:
+    """Makes a folder for others of a run's best policy.
+
+    Args:
+        arguments: those after the verb.
+    """
+    usage = "palaestra share RUN [--output FOLDER] [--push NAMESPACE/NAME]"
+    (name,), options = command(ShareOptions, arguments, usage, "the run")
+    require_at_least(options, "--", episodes=1)
+    shared = deployment.share(
+        name,
+        output=options.output,
+        push=options.push,
+        root=options.root,
+        episodes=options.episodes,
+        film=options.film,
+    )
+    options.show(_record(shared), str(shared))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullOptions(JsonOptions):
+    """Options of `palaestra pull`."""
+
+    output: str | None = None
+    """Folder to put it into; by default `shared/NAME`, and a folder stays where it is."""
+
+
+def pull(arguments: list[str]) -> int:
+    """Gets a shared policy from the hub, or checks a folder.
+
+    Args:
+        arguments: those after the verb.
+    """
+    usage = "palaestra pull NAMESPACE/NAME|FOLDER [--output FOLDER]"
+    (source,), options = command(PullOptions, arguments, usage, "the model or folder")
+    shared = deployment.pull(source, output=options.output)
+    options.show(_record(shared), f"{shared}\nnext        palaestra play {shared.directory}")
+    return 0
+
+
+def _record(shared: deployment.SharedPolicy) -> dict[str, object]:
+    return {
+        "directory": str(shared.directory),
+        "url": shared.url,
+        "left_out": list(shared.missing),
+        **{key: value for key, value in shared.facts.items() if key != "files"},
+    }
