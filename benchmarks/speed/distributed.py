@@ -9,12 +9,14 @@
 | bookkeeping | the driver's part for 10,000 workers that answer at once | start in 5 s, a round in 0.5 s, flat memory |
 | transport | observations out of 2 workers | 500 MB/s by processes, 200 MB/s by Ray |
 | call | one call without data | - |
+| replay | draws of 256 rows from 4 shards and from one buffer in turns, and rows written | - |
 """
 
 import argparse
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import resource
@@ -31,7 +33,7 @@ import torch
 
 from benchmarks.numbers import ratios
 from benchmarks.record import ROOT, origin, provenance, table, versions, write_json
-from benchmarks.speed import peers
+from benchmarks.speed import peers, replay_shards
 from benchmarks.speed.instant import Instant
 from benchmarks.speed.ours import ppo
 from benchmarks.speed.sleepy import ENVS_EACH, MINIBATCHES, SLEEP_S
@@ -292,6 +294,25 @@ def call(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def replay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for shape, prioritized in itertools.product(replay_shards.SHAPES, (False, True)):
+        with RUNTIMES[arguments.runtime]() as runtime:
+            both, window = replay_shards.Both(runtime, shape, prioritized), arguments.window / 4
+            pairs = [(both.draws(both.here, window), both.draws(both.there, window)) for _ in range(arguments.rounds)]
+            writes = [(both.write_here(), both.write_there()) for _ in range(20)]
+        (here, busy_here), (there, busy_there) = (
+            [statistics.median(one) for one in zip(*[pair[i] for pair in pairs], strict=True)] for i in range(2)
+        )
+        more = {"driver_ms_one_buffer": 1e3 * busy_here, "driver_ms_shards": 1e3 * busy_there}
+        written = [1e3 * statistics.median(one) / (both.size_bytes / 1e6) for one in zip(*writes, strict=True)]
+        more |= {"driver_ms_per_mb_one_buffer": written[0], "driver_ms_per_mb_shards": written[1]}
+        how = "by priority" if prioritized else "uniform"
+        what = f"4 shards / one buffer ({here:,.0f}), {how}, {shape}; driver {more['driver_ms_shards']:.2f} ms a draw"
+        rows.append(row("replay", what, there, "draws/s", there / here, None, **more))
+    return rows
+
+
 def row(
     task: str, what: str, value: float, unit: str, share: float | None, least: float | None, **more: Any
 ) -> dict[str, Any]:
@@ -301,7 +322,7 @@ def row(
 
 RUNTIMES: dict[str, Any] = {"local": LocalRuntime, "process": ProcessRuntime, "ray": RayRuntime}
 TASKS = {"sleep": sleep, "rllib": rllib, "cheetah": cheetah, "learners": learners, "bookkeeping": bookkeeping}
-TASKS |= {"transport": transport, "call": call}
+TASKS |= {"transport": transport, "call": call, "replay": replay}
 
 DEFAULT = [task for task in TASKS if task != "sleep"]
 """`rllib` measures the same."""
@@ -360,6 +381,8 @@ def _number(value: float) -> str:
 def _bar(one: dict[str, Any]) -> list[str]:
     if one["share"] is None:
         return ["", "", ""]
+    if one["least"] is None:
+        return [f"{one['share']:.2f}", "", ""]
     return [f"{one['share']:.2f}", f"{one['least']:.2f}", "yes" if one["met"] else "no"]
 
 

@@ -34,12 +34,19 @@ def test_processes_give_the_same_weights_bit_by_bit(name, reference):
         assert_same(iterate(make_trainer(runtime, name, RUNS[name]), 10), reference[name])
 
 
+def test_processes_with_shards_of_replay_give_them_too(reference):
+    with ProcessRuntime() as runtime:
+        assert_same(iterate(make_trainer(runtime, "dqn", replay_shards=3), 10), reference["dqn"])
+
+
 @pytest.mark.slow
 @NEEDS_RAY
 def test_ray_gives_the_same_weights_bit_by_bit(reference):
     with RayRuntime() as runtime:
         for name, kind in RUNS.items():
             assert_same(iterate(make_trainer(runtime, name, kind), 10), reference[name])
+        for name, kind in (("dqn", "discrete"), ("sac", "continuous")):
+            assert_same(iterate(make_trainer(runtime, name, kind, replay_shards=3), 10), reference[name])
 
 
 @pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] not in OFFLINE])
