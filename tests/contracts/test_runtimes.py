@@ -20,6 +20,7 @@ from palaestra.runtime import (
     Shared,
     WorkerDiedError,
 )
+from palaestra.runtime.messages import Message
 from tests.contracts.workers import Counter, Stubborn, broken
 
 QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
@@ -122,6 +123,7 @@ def test_parcels_go_from_one_worker_to_another_and_are_opened_there(runtime, roo
     giver, taker = (runtime.start(Counter, name=name, parcels=room) for name in ("giver", "taker"))
     first, second = answer(runtime, giver, "parcels", 2)["parcels"]
     assert isinstance(first, Parcel)
+    assert isinstance(first.content, Message) == (room == 0 or not isinstance(runtime, RayRuntime))  # else it is a name
     assert answer(runtime, taker, "opened", first, 1, other=second) == [(0, 5000), (1, 5000)]
     assert answer(runtime, taker, "opened", second, 0) == [(1, 5000)]
     assert answer(runtime, taker, "add") == 1
