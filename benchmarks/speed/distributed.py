@@ -54,7 +54,7 @@ from palaestra.distributed import CollectorFactory, DistributedConfig, GradientW
 from palaestra.distributed.worker_group import WorkerGroup
 from palaestra.envs import probe_specs
 from palaestra.rollout import buffer_for
-from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, Runtime, keep_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 PIXELS = (256, 84, 84, 4)
@@ -295,6 +295,7 @@ def call(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def replay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    keep_freed_memory()  # as every run does
     rows = []
     for shape, prioritized in itertools.product(replay_shards.SHAPES, (False, True)):
         with RUNTIMES[arguments.runtime]() as runtime:
@@ -307,6 +308,7 @@ def replay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         more = {"driver_ms_one_buffer": 1e3 * busy_here, "driver_ms_shards": 1e3 * busy_there}
         written = [1e3 * statistics.median(one) / (both.size_bytes / 1e6) for one in zip(*writes, strict=True)]
         more |= {"driver_ms_per_mb_one_buffer": written[0], "driver_ms_per_mb_shards": written[1]}
+        more["load_average"] = os.getloadavg()[0]
         how = "by priority" if prioritized else "uniform"
         what = f"4 shards / one buffer ({here:,.0f}), {how}, {shape}; driver {more['driver_ms_shards']:.2f} ms a draw"
         rows.append(row("replay", what, there, "draws/s", there / here, None, **more))
