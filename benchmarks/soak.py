@@ -1,0 +1,184 @@
+"""`python -m benchmarks.soak`: a run with many workers, which are killed at random for half an hour.
+
+It is a run of the command line: PPO, 16 worker processes and a second learner. A process outside kills one of them
+every few seconds; never the first two, so that it shows whether old workers grow. What the run holds is written down
+with every row of metrics: memory, descriptors, threads, blocks that Python has allocated, calls and answers that are
+kept. It has to be flat: the last tenth of the samples beside the second tenth.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from benchmarks.record import ROOT, origin, provenance, table, write_json
+from palaestra.training import Callback
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "from palaestra.cli import main; main()"
+MOST = {"memory_mb": 1.05, "blocks": 1.02, "descriptors": 1.1, "threads": 1.1, "calls": 1.5, "workers_mb": 1.05}
+"""What the end may be of the beginning. Descriptors, threads and calls come and go, so their peaks count."""
+
+
+class Napping(gymnasium.Env[np.ndarray, np.int64]):
+    """Every step takes 10 ms and no CPU."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.01)
+        return np.zeros(4, np.float32), 1.0, bool(self.np_random.random() < 0.01), False, {}
+
+
+class Samples(Callback):
+    """Adds what the driver holds to every row of metrics."""
+
+    def logged(self, trainer: Any, row: dict[str, float]) -> None:
+        runtime = trainer.collector.runtime
+        row["soak/memory_mb"] = memory_mb(os.getpid())
+        row["soak/descriptors"] = len(os.listdir("/proc/self/fd"))
+        row["soak/threads"] = threading.active_count()
+        row["soak/blocks"] = sys.getallocatedblocks()
+        row["soak/calls"] = len(runtime._open) + len(runtime._results) + len(runtime._due)
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1e3
+    return 0.0
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def workers_of(pid: int) -> list[int]:
+    """Processes that the driver's fork server has begun."""
+    return [worker for child in children(pid) for worker in children(child)]
+
+
+def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str, Any]:
+    """Runs, kills, stops the run as Ctrl-C does, and looks at what it wrote."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    arguments = (
+        f"train ppo benchmarks.soak:Napping --env.num-envs {workers} --runtime process --num-workers {workers} "
+        f"--run.directory {folder} --run.name soak --run.callbacks benchmarks.soak:Samples --run.num-threads 1 "
+        "--trainer.total-env-steps 1000000000 --trainer.eval-every-steps 0 --trainer.log-every-steps 2000 "
+        "--algorithm.unroll-length 32 --algorithm.num-epochs 1 "
+        "--distributed.num-gradient-workers 1 --distributed.gradient-shards 2 "
+        f"--distributed.min-finished-workers {max(1, workers * 3 // 4)} --distributed.max-lag 1 "
+        "--distributed.max-restarts 1000000 --distributed.backoff-s 0"
+    )
+    log, killed, chance = folder / "log", 0, random.Random(0)
+    with open(log, "wb") as out:
+        run = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments.split()],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+        while len(found := workers_of(run.pid)) < workers + 1 and run.poll() is None:
+            time.sleep(0.1)
+        spared, old_mb, began = set(found[:2]), list[float](), time.monotonic()
+        while (left := seconds - (time.monotonic() - began)) > 0 and run.poll() is None:
+            time.sleep(min(left, pause_s * chance.uniform(0.5, 1.5)))
+            if victims := [worker for worker in workers_of(run.pid) if worker not in spared]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(victims), signal.SIGKILL)
+                    killed += 1
+            old_mb.append(max(memory_mb(worker) for worker in spared))
+        if run.poll() is None:
+            run.send_signal(signal.SIGINT)
+        code = run.wait(120)
+    if code != 130:
+        raise SystemExit(f"the run ended with exit code {code}:\n{log.read_text()[-3000:]}")
+    rows = [json.loads(line) for line in (folder / "soak/metrics.jsonl").read_text().splitlines()]
+    return {"killed": killed, **summary([row for row in rows if "soak/blocks" in row], old_mb)}
+
+
+def summary(rows: list[dict[str, float]], old_mb: list[float]) -> dict[str, Any]:
+    """Second tenth of the samples, and last tenth."""
+    found: dict[str, Any] = {name: rows[-1][f"workers/{name}"] for name in ("fragments", "restarts", "dropped")}
+    series = {name: [row[f"soak/{name}"] for row in rows] for name in MOST if f"soak/{name}" in rows[-1]}
+    series["workers_mb"] = old_mb
+    found |= {"iterations": len(rows), "env_steps": rows[-1]["env_steps"], "duplicates": rows[-1]["workers/duplicates"]}
+    for name, values in series.items():
+        tenth = max(1, len(values) // 10)
+        middle = statistics.median if name in ("memory_mb", "blocks", "workers_mb") else max
+        early, late = middle(values[tenth : 2 * tenth] or values), middle(values[-tenth:])
+        flat = late <= max(MOST[name] * early, early + 3 if middle is max else 0)
+        found[name] = {"early": early, "late": late, "most": max(values), "flat": flat}
+    return found
+
+
+def report(record: dict[str, Any]) -> str:
+    names = {
+        "memory_mb": "driver, MB",
+        "workers_mb": "oldest worker, MB",
+        "blocks": "blocks of Python's memory in the driver",
+        "descriptors": "descriptors of the driver",
+        "threads": "threads of the driver",
+        "calls": "calls and answers that the driver keeps",
+    }
+    rows = [
+        [title, *(f"{record[name][when]:,.0f}" for when in ("early", "late", "most")), _yes(record[name]["flat"])]
+        for name, title in names.items()
+    ]
+    head = (
+        f"{record['minutes']:g} minutes, {record['workers']} workers and 2 learners: {record['killed']} processes "
+        f"killed, {record['restarts']:,.0f} restarted, {record['iterations']:,} rows of metrics, "
+        f"{record['env_steps']:,.0f} env steps, "
+        f"{record['fragments']:,.0f} fragments learned from once, {record['dropped']:,.0f} dropped by name."
+    )
+    return f"{head}\n\n{table(['what', 'second tenth', 'last tenth', 'most', 'flat'], rows)}"
+
+
+def _yes(flat: bool) -> str:
+    return "yes" if flat else "no"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds between kills, on average")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and a table are written")
+    arguments = parser.parse_args()
+    command = f"python -m benchmarks.soak --minutes {arguments.minutes:g} --workers {arguments.workers}"
+    record = provenance(command) | {"minutes": arguments.minutes, "workers": arguments.workers}
+    with tempfile.TemporaryDirectory() as folder:
+        record |= soak(60 * arguments.minutes, arguments.workers, arguments.pause, Path(folder))
+    text = report(record)
+    print(text)
+    write_json(arguments.results / "soak.json", record)
+    (arguments.results / "soak.md").write_text(f"{origin(record)}\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
