@@ -144,15 +144,14 @@ def test_maddpg_finds_the_balance_in_closed_form():
 
 
 @pytest.mark.slow
-def test_masac_finds_the_balance_in_closed_form_and_is_as_random_as_was_asked():
+def test_masac_finds_the_balance_in_closed_form_and_is_as_random_as_its_temperature_says():
     """Each follows exp(Q / alpha), about the normal distribution around 0.2 with variance alpha / 2.
 
-    So an entropy of -1 nat needs alpha = exp(-2) / (pi e) = 0.0158.
+    So with alpha = exp(-2) / (pi e) = 0.0158 the entropy is -1 nat.
     """
     torch.set_num_threads(1)
-    config = MASACConfig(
-        learning_rate=1e-3, temperature_learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02
-    )
+    fixed = {"initial_temperature": 0.0158, "temperature_learning_rate": 0.0}
+    config = MASACConfig(learning_rate=1e-3, learning_starts=200, mini_batch_size=64, tau=0.02, **fixed)
     policies, policy_specs = trained(Balance, MASAC, config, 12_000, 0)
     ((name, policy),) = policies.items()
     assert policy_specs[name].team
