@@ -89,7 +89,7 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
         f"--run.directory {folder} --run.name soak --run.callbacks benchmarks.soak:Samples --run.num-threads 1 "
         "--trainer.total-env-steps 1000000000 --trainer.eval-every-steps 0 --trainer.log-every-steps 2000 "
         "--algorithm.unroll-length 32 --algorithm.num-epochs 1 "
-        "--distributed.num-gradient-workers 1 --distributed.gradient-shards 2 "
+        "--distributed.num-learners 2 --distributed.gradient-shards 2 "
         f"--distributed.min-finished-workers {max(1, workers * 3 // 4)} --distributed.max-lag 1 "
         "--distributed.max-restarts 1000000 --distributed.backoff-s 0"
     )

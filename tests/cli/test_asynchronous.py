@@ -47,7 +47,7 @@ def test_one_gradient_worker_changes_nothing_of_what_is_learned():
     """MARO-27: with a number of shards, whoever computes them."""
     options = ("--runtime", "local", "--num-workers", "2", "--distributed.gradient-shards", "2")
     alone = train(*options, name="alone")
-    shared = train(*options, "--distributed.num-gradient-workers", "1", name="shared")
+    shared = train(*options, "--distributed.num-learners", "2", name="shared")
     assert (alone / "episodes.csv").read_text() == (shared / "episodes.csv").read_text()
     learned = [{k: v for k, v in rows(run)[-1].items() if k.startswith("learning/")} for run in (alone, shared)]
     assert learned[0] == learned[1]
@@ -60,7 +60,7 @@ def test_one_gradient_worker_changes_nothing_of_what_is_learned():
         (("--mode", "async"), "needs workers: give distributed.runtime"),
         (("--runtime", "local", "--asynchronous.max-lag", "2"), "is for distributed.mode=async"),
         (("--runtime", "local", "--mode", "async", "--distributed.max-lag", "2"), "max_lag is for mode=sync"),
-        (("--distributed.num-gradient-workers", "2"), "needs workers: give distributed.runtime"),
+        (("--distributed.num-learners", "2"), "needs workers: give distributed.runtime"),
         (("--distributed.gradient-shards", "2"), "gradient_shards needs workers: give distributed.runtime"),
     ],
 )

@@ -133,7 +133,7 @@ def test_actors_of_many_agents_wait_for_nobody():
         (("train", "ppo", MEETING, "--distributed.num-policy-hosts", "1"), "num_policy_hosts needs workers"),
         ((*("train", ROBOT, LINE, "--env.num-envs", "2", "--runtime", "local"), *HOST), "is a robot"),
         (
-            ("train", "trpo", "CartPole-v1", "--runtime", "local", "--distributed.num-gradient-workers", "2"),
+            ("train", "trpo", "CartPole-v1", "--runtime", "local", "--distributed.num-learners", "2"),
             "use an algorithm that states losses, such as PPO",
         ),
     ],
@@ -167,8 +167,8 @@ def test_one_policy_may_have_a_host_too(mode):
     """In either mode, with gradient workers or without."""
     options = ("--distributed.num-policy-hosts", "1", "--mode", mode, "--env.num-envs", "2", "--runtime", "local")
     sizes = ("--algorithm.unroll-length", "8", "--trainer.total-env-steps", "64", "--run.no-tensorboard")
-    for count in ("0", "2"):
-        workers = ("--distributed.num-gradient-workers", count, "--run.name", f"run{count}")
+    for count in ("1", "3"):
+        workers = ("--distributed.num-learners", count, "--run.name", f"run{count}")
         assert exit_code("train", "ppo", "CartPole-v1", *options, *sizes, *workers) == 0
         assert RunDirectory(f"runs/run{count}").info["status"] == "done"
         assert learned(Path(f"runs/run{count}"))
@@ -189,10 +189,10 @@ def test_a_resumed_run_may_have_another_number_of_gradient_workers(algorithm):
         "--run.no-tensorboard",
     )
     sizes = (*starts, "--trainer.eval-episodes", "0", "--trainer.total-env-steps", "128")
-    for name, begun, resumed in (("one", "0", "0"), ("more", "1", "3")):
-        workers = ("--distributed.num-gradient-workers", begun, "--run.name", name)
+    for name, begun, resumed in (("one", "1", "1"), ("more", "2", "4")):
+        workers = ("--distributed.num-learners", begun, "--run.name", name)
         assert exit_code("train", algorithm, env, *options, *sizes, *workers) == 0
-        more = () if begun == resumed else ("--override", f"distributed.num_gradient_workers={resumed}")
+        more = () if begun == resumed else ("--override", f"distributed.num_learners={resumed}")
         assert exit_code("resume", name, "--until", "256", *more) == 0
     assert learned(Path("runs/one")) == learned(Path("runs/more"))
 

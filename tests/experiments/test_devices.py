@@ -50,12 +50,12 @@ CASES = {
     "memory": ("ppo", "palaestra.envs.tiny:Recall", SHORT | MEMORY),
     "many agents": ("ppo", "palaestra.multiagent:Meeting", SHORT),
     "workers": ("ppo", CHAIN, SHORT | WORKERS),
-    "gradient workers": ("ppo", CHAIN, {**SHORT, **WORKERS, "distributed__num_gradient_workers": 2}),
+    "gradient workers": ("ppo", CHAIN, {**SHORT, **WORKERS, "distributed__num_learners": 3}),
     "policy hosts": ("dqn", CHAIN, {**DQN, **WORKERS, "distributed__num_policy_hosts": 1}),
     "hosts and gradient workers": (
         "ppo",
         CHAIN,
-        {**SHORT, **WORKERS, "distributed__num_gradient_workers": 2, "distributed__num_policy_hosts": 1},
+        {**SHORT, **WORKERS, "distributed__num_learners": 3, "distributed__num_policy_hosts": 1},
     ),
     "actors": ("impala", CHAIN, {**WORKERS, "distributed__mode": "async"}),
 }

@@ -54,7 +54,7 @@ def test_processes_give_the_same_weights_as_workers_in_this_process():
 
 def test_gradient_workers_are_shared_out_as_the_configuration_says():
     """MARO-27: a setting of the run, here in proportion to the agents of each policy."""
-    learner = make_learner(config_of("ppo", runtime="local", num_gradient_workers=3, allocation="by-agent"))
+    learner = make_learner(config_of("ppo", runtime="local", num_learners=4, allocation="by-agent"))
     with learner.collecting({}) as made:
         workers = learner.manager_on(made.runtime)._workers
         assert sorted(number for mine in workers.allocation.values() for number in mine) == [0, 1, 2]

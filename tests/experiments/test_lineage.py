@@ -195,5 +195,7 @@ def test_settings_that_an_older_version_wrote_are_read_under_their_new_names(tmp
     now, path = run.config, run.path / "config.yaml"
     path.write_text(path.read_text().replace("eval_async", "eval_beside"))
     assert run.config == now
+    path.write_text(path.read_text().replace("num_learners: 1", "num_gradient_workers: 0"))
+    assert run.config == now
     with pytest.raises(ConfigError, match=r"unknown key trainer.eval_beside; it is called trainer.eval_async now"):
         palaestra.train("ppo", "CartPole-v1", trainer__eval_beside=True)

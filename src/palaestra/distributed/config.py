@@ -26,13 +26,15 @@ class DistributedConfig:
     """Workers that collect; env.num_envs are shared out over them."""
     mode: Annotated[Literal["sync", "async"], tyro.conf.arg(aliases=("--mode",))] = "sync"
     """Collect and learn in turn; or learn from whatever arrives, from actors that do not wait (asynchronous.*)."""
-    num_gradient_workers: int = 0
-    """Replicas that learn together with the process where the policy learns, each from a part of every minibatch."""
+    num_learners: int = 1
+    """Learners that make every update together, each from a part of every minibatch: the process where the policy
+    learns, and replicas of it (gradient workers)."""
     gradient_shards: int | None = None
-    """Parts that every minibatch is cut into; one for each gradient worker and one more if left out. With a number of
-    its own a run is equal bit for bit with any number of gradient workers, and a resumed one may have another."""
+    """Parts that every minibatch is cut into; one for each learner if left out, which is equal to one learner up to
+    rounding. With a number of its own a run is equal bit for bit with any number of learners, and a resumed one may
+    have another."""
     allocation: AllocationMode | None = None
-    """What the gradient workers that each of several policies has are proportional to; all have all if left out."""
+    """What the replicas that each of several policies has are proportional to; all have all if left out."""
     num_policy_hosts: int = 0
     """Hosts that policies are dealt out to and learn on, at the same time; 0 lets them learn in the run's process."""
     replay_shards: int | None = None
@@ -62,8 +64,8 @@ class DistributedConfig:
     """GPUs that Ray sets aside for each worker."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "distributed.", num_workers=1, min_workers=1)
-        require_at_least(self, "distributed.", num_gradient_workers=0, num_policy_hosts=0, max_lag=0, max_restarts=0)
+        require_at_least(self, "distributed.", num_workers=1, min_workers=1, num_learners=1)
+        require_at_least(self, "distributed.", num_policy_hosts=0, max_lag=0, max_restarts=0)
         require_at_least(self, "distributed.", replay_shards=1)
         require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0, num_gpus=0)
         if self.mode == "async":
@@ -72,21 +74,19 @@ class DistributedConfig:
                 raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
         needing = {
             "mode=async": self.mode == "async",
-            "num_gradient_workers": self.num_gradient_workers,
+            "num_learners": self.num_learners > 1,
             "gradient_shards": self.gradient_shards,
             "num_policy_hosts": self.num_policy_hosts,
             "replay_shards": self.replay_shards,
         }
         if self.runtime is None and (given := [name for name, value in needing.items() if value]):
             raise ConfigError(f"{given[0]} needs workers: give distributed.runtime as local, process or ray")
-        if self.allocation is not None and not self.num_gradient_workers:
+        if self.allocation is not None and self.num_learners == 1:
+            raise ConfigError("distributed.allocation shares out learners; give distributed.num_learners, at least 2")
+        if self.gradient_shards is not None and self.num_learners > self.gradient_shards:
             raise ConfigError(
-                "distributed.allocation shares out gradient workers; give distributed.num_gradient_workers"
-            )
-        if self.gradient_shards is not None and self.num_gradient_workers >= self.gradient_shards:
-            raise ConfigError(
-                f"distributed.gradient_shards is {self.gradient_shards} and num_gradient_workers "
-                f"{self.num_gradient_workers}; give a shard for each, and one for the process where the policy learns"
+                f"distributed.gradient_shards is {self.gradient_shards} and num_learners {self.num_learners}; give "
+                "a shard for each"
             )
         if self.timeout_s <= 0:
             raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")

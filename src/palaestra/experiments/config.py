@@ -280,6 +280,7 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             values["algorithm"] = hints["algorithm"]()
     for key, value in data.items():
         if old_names and key not in values:
+            value = value + 1 if key == "num_gradient_workers" else value  # which left one learner out
             key = next((new for new in RENAMED.get(key, ()) if new in values), key)
         where = f"{path}.{key}" if path else str(key)
         if key not in values:

@@ -118,7 +118,7 @@ class Learner(ABC):
             runtime: where the run's workers live.
         """
         settings, algorithms = self.config.distributed, self.algorithms
-        hosts, count, shards = settings.num_policy_hosts, settings.num_gradient_workers, settings.gradient_shards
+        hosts, count, shards = settings.num_policy_hosts, settings.num_learners - 1, settings.gradient_shards
         if runtime is None or not (hosts or count or shards):
             return self.manager
         shares: dict[str, Any] = {"num_shards": shards}
@@ -166,7 +166,7 @@ class Learner(ABC):
             raise ConfigError(
                 f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
             )
-        if settings.num_gradient_workers or settings.gradient_shards:
+        if settings.num_learners > 1 or settings.gradient_shards:
             distributed.require_gradients(algorithms)
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
         if settings.num_policy_hosts > len(algorithms):

@@ -45,9 +45,8 @@ class RobotLearner(Learner):
     def require(self) -> None:
         learner.refuse_eval_vectorization(self.config, "a robot is")
         distributed, name = self.config.distributed, self.config.algorithm_name
-        given = [
-            name for name in ("num_gradient_workers", "num_policy_hosts", "replay_shards") if getattr(distributed, name)
-        ]
+        given = [name for name in ("num_policy_hosts", "replay_shards") if getattr(distributed, name)]
+        given += ["num_learners"] if distributed.num_learners > 1 else []
         given += ["mode=async"] if distributed.mode == "async" else []
         if given:
             raise ConfigError(

@@ -30,6 +30,7 @@ _NEEDED = {
 
 RENAMED = {
     "eval_beside": ("eval_async",),
+    "num_gradient_workers": ("num_learners",),
     "num_updates": ("gradient_steps", "num_epochs"),
     "initial_collect_steps": ("learning_starts",),
 }
