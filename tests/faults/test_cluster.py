@@ -4,11 +4,9 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -177,122 +175,3 @@ def test_an_object_store_that_is_full_is_named_with_what_was_to_be_sent():
             assert caught.value.exit_code == 3
     finally:
         cluster.shutdown()
-
-
-class Namespaces:
-    """Two machines, as far as the network can tell, with a cable between them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.names = [f"palaestra-{os.getpid()}-{side}" for side in "ab"]
-        self.addresses = ["10.77.0.1", "10.77.0.2"]
-        self._folder, self._begun = folder, list[subprocess.Popen[bytes]]()
-        self.temporary = tempfile.mkdtemp(prefix="r")  # the path of a socket must be short
-        ends = [f"pa{os.getpid()}{side}" for side in "ab"]
-        for name in self.names:
-            self.ip("netns", "add", name)
-        self.ip("link", "add", ends[0], "netns", self.names[0], "type", "veth", "peer", ends[1], "netns", self.names[1])
-        self.ends = ends
-        for side in (0, 1):
-            self.inside(side, "ip", "addr", "add", f"{self.addresses[side]}/24", "dev", ends[side])
-            self.cable(side, "up")
-            self.inside(side, "ip", "link", "set", "lo", "up")
-
-    def ip(self, *arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-    def inside(self, side: int, *arguments: str) -> None:
-        self.ip("netns", "exec", self.names[side], *arguments)
-
-    def cable(self, side: int, how: str) -> None:
-        """Pulls the cable (`down`), or plugs it in (`up`)."""
-        self.inside(side, "ip", "link", "set", self.ends[side], how)
-
-    def start(self, side: int, *arguments: str, out: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """Starts a program on one of both machines."""
-        program = ["ip", "netns", "exec", self.names[side], sys.executable, *arguments]
-        environment = {
-            **child_environment(),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "0" * 32,
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        begun = subprocess.Popen(program, cwd=self._folder, env=environment, stdout=out, stderr=out)
-        self._begun.append(begun)
-        return begun
-
-    def ray(self, side: int, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a node of Ray."""
-        own = ("start", "--block", "--num-cpus", "1", "--node-ip-address", self.addresses[side])
-        return self.start(side, "-m", "ray.scripts.scripts", *own, *arguments)
-
-    def reachable(self, address: str) -> bool:
-        """Whether somebody listens there."""
-        host, _, port = address.partition(":")
-        knock = f"import socket; socket.create_connection(('{host}', {port}), 1)"
-        return not self.start(0, "-c", knock).wait()
-
-    def kill(self, side: int) -> None:
-        """Cuts the power of one of them."""
-        found = subprocess.run(["ip", "netns", "pids", self.names[side]], check=True, capture_output=True, text=True)
-        for pid in found.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-
-    def close(self) -> None:
-        for side, name in enumerate(self.names):
-            self.kill(side)
-            self.ip("netns", "del", name)
-        for begun in self._begun:
-            begun.wait()
-
-
-@pytest.fixture
-def two_machines(tmp_path: Path) -> Iterator[Namespaces]:
-    probe = f"palaestra-{os.getpid()}"
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", probe], check=False).returncode:
-        pytest.skip("two machines need network namespaces: `ip`, as root")
-    subprocess.run(["ip", "netns", "del", probe], check=True)
-    machines = Namespaces(tmp_path)
-    yield machines
-    machines.close()
-    shutil.rmtree(machines.temporary, ignore_errors=True)
-
-
-@pytest.mark.slow
-def test_a_machine_that_is_cut_off_comes_back_and_is_lost_while_the_run_goes_on(two_machines, tmp_path, wait_until):
-    """F15, MARO-26: the network of one of two machines fails and is mended, then its power; the other one goes on."""
-    directory, head = tmp_path / "runs/run", f"{two_machines.addresses[0]}:6399"
-    two_machines.ray(
-        0, "--head", "--port", "6399", "--include-dashboard", "false", "--temp-dir", two_machines.temporary
-    )
-    join = ("--address", head)
-    wait_until(lambda: two_machines.reachable(head), TIMEOUT_S, what="the head")
-    two_machines.ray(1, *join)
-    options = ("--distributed.address", head, "--distributed.num-workers", "2", "--distributed.timeout-s", "30")
-    more = ("--distributed.recover-timeout-s", "200", "--distributed.max-restarts", "50")
-    with open(tmp_path / "log", "wb") as log:
-        run = two_machines.start(0, "-c", COMMAND, *RUN, *options, *more, out=log)
-
-    def there(workers: int, beyond: int = 0) -> bool:
-        assert run.poll() is None, (tmp_path / "log").read_text()[-3000:]
-        rows = logged(directory)[-1:]
-        return bool(rows) and rows[0]["workers/there"] == workers and rows[0]["env_steps"] > beyond
-
-    def so_many(workers: int, what: str) -> None:
-        wait_until(lambda: there(workers), TIMEOUT_S, what=what)
-        reached = logged(directory)[-1]["env_steps"]
-        wait_until(lambda: there(workers, reached + 500), TIMEOUT_S, what=f"steps {what}")
-
-    so_many(2, "with both")
-    two_machines.cable(0, "down")
-    so_many(1, "with one that is cut off")
-    two_machines.cable(0, "up")
-    two_machines.kill(1)  # Ray has given its node up
-    two_machines.ray(1, *join)
-    so_many(2, "with both again")
-    two_machines.kill(1)
-    so_many(1, "with one that is lost")
-    os.kill(run.pid, signal.SIGINT)
-    assert run.wait(TIMEOUT_S) == 130, (tmp_path / "log").read_text()[-3000:]
-    assert steps_of(directory)
