@@ -17,6 +17,7 @@ from palaestra.runtime import RayRuntime, RestartPolicy, WorkerDiedError
 from tests.contracts.workers import Counter
 from tests.distributed.runs import make_manager
 from tests.distributed.test_processes import calls_of, mean_return, ppo_for
+from tests.faults.parts import COMMAND, child_environment, logged
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,6 +77,53 @@ def test_a_cluster_grows_and_shrinks_while_a_run_goes_on(cluster):
     assert all(after >= before for before, after in itertools.pairwise(steps))
     assert versions == list(range(1, len(versions) + 1))  # no iteration was lost
     assert mean_return(trainer) >= 7  # of 8; chance gives 4
+
+
+WANTS_FOUR = (
+    *("train", "ppo", "CartPole-v1", "--env.num-envs", "4", "--runtime", "ray", "--num-workers", "4"),
+    *("--distributed.min-workers", "1", "--distributed.num-cpus", "1", "--distributed.timeout-s", "20"),
+    *("--trainer.total-env-steps", "50000000", "--trainer.log-every-steps", "50", "--trainer.eval-every-steps", "0"),
+    *("--algorithm.unroll-length", "8", "--algorithm.network.hidden-sizes", "8", "--algorithm.num-epochs", "1"),
+    *("--run.name", "run", "--run.no-tensorboard"),
+)
+
+
+def test_a_run_begins_with_the_workers_that_have_room_grows_and_shrinks(cluster, tmp_path, wait_until):
+    """F15, MARO-26: 4 workers wanted, room for 2; a node brings a third and takes it away; none counts as hanging."""
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    program = [sys.executable, "-c", COMMAND, *WANTS_FOUR, "--address", cluster.address]
+    directory, log = tmp_path / "runs/run", tmp_path / "log"
+    with log.open("wb") as file:
+        run = subprocess.Popen(program, cwd=tmp_path, env=child_environment(), stdout=file, stderr=file)
+
+    def so_many(workers):
+        def there(beyond=0):
+            assert run.poll() is None, log.read_text()
+            rows = logged(directory)[-1:]
+            return bool(rows) and rows[0]["workers/there"] == workers and rows[0]["env_steps"] > beyond
+
+        wait_until(there, SOON, what=f"{workers} workers")
+        reached = logged(directory)[-1]["env_steps"]
+        wait_until(lambda: there(reached + 500), SOON, what=f"steps of {workers} workers")
+
+    try:
+        so_many(2)
+        node = cluster.add_node(num_cpus=1)
+        so_many(3)
+        cluster.remove_node(node, allow_graceful=False)
+        so_many(2)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(SOON) == 130, log.read_text()
+    finally:
+        run.kill()
+        run.wait()
+    rows = logged(directory)
+    assert "there is room for 2 of 4 workers" in " ".join(log.read_text().split())
+    assert max(row["workers/there"] for row in rows) == 3
+    assert rows[-1]["workers/restarts"] == 1  # of the one whose node was taken away
+    assert rows[-1]["workers/dropped"] <= 1
+    assert all(row["rows_trained"] == row["env_steps"] for row in rows)
 
 
 def test_a_killed_actor_is_named_and_comes_back():

@@ -432,7 +432,7 @@ class RolloutManager(WorkerStreams):
         positions = [saved[str(worker)] for worker in range(len(saved))]
         alike = len(positions) in (0, number)
         if not alike:
-            positions = _shared_out([position["lanes"] for position in positions], number)
+            positions = _shared_out([position and position["lanes"] for position in positions], number)
         self.env_steps = state["env_steps"]
         self.load_attributes(state)
         self._quota.load_state(state)

@@ -66,6 +66,8 @@ class Worker:
     """That was not answered yet."""
     asked_s: float = 0.0
     """When it was made, in `time.monotonic()` seconds."""
+    waited_s: float = 0.0
+    """When it was last seen to wait for room."""
     incarnation: int = 0
     """That the newest call was made to."""
     position: Any = None
@@ -101,14 +103,16 @@ class WorkerGroup:
         self.faults: list[Any] = []
         """Ends of workers, and whatever else is noted here, in order."""
         self._first: WorkerFault | None = None
-        self._make, self._parcels, self._enough_s = make, parcels, 0.0
+        self._make, self._parcels, self._enough_s, self._looked_s = make, parcels, 0.0, 0.0
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
 
     # -- workers
 
     def start(self, positions: Sequence[Any] | None = None) -> None:
-        """Starts all workers, and waits until they are there.
+        """Starts all workers, and waits until those are there that the runtime has room for, `min_workers` at least.
+
+        The others join when there is more room.
 
         Args:
             positions: what each begins with.
@@ -119,7 +123,11 @@ class WorkerGroup:
         wishes = {"GPU": self._config.num_gpus}
         if self._config.num_cpus is not None:
             wishes["CPU"] = self._config.num_cpus
-        for number in range(self._config.num_workers):
+        wanted, room = self._config.num_workers, self.runtime.room(wishes)
+        later = wanted - int(min(wanted, max(room, self._config.min_workers)))
+        if later:
+            _log.warning("there is room for %d of %d workers; the others join when there is more", room, wanted)
+        for number in range(wanted):
             factory = functools.partial(self._make, number)
             name = f"{self._name}-{number}"
             id_ = self.runtime.start(factory, name=name, resources=wishes, parcels=self._parcels)
@@ -127,8 +135,8 @@ class WorkerGroup:
             self.workers.append(worker)
             self._call(worker, "joining", "begin", worker.position)
         deadline = min(time.monotonic() + self._config.timeout_s, self.limit_s)
-        while self._of("joining") and time.monotonic() < deadline:
-            self.admit(_SLICE_S, at_least=self._config.num_workers)
+        while len(self._of("joining")) > later and time.monotonic() < deadline:
+            self.admit(_SLICE_S, at_least=wanted)
 
     def admit(self, timeout_s: float = 0.0, *, at_least: int = 1) -> None:
         """Lets workers join that were started or restarted.
@@ -149,10 +157,20 @@ class WorkerGroup:
                 raise result.error  # the first of all workers cannot even be made
             else:
                 self._replace(worker, str(result.error))
+        self._look()
         for worker in self._of("joining"):
             if self._overdue(worker):
                 self._replace(worker, f"was not there after {self._config.timeout_s:g} s")
         self._require_enough()
+
+    def _look(self) -> None:
+        """Now and then: who waits for room does not hang."""
+        now = time.monotonic()
+        if now - self._looked_s > self._config.timeout_s / 4:
+            self._looked_s = now
+            for worker in self._of("joining"):
+                if self.runtime.waits_for_room(worker.id):
+                    worker.waited_s = now
 
     def _require_enough(self) -> None:
         needed, now = self._config.min_workers, time.monotonic()
@@ -256,7 +274,7 @@ class WorkerGroup:
         return [(by_call[result.call], result) for result in results]
 
     def _overdue(self, worker: Worker) -> bool:
-        return time.monotonic() - worker.asked_s > self._config.timeout_s
+        return time.monotonic() - max(worker.asked_s, worker.waited_s) > self._config.timeout_s
 
     def _of(self, *states: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.state in states]

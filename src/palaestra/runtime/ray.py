@@ -2,11 +2,13 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
@@ -79,6 +81,7 @@ class RayRuntime(Runtime):
         self._actor_class = self._ray.remote(_Actor)
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
         self._parcels: dict[Call, list[Any]] = {}  # references of those that answers may have
+        self._placed: dict[str, Any] = {}  # references that are there once the actor is
         self._put = SharedCache()
 
     @property
@@ -93,12 +96,30 @@ class RayRuntime(Runtime):
         """
         assert worker.running is not None
         self._cluster.require()
-        options = _options({"CPU": self._cpus_each, **worker.resources})
+        options = _options(self._needs(worker.resources))
         actor = self._actor_class.options(max_restarts=0, scheduling_strategy="SPREAD", **options).remote(
             worker.factory, self._threads
         )
+        self._placed[worker.id] = actor.__ray_ready__.remote()
         self._asked[actor.begin.remote()] = worker, worker.running
         return actor
+
+    def _needs(self, resources: Mapping[str, float]) -> dict[str, float]:
+        return {"CPU": self._cpus_each, **resources}
+
+    def room(self, resources: Mapping[str, float]) -> float:
+        """See `Runtime.room`; all machines together, less what this runtime has begun. Others may use them, too."""
+        left, needs = Counter(self._ray.cluster_resources()), self._needs(resources)
+        for record in self._workers.values():
+            left.subtract(self._needs(record.resources))
+        return max(min((left[name] // amount for name, amount in needs.items() if amount), default=math.inf), 0.0)
+
+    def waits_for_room(self, worker: str) -> bool:
+        """See `Runtime.waits_for_room`."""
+        if self._ray.wait([self._placed[worker]], timeout=0, fetch_local=False)[0]:
+            return False
+        free, needs = self._ray.available_resources(), self._needs(self._record(worker).resources)
+        return any(free.get(name, 0.0) < amount for name, amount in needs.items())
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
         self._cluster.require()  # Ray would end this process without a word

@@ -1,6 +1,7 @@
 """`Runtime`: objects that live somewhere else, and calls of their methods that never block."""
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -108,6 +109,22 @@ class Runtime(ABC):
     def address(self) -> str:
         """Of this machine, as its workers reach it."""
         return "127.0.0.1"
+
+    def room(self, resources: Mapping[str, float]) -> float:
+        """How many more workers can begin now; any number where the runtime hands out no resources.
+
+        Args:
+            resources: that each needs, as `start` takes them.
+        """
+        return math.inf
+
+    def waits_for_room(self, worker: str) -> bool:
+        """Whether a worker has no place yet: it begins when there is room.
+
+        Args:
+            worker: its id.
+        """
+        return False
 
     def release(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
