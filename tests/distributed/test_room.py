@@ -1,0 +1,41 @@
+"""A run that has no room for all its workers."""
+
+import logging
+import time
+
+import numpy as np
+
+from palaestra.runtime import LocalRuntime
+from tests.distributed.runs import QUICK, HoldBack, copied, iterate, make_trainer
+
+
+def lanes_with_rows(manager):
+    return np.flatnonzero(manager.buffers["policy"].positions.counts > 0).tolist()
+
+
+def test_workers_that_wait_for_room_are_not_waited_for_and_join_later(monkeypatch, caplog):
+    """F15: there is room for three of four; the fourth is no fault, and a checkpoint without it is resumed by two."""
+    with LocalRuntime(QUICK) as runtime:
+        hold = HoldBack(runtime)
+        hold.held.add("rollout-3")
+        monkeypatch.setattr(runtime, "room", lambda resources: 3.0)
+        monkeypatch.setattr(runtime, "waits_for_room", lambda worker: worker in hold.held)
+        trainer = make_trainer(runtime, "ppo", num_workers=4, timeout_s=1.0)
+        manager = trainer.collector
+        with caplog.at_level(logging.WARNING):
+            manager.begin()
+        assert "there is room for 3 of 4 workers" in caplog.text
+        asked_s = manager.group.workers[3].asked_s
+        while time.monotonic() < asked_s + 1.2:  # longer than timeout_s
+            trainer.train_iter()
+        assert lanes_with_rows(manager) == [0, 1, 2]
+        state = copied(trainer.state())
+        hold.held.clear()
+        iterate(trainer, 2)
+        assert lanes_with_rows(manager) == [0, 1, 2, 3]
+        assert manager.faults == []
+    with LocalRuntime() as second:
+        resumed = make_trainer(second, "ppo", num_workers=2)
+        resumed.load_state(state)
+        iterate(resumed, 1)
+        assert resumed.collector.resume == "statistical"
