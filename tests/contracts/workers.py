@@ -37,6 +37,9 @@ class Counter:
         self.seen.append(id(weights["w"]))
         return weights["w"] * factor + (0 if offset is None else offset["w"])
 
+    def overwrite(self, weights, value):
+        weights["w"].fill_(value)
+
     def distinct_weights(self):
         return len(set(self.seen))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from palaestra.runtime import ProcessRuntime, RestartPolicy, WorkerDiedError
+from palaestra.runtime import ProcessRuntime, RestartPolicy, Shared, WorkerDiedError
 from palaestra.runtime.messages import encode
 from tests.contracts.workers import Counter
 
@@ -164,3 +165,20 @@ if __name__ == "__main__":
         counters = [driven.start(Counter, name="counter") for _ in range(2)]
         print(*(answer(driven, counter, "pid") for counter in counters), flush=True)
         driven.wait([driven.call(counter, "hang") for counter in counters], timeout_s=600)
+
+
+def test_large_shared_values_are_written_once_and_read_there_by_all_workers(runtime):
+    """Issue 22, weights: whoever breaks the rule and changes a value changes it for all; and memory is given back."""
+    workers = [runtime.start(Counter, name="counter") for _ in range(2)]
+    opened = None
+    for number in range(20):
+        weights = Shared({"w": torch.full((50_000,), float(number))})
+        for worker in workers:
+            assert answer(runtime, worker, "scale", weights, 2)[-1] == 2 * number
+        if number == 10:
+            opened = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) == opened
+    answer(runtime, workers[0], "overwrite", weights, 7.0)
+    assert answer(runtime, workers[1], "scale", weights, 2)[-1] == 14
+    runtime.restart(workers[0])
+    assert answer(runtime, workers[0], "scale", weights, 2)[-1] == 14

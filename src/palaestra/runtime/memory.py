@@ -52,6 +52,20 @@ class SharedArrays:
         """
         return self._arrays[name]
 
+    def write(self, at: int, part: Any) -> None:
+        """Writes to the beginning of the block, past the mapping: new pages then cost a third.
+
+        Args:
+            at: offset in bytes.
+            part: bytes, or an array of them.
+        """
+        if self._file is None:
+            raise ValueError("these SharedArrays are sealed or closed; write before")
+        view = memoryview(part)
+        while view:
+            written = os.pwrite(self._file, view, at)
+            view, at = view[written:], at + written
+
     def send(self, process: SupervisedProcess, deadline: float | None = None) -> None:
         """Lets a worker map the same memory; it calls `receive`.
 

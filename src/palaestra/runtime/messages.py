@@ -54,6 +54,12 @@ class Message(NamedTuple):
         return Message(self.header, [buffer.copy() for buffer in self.buffers])
 
 
+class Mapped(Message):
+    """A message in memory that stays and that nobody changes, so that it is read without copying."""
+
+    __slots__ = ()
+
+
 class Shared:
     """A value that goes to each worker once, however often it is an argument: weights, say.
 
@@ -260,7 +266,7 @@ def decode(message: Message, parcels: Sequence[Any] = ()) -> Any:
         >>> decode(encode({"x": np.zeros(2), "y": torch.arange(3)}))
         {'x': array([0., 0.]), 'y': tensor([0, 1, 2])}
     """
-    buffers = message.copied().buffers
+    buffers = message.buffers if isinstance(message, Mapped) else message.copied().buffers
     if not parcels:
         return pickle.loads(message.header, buffers=buffers)
     unpickler = _Unpickler(io.BytesIO(message.header), buffers=buffers)

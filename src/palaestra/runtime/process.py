@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from palaestra.runtime.memory import SharedArrays
 from palaestra.runtime.messages import (
     IN_A_SCRIPT,
     Failed,
+    Mapped,
     Message,
     Performer,
     Request,
+    Shared,
     SharedCache,
     decode,
     running_script,
@@ -33,6 +35,7 @@ __all__ = ["ProcessRuntime"]
 
 _ALIGNMENT = 64
 _FIRST_BYTES = 1 << 16
+_ONCE_BYTES = 1 << 16  # larger shared values are written once for all workers, which map them
 _ANSWER_S = 60.0  # from the first byte of an answer to its last
 _CLOSED = "closed"
 _PRELOAD = ("palaestra.distributed",)  # and with it what most workers import
@@ -46,7 +49,8 @@ class ProcessRuntime(Runtime):
     """Workers in supervised processes: one that dies is noticed, and none outlives this process.
 
     A worker has one piece of shared memory for requests and one for answers. Each message is written over the one
-    before, since a worker does one call at a time; the memory grows when a message does not fit.
+    before, since a worker does one call at a time; the memory grows when a message does not fit. A `Shared` value
+    above 64 KiB is written once, into memory of its own, and all workers read it there.
 
     Args:
         restarts: how often workers may be restarted.
@@ -65,6 +69,7 @@ class ProcessRuntime(Runtime):
         self._context: Context = context
         self._threads = threads_per_worker
         self._alive: dict[WorkerKey, _Seat] = {}
+        self._blocks = SharedCache()  # large shared values
         self._finalizer = weakref.finalize(self, _kill_all, self._alive)
 
     def launch(self, worker: WorkerRecord) -> Any:
@@ -89,6 +94,9 @@ class ProcessRuntime(Runtime):
         for value in request.shared.values():
             _ = seat.shared[value.key] if value.key in seat.shared else seat.shared.put(value.key, None)
         keys = {place: value.key for place, value in request.shared.items()}
+        once = [place for place, value in new.items() if value.message.size_bytes > _ONCE_BYTES]
+        for place in once if len(self._alive) > 1 else ():
+            self._block(new[place]).send(seat.process, new.pop(place).key)
         messages = [request.message, *(value.message for value in new.values())]
         needed = _size(messages)
         if needed > seat.requests.size:
@@ -96,6 +104,11 @@ class ProcessRuntime(Runtime):
             seat.process.send("requests")
             seat.requests.send(seat.process)
         seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
+
+    def _block(self, value: Shared) -> _Block:
+        if value.key not in self._blocks:
+            self._blocks.put(value.key, _Block(value.message))
+        return self._blocks[value.key]
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         seats: dict[Any, _Seat] = {}
@@ -153,6 +166,28 @@ class ProcessRuntime(Runtime):
         seat.answers.close()
 
 
+class _Block:
+    """A shared value in memory of its own, which every worker maps."""
+
+    def __init__(self, message: Message) -> None:
+        self._arrays = SharedArrays({"bytes": ((_size([message]),), np.uint8)})
+        self._places = _places([message])
+        for (at, _), part in zip(self._places[0], (message.header, *message.buffers), strict=True):
+            self._arrays.write(at, part)
+        weakref.finalize(self, self._arrays.close)
+
+    def send(self, process: SupervisedProcess, key: int) -> None:
+        process.send(_Written(key, self._places))
+        self._arrays.send(process)
+
+
+class _Written(NamedTuple):
+    """Says that a shared value comes, in memory of its own."""
+
+    key: int
+    places: Places
+
+
 WorkerKey = tuple[str, int]
 
 
@@ -194,25 +229,35 @@ class _Slab:
         self.size = len(self._bytes)
 
     def write(self, messages: list[Message]) -> Places:
-        memory, at, places = self._bytes, 0, []
-        for message in messages:
-            mine: list[tuple[int, int]] = []
-            for part in (np.frombuffer(message.header, np.uint8), *message.buffers):
-                memory[at : at + len(part)] = part
-                mine.append((at, len(part)))
-                at += _padded(len(part))
-            places.append(mine)
+        memory, places = self._bytes, _places(messages)
+        for message, mine in zip(messages, places, strict=True):
+            for (at, size), part in zip(mine, (message.header, *message.buffers), strict=True):
+                memory[at : at + size] = np.frombuffer(part, np.uint8)
         return places
 
     def read(self, places: Places) -> list[Message]:
-        memory = self._bytes
-        found = [[memory[at : at + size] for at, size in mine] for mine in places]
-        return [Message(header.tobytes(), buffers) for header, *buffers in found]
+        return _found(self._bytes, places)
 
     def close(self) -> None:
         if self._arrays is not None:
             self._arrays.close()
             self._arrays = None
+
+
+def _places(messages: list[Message]) -> Places:
+    at, places = 0, []
+    for message in messages:
+        mine: list[tuple[int, int]] = []
+        for part in (message.header, *message.buffers):
+            mine.append((at, len(part)))
+            at += _padded(len(part))
+        places.append(mine)
+    return places
+
+
+def _found(memory: np.ndarray, places: Places) -> list[Message]:
+    found = [[memory[at : at + size] for at, size in mine] for mine in places]
+    return [Message(header.tobytes(), buffers) for header, *buffers in found]
 
 
 def _padded(size_bytes: int) -> int:
@@ -233,15 +278,21 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 
 def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
     performer, requests, answers = Performer(factory, threads), _Slab(), _Slab()
+    mapped: dict[int, Message] = {}
     connection.send((0, performer.begin()))
     while (asked := _next(connection)) is not None:
         if asked == "requests":
             requests.receive(connection)
             continue
+        if isinstance(asked, _Written):
+            (message,) = _found(SharedArrays.receive(connection)["bytes"], asked.places)
+            mapped[asked.key] = Mapped(*message)
+            continue
         sequence, method, keys, new, places = asked
         message, *shared = requests.read(places)
         values = dict(zip(new, shared, strict=True))
-        answer = performer.perform(method, message, {place: (key, values.get(place)) for place, key in keys.items()})
+        given = {place: (key, values.get(place) or mapped.pop(key, None)) for place, key in keys.items()}
+        answer = performer.perform(method, message, given)
         if isinstance(answer, Failed):
             connection.send((sequence, answer))
             continue
