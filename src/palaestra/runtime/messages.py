@@ -225,6 +225,8 @@ def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
         value: see `encode`.
         room: for so many parcels; further ones stay in the message.
     """
+    if not room:
+        return encode(value), []
     apart = list[Any]()
     return _encoded(value, functools.partial(_PicklerApart, room=room, apart=apart)), apart
 
