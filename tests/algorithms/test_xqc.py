@@ -247,4 +247,4 @@ def test_a_compiled_step_learns_what_an_eager_one_does():
         for _ in range(4):
             algorithm.update(collector.buffer)
         results.append(copy.deepcopy(algorithm.model.state_dict()))
-    assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)  # Adam makes steps of roundings where gradients are 0
