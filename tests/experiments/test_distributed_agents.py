@@ -64,6 +64,6 @@ def test_gradient_workers_are_shared_out_as_the_configuration_says():
         )
 
 
-def test_an_allocation_without_gradient_workers_is_refused():
-    with pytest.raises(ConfigError, match="shares out gradient workers"):
+def test_an_allocation_of_a_single_learner_is_refused():
+    with pytest.raises(ConfigError, match="shares out learners"):
         config_of("ppo", runtime="local", allocation="by-agent")
