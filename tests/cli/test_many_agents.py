@@ -197,6 +197,17 @@ def test_a_resumed_run_may_have_another_number_of_gradient_workers(algorithm):
     assert learned(Path("runs/one")) == learned(Path("runs/more"))
 
 
+def test_a_resume_with_another_number_of_learners_and_no_shards_says_that_bits_change():
+    options = ("--env.num-envs", "2", "--runtime", "local", "--run.no-tensorboard", "--trainer.eval-episodes", "0")
+    assert exit_code("train", "ppo", "CartPole-v1", *options, "--trainer.total-env-steps", "64", "--run.name", "a") == 0
+    assert exit_code("resume", "a", "--until", "128") == 0
+    assert RunDirectory("runs/a").info["resume"] == "exact"
+    assert exit_code("resume", "a", "--until", "192", "--override", "distributed.num_learners=2") == 0
+    info = RunDirectory("runs/a").info
+    assert info["resume"] == "statistical"
+    assert info["resume_reasons"] == ["with the sums of another device, a GPU, or another number of learners"]
+
+
 def test_a_environment_that_fails_is_restarted_and_written_down():
     """F1: from the command line."""
     options = ("--env.on-fault", "restart", "--env.kwargs", "fails_at", "40", "--run.name", "run")

@@ -9,6 +9,7 @@ from palaestra.core import ConfigError
 from palaestra.distributed import TrainerAllocator
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import config_from_mapping
+from palaestra.runtime import LocalRuntime
 from tests.distributed.runs import assert_same
 
 WORLD = "palaestra.multiagent:Meeting"
@@ -62,6 +63,19 @@ def test_gradient_workers_are_shared_out_as_the_configuration_says():
             workers.allocation
             == TrainerAllocator("by-agent", 3, list(learner.algorithms), agents=learner.num_agents).allocate()
         )
+
+
+def test_learners_and_hosts_ask_for_the_gpus_that_the_run_sets_aside(monkeypatch):
+    asked = []
+    start = LocalRuntime.start
+    monkeypatch.setattr(LocalRuntime, "start", lambda self, *a, **b: asked.append(b) or start(self, *a, **b))
+    given = {"runtime": "ray", "num_learners": 3, "num_policy_hosts": 1, "num_gpus_per_learner": 0.5}
+    with LocalRuntime() as runtime:
+        make_learner(config_of("ppo", **given)).manager_on(runtime)
+    assert [one["name"] for one in asked] == ["grad-worker", "grad-worker", "policy-host"]
+    assert [one["resources"] for one in asked] == [{"GPU": 0.5}] * 3
+    with pytest.raises(ConfigError, match="num_gpus_per_learner is 0"):
+        config_of("ppo", **{**given, "runtime": "process"})
 
 
 def test_an_allocation_of_a_single_learner_is_refused():

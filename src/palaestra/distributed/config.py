@@ -62,12 +62,16 @@ class DistributedConfig:
     """CPUs that Ray sets aside for each worker; by default one on a cluster, none on this machine."""
     num_gpus: float = 0.0
     """GPUs that Ray sets aside for each worker."""
+    num_gpus_per_learner: float = 0.0
+    """GPUs that Ray sets aside for each replica of a learner, and for each policy host; run.device says where they
+    compute."""
 
     def __post_init__(self) -> None:
         require_at_least(self, "distributed.", num_workers=1, min_workers=1, num_learners=1)
         require_at_least(self, "distributed.", num_policy_hosts=0, max_lag=0, max_restarts=0)
         require_at_least(self, "distributed.", replay_shards=1)
-        require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0, num_gpus=0)
+        require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0)
+        require_at_least(self, "distributed.", num_gpus=0, num_gpus_per_learner=0)
         if self.mode == "async":
             defaults = {"min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
@@ -97,11 +101,11 @@ class DistributedConfig:
                     f"distributed.{name} is {value}; there are {self.num_workers} workers (num_workers), so give 1 to "
                     f"{self.num_workers}"
                 )
-        if self.runtime != "ray" and (self.address is not None or self.num_cpus is not None or self.num_gpus):
-            given = next(name for name in ("address", "num_cpus", "num_gpus") if getattr(self, name))
+        of_ray = {"address": None, "num_cpus": None, "num_gpus": 0, "num_gpus_per_learner": 0}
+        if self.runtime != "ray" and (given := [name for name, none in of_ray.items() if getattr(self, name) != none]):
             raise ConfigError(
-                f"distributed.{given} is {getattr(self, given)}, but distributed.runtime is {self.runtime}; it is for "
-                "runtime=ray"
+                f"distributed.{given[0]} is {getattr(self, given[0])}, but distributed.runtime is {self.runtime}; it "
+                "is for runtime=ray"
             )
 
 

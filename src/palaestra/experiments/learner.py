@@ -121,14 +121,16 @@ class Learner(ABC):
         hosts, count, shards = settings.num_policy_hosts, settings.num_learners - 1, settings.gradient_shards
         if runtime is None or not (hosts or count or shards):
             return self.manager
-        shares: dict[str, Any] = {"num_shards": shards}
+        needs = {"GPU": settings.num_gpus_per_learner}
+        shares: dict[str, Any] = {"num_shards": shards, "resources": needs}
         if settings.allocation is not None:
             shares["allocator"] = distributed.TrainerAllocator(
                 settings.allocation, count, list(algorithms), agents=self.num_agents
             )
         workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count or shards else None
         if hosts:
-            return distributed.DistributedPolicyManager(algorithms, runtime, num_hosts=hosts, gradient_workers=workers)
+            where: dict[str, Any] = {"num_hosts": hosts, "resources": needs}
+            return distributed.DistributedPolicyManager(algorithms, runtime, gradient_workers=workers, **where)
         return SimplePolicyManager(algorithms, gradient_workers=workers)
 
     def learn_at_once(self) -> None:

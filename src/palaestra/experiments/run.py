@@ -272,7 +272,7 @@ def active(
             exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
             why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
             why += [] if whole else ["without rows of a replay buffer that were damaged"]
-            why += [] if exact else ["with the arithmetic of another device, or of a GPU"]
+            why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
             directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
         process = {"process": process_info(), "threads": torch.get_num_threads()}
         directory.write_info({"status": "running", **process, "networks": networks})
@@ -367,8 +367,12 @@ def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) ->
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
-    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to."""
-    return before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
+    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
+
+    Another number of learners rounds otherwise, unless all cut minibatches into as many shards.
+    """
+    old, new = ((one.distributed.gradient_shards or one.distributed.num_learners) for one in (before, now))
+    return old == new and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> bool:
