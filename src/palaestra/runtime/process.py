@@ -105,9 +105,9 @@ class ProcessRuntime(Runtime):
             seat.requests.send(seat.process)
         seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
 
-    def _block(self, value: Shared) -> _Block:
+    def _block(self, value: Shared) -> _Mapping:
         if value.key not in self._blocks:
-            self._blocks.put(value.key, _Block(value.message))
+            self._blocks.put(value.key, _Mapping(value.message))
         return self._blocks[value.key]
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -166,7 +166,7 @@ class ProcessRuntime(Runtime):
         seat.answers.close()
 
 
-class _Block:
+class _Mapping:
     """A shared value in memory of its own, which every worker maps."""
 
     def __init__(self, message: Message) -> None:
