@@ -32,7 +32,7 @@ EQUIVALENT: dict[str, str] = {
         "they always are of one length"
     ),
     "src/palaestra/buffers/lane_storage.py: reach = np.where(begins.any(-1, keepdims=True), "
-    "begins.argmax(-1)[..., None], ((leaf.stacked) + (1)))": "no frame of a stack is further back",
+    "begins.argmax(-1)[..., None], ((depth) + (1)))": "no frame of a stack is further back",
     "src/palaestra/ops/targets.py: moved = torch.minimum(torch.maximum(reward.unsqueeze(-1) + bootstrap.unsqueeze((1)) "
     "* support, low), high)  # [N, Q]": "of [N], to which it adds one, 1 is the last",
     "src/palaestra/policies/population.py: self._population[name] = parameter + self.noise_std * part": (

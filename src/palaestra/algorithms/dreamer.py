@@ -55,6 +55,8 @@ class DreamerConfig(AlgorithmConfig):
     """Step size of Adam for actor and critic."""
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
     mini_batch_length: AboveOne[int] = 32

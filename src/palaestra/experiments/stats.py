@@ -372,7 +372,7 @@ def elo_ratings(scores: np.ndarray, games: np.ndarray) -> list[Interval]:
     Examples:
         >>> first, second = elo_ratings(np.array([[0, 750], [250, 0]]), np.array([[0, 1000], [1000, 0]]))
         >>> round(first.value - second.value)
-        190
+        191
     """
     scores, games = np.asarray(scores, float), np.asarray(games, float)
     count = len(games)
