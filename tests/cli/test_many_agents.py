@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import ConfigError
-from palaestra.experiments import RunDirectory, policy_of_run, read_faults
+from palaestra.experiments import RunDirectory, policies_of_run, policy_of_run, read_faults
 from tests.cli.parts import exit_code, output
 
 MEETING = "palaestra.multiagent:Meeting"
@@ -117,6 +117,28 @@ def test_actors_of_many_agents_wait_for_nobody():
     assert RunDirectory(run).info["status"] == "done"
 
 
+@pytest.mark.slow
+def test_each_policy_of_a_run_has_its_own_limit_of_lag(tmp_path):
+    """MARO-12, F19: in real processes, one always far behind; only rows of the policy with a limit are too old."""
+    variants = ("--env.variants", "{kwargs: {}}", "{kwargs: {behind: 12}}")
+    world = ("tests.multiagent.parts:Overtaken", "--env.num-envs", "2", "--env.kwargs", "file", str(tmp_path / "moves"))
+    agents = ("--agents.mapping", "agent_0", "eager", "agent_1", "patient")
+    patient = "{algorithm: dqn, learning_starts: 20, mini_batch_size: 8, network: {hidden_sizes: [8]}}"
+    actors = ("--runtime", "process", "--num-workers", "2", "--mode", "async")
+    bounds = ("--asynchronous.max-lag", "4", "--asynchronous.max-lags", "patient", "none")
+    sizes = ("--algorithm.unroll-length", "5", "--trainer.total-env-steps", "400", "--trainer.eval-episodes", "0")
+    options = (*variants, *agents, "--agents.policies", "patient", patient, *actors, *bounds, *sizes)
+    assert exit_code("train", "impala", *world, *options, "--run.no-tensorboard", "--run.name", "run") == 0
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    row = rows[-1]
+    assert row["workers/dropped/eager"] == row["workers/dropped"] >= 3
+    assert row["workers/dropped/patient"] == 0
+    _, policies = policies_of_run(RunDirectory("runs/run"), "last")
+    assert policies["eager"].version == row["iterations"] - row["workers/dropped/eager"]
+    assert policies["patient"].version > policies["eager"].version
+    assert max(one["workers/lag_max"] for one in rows) > 4
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -131,6 +153,10 @@ def test_actors_of_many_agents_wait_for_nobody():
             "the policies that learn are shared: a host for each",
         ),
         (("train", "ppo", MEETING, "--distributed.num-policy-hosts", "1"), "num_policy_hosts needs workers"),
+        (
+            ("train", "ppo", MEETING, "--mode", "async", "--runtime", "local", "--asynchronous.max-lags", "buyer", "2"),
+            "max_lags names buyer, but the policies that learn are shared",
+        ),
         ((*("train", ROBOT, LINE, "--env.num-envs", "2", "--runtime", "local"), *HOST), "is a robot"),
         (
             ("train", "trpo", "CartPole-v1", "--runtime", "local", "--distributed.num-learners", "2"),

@@ -112,7 +112,7 @@ class Pair:
         rest, parcels = self.shards.map.split({"policy": [(lanes, rows)]}, {"policy": 0})
         for known, which in [(piece, lane) for lane, piece in rest["policy"]]:
             self.sharded.extend(known, which)
-        self.shards.extend(parcels)
+        self.shards.extend(parcels, ["policy"])
 
     def fill(self, turns: int = 40) -> None:
         """Some lanes get more than others, and some streams break off."""

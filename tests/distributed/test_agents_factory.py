@@ -119,3 +119,25 @@ def test_environments_that_cannot_be_shared_evenly_are_refused():
         ConfigError, match="num_envs is 4, which cannot be shared out evenly over 3 workers; give 3 or 6"
     ):
         AgentsFactory(env=SHOP, actors=functools.partial(actors, SHOP, {"*": "both"}), num_workers=3)
+
+
+def test_late_rows_are_dropped_for_the_policy_alone_for_which_they_are_too_old():
+    """MARO-05, MARO-12: its transitions never lead over the gap, and others learn from the same fragment."""
+    with LocalRuntime() as runtime:
+        manager, _ = manager_of(runtime, RANDOM, TWO_KINDS)
+        manager.unroll(9)
+        before = {name: len(buffer) for name, buffer in manager.buffers.items()}
+        manager.lags_of = lambda fragment: {"even": 0, "odd": 1}  # pyright: ignore[reportAttributeAccessIssue]
+        info = manager.unroll(9)
+        assert info.rows_of["odd"] == 0 < info.rows_of["even"]
+        assert len(manager.buffers["even"]) > before["even"]
+        assert len(manager.buffers["odd"]) <= before["odd"] + 8  # the open rows became ends
+        assert [one.policies for one in manager.dropped] == [("odd",)] * 2
+        assert {one.reason for one in manager.dropped} == {"of odd it is 1 policy versions old, and max_lag is 0"}
+        del manager.lags_of
+        manager.unroll(9)
+        for name, buffer in manager.buffers.items():
+            for _, rows in lanes_of(buffer):
+                kinds, seen = rows.step_type.numpy(), seen_of(rows)
+                joined = (kinds[:-1] != StepType.LAST) & (kinds[1:] != StepType.FIRST)
+                assert (seen[1:, 1] == seen[:-1, 1] + 1)[joined].all(), name

@@ -44,14 +44,14 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collector
         arrived = Counter[int]()
-        lag_of = collect.lag
+        lags_of = collect.lags_of
 
-        def noted(fragment: Any) -> int:
-            lag = lag_of(fragment)
-            arrived[lag] += 1
-            return lag
+        def noted(fragment: Any) -> dict[str, int]:
+            lags = lags_of(fragment)
+            arrived[lags[POLICY]] += 1
+            return lags
 
-        collect.lag = noted
+        collect.lags_of = noted
         for _ in range(60):
             trainer.train_iter()
     allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
@@ -193,9 +193,9 @@ def test_no_transition_leads_over_a_fragment_that_was_dropped(joined, monkeypatc
     if joined:
         monkeypatch.setattr(StreamWriter, "end_streams", lambda writer, env_id=None: None)
     with local() as runtime:
-        trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000)
-        turns = itertools.cycle([True, False, True])
-        monkeypatch.setattr(trainer.collector._pace, "fresh", lambda lag: next(turns))
+        trainer = asynchronous(runtime, "dqn", fragment_steps=5, capacity=4000, total=4000, max_lag=100)
+        turns = itertools.cycle([0, 101, 100])
+        monkeypatch.setattr(trainer.collector, "lags_of", lambda fragment: {POLICY: next(turns)})
         for _ in range(30):
             trainer.train_iter()
         assert len(trainer.collector.dropped) > 10

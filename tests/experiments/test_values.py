@@ -67,6 +67,7 @@ def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):
         (tuple[int, ...], ["64,32"], [64, 32]),
         (tuple[str, ...], [""], []),
         (dict[str, Any], [""], {}),
+        (dict[str, int | None], ["one", "none", "two", "2"], {"one": None, "two": 2}),
         (dict[str, Any], ["size", "3", "label", "x"], {"size": 3, "label": "x"}),
         (Any, ["[1, 2"], "[1, 2"),
     ],

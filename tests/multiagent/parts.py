@@ -1,13 +1,16 @@
 """MultiAgentEnvs for tests: agents that wait, die, come and differ."""
 
+import select
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, TensorSpec, restart, termination, transition
 from palaestra.core import truncation as truncated
-from palaestra.multiagent import AgentSpec, EnvWrapper, MultiAgentEnv, MultiAgentStep
+from palaestra.multiagent import AgentSpec, EnvWrapper, Meeting, MultiAgentEnv, MultiAgentStep
 
 
 class Shop(EnvWrapper):
@@ -46,6 +49,27 @@ class Shop(EnvWrapper):
 
     def post_step(self) -> None:
         self.tracker["ticks"] = self.tick
+
+
+class Overtaken(Meeting):
+    """Notes its moves in a file; where `behind` is given, each waits for so many moves of the others."""
+
+    def __init__(self, file: str, behind: int = 0) -> None:
+        super().__init__(num_agents=2)
+        self._file, self._behind, self._last = Path(file), behind, 0
+
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
+        if not self._behind:
+            with self._file.open("ab") as file:
+                file.write(b".")
+        deadline_s = time.monotonic() + 20.0
+        while self._behind and self._moved() < self._last + self._behind and time.monotonic() < deadline_s:
+            select.select([], [], [], 0.002)
+        self._last = self._moved()
+        return super().advance(actions)
+
+    def _moved(self) -> int:
+        return self._file.stat().st_size if self._file.exists() else 0
 
 
 class RandomWorld(MultiAgentEnv):

@@ -1,6 +1,7 @@
 """The configuration of a distributed run, and of asynchronous learning in it."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import tyro
@@ -116,6 +117,9 @@ class AsynchronousConfig:
     max_lag: int | None = None
     """Policy versions that data may be old when it is used; older data is dropped, and actors are answered when theirs
     was learned from. 0 uses only the newest; no bound if left out, which is right for replayed data and V-trace."""
+    max_lags: dict[str, int | None] = field(default_factory=dict)
+    """The same of policies with a bound of their own, by name, where there are several; None is no bound. The others
+    have max_lag."""
     fragment_steps: int | None = None
     """Time steps that an actor takes in each environment before it sends them; the algorithm's unroll_length if left
     out, or 16 where data is replayed."""
@@ -129,5 +133,30 @@ class AsynchronousConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, "asynchronous.", max_lag=0, fragment_steps=1, fragments_per_update=1, queue_size=1)
+        for name, bound in self.max_lags.items():
+            if bound is not None and bound < 0:
+                raise ConfigError(f"asynchronous.max_lags has {bound} for {name}; it must be at least 0, or None")
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise ConfigError(f"asynchronous.samples_per_insert is {self.samples_per_insert}; it must be above 0")
+
+    def max_lag_of(self, policy: str) -> int | None:
+        """How old the data of one policy may be; `None` is no bound.
+
+        Args:
+            policy: its name.
+        """
+        return self.max_lags.get(policy, self.max_lag)
+
+    def require_policies(self, names: Collection[str]) -> None:
+        """Refuses bounds of policies that do not learn in the run.
+
+        Args:
+            names: of those that do.
+
+        Raises:
+            ConfigError: names them.
+        """
+        if unknown := sorted(self.max_lags.keys() - set(names)):
+            raise ConfigError(
+                f"asynchronous.max_lags names {', '.join(unknown)}, but the policies that learn are {', '.join(names)}"
+            )

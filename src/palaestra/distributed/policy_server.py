@@ -63,12 +63,16 @@ class Pace:
                     "and actors are held to a number of rows drawn for each row written; leave num_epochs out"
                 )
             stacked = max(leaf.stacked for leaf in spec_leaves(buffers[name].options["observation_spec"]).values())
-            if isinstance(plan, Replay) and stacked > 1 and config.max_lag is not None:
+            if isinstance(plan, Replay) and stacked > 1 and (max_lag := config.max_lag_of(name)) is not None:
                 raise ConfigError(
-                    f"asynchronous.max_lag is {config.max_lag}, but the buffer of {name!r} stores single frames of "
-                    f"stacks of {stacked}, which cannot be put together where a fragment is missing; leave max_lag out"
+                    f"asynchronous.max_lag is {max_lag}, but the buffer of {name!r} stores single frames of stacks of "
+                    f"{stacked}, which cannot be put together where a fragment is missing; leave max_lag out, or give "
+                    f"None for {name!r} in max_lags"
                 )
+        config.require_policies(plans)
         self._config, self._num_actors = config, num_actors
+        self.bounded = any(config.max_lag_of(name) is not None for name in plans)
+        """Whether data of a policy may be too old for it."""
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
         """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
@@ -98,14 +102,6 @@ class Pace:
         """
         lanes = buffer.num_lanes // self._num_actors * self._config.fragments_per_update
         return ReplayBuffer(None, lanes, **buffer.options)
-
-    def fresh(self, lag: int) -> bool:
-        """Whether data may be learned from: the one rule about staleness.
-
-        Args:
-            lag: newest policy version minus that of the data.
-        """
-        return self._config.max_lag is None or lag <= self._config.max_lag
 
     def may_take(self, taken: int, rows: int) -> bool:
         """Whether one more fragment may be taken: as many as an update needs, or until learning falls behind.
@@ -167,9 +163,10 @@ class PolicyServer(WorkerStreams):
 
     A `Trainer` takes it in the place of a `Collector`, so asynchronous training is the same loop as any other. An actor
     is a `RolloutWorker` that alternates between acting for a while and being answered; no actor waits for another one.
-    Fragments wait in a bounded queue, oldest first. When one is taken out, its lag is the newest policy version minus
-    the one that acted; with a lag above `max_lag` it is dropped and named in `dropped`. Actors are answered with the
-    newest weights in either case, and not before there is room in the queue: without a `max_lag` while their fragment
+    Fragments wait in a bounded queue, oldest first. When one is taken out, the lag of a policy's rows in it is the
+    newest version of the policy minus the one that acted. Rows with a lag above the `max_lag` of their policy are
+    dropped, while others learn from theirs, and the fragment is named in `dropped`. Actors are answered with the newest
+    weights in either case, and not before there is room in the queue: without a `max_lag` while their fragment
     waits to be learned from, with one after it was. So nothing of a single actor is dropped, whatever `max_lag` is.
 
     On-policy plans learn from `fragments_per_update` fragments at a time: IMPALA corrects their lag by V-trace, PPO
@@ -210,7 +207,7 @@ class PolicyServer(WorkerStreams):
         super().__init__(runtime, make, policies, blocks, config, num_lanes=num_envs, name="actor")
         self.continued = keeps
         self.lags: Counter[int] = Counter()
-        """How many fragments of each lag were used."""
+        """How many fragments of each lag were used; that of one with several policies is of the oldest rows used."""
         self._num_actors = config.num_workers
         self._sizes = {name: buffer.num_lanes // config.num_workers for name, buffer in buffers.items()}
         self._queue: deque[_Waiting] = deque()
@@ -251,11 +248,11 @@ class PolicyServer(WorkerStreams):
     def _taken_enough(self) -> bool:
         """Takes fragments out of the queue as far as they are needed and fresh."""
         while self._queue and self._pace.may_take(len(self._taken), self._rows(self._queue[0])):
-            waiting = self._queue.popleft()
-            lag = self.lag(waiting.fragment)
-            if not self._pace.fresh(lag):
-                self.drop(waiting.worker, waiting.call, lag, self._asynchronous.max_lag)
+            arrived = self._queue.popleft()
+            fragment, lag = self.fresh(*arrived, self._asynchronous.max_lag_of)
+            if fragment is None:
                 continue
+            waiting = arrived._replace(fragment=fragment)
             self.lags[lag] += 1
             self._since_last_row[lag] += 1
             self._taken.append(waiting)
@@ -308,10 +305,11 @@ class PolicyServer(WorkerStreams):
     def _answer(self, steps: int, random: Sequence[str], wanted: int) -> None:
         """The newest weights to every actor that waits for an answer, while there is room in the queue.
 
-        With a `max_lag`, who is not learned from yet waits for it, unless fewer fragments than `wanted` are on the way.
+        Where data may be too old, who is not learned from yet waits for it, unless fewer fragments than `wanted` are on
+        the way.
         """
         weights, unlearned = self.weights(), set[int]()
-        if self._asynchronous.max_lag is not None:
+        if self._pace.bounded:
             unlearned = self._replayed | {one.worker.number for one in (*self._queue, *self._taken)}
         for worker in self.group.idle:
             if len(self._queue) >= self._queue_size:

@@ -88,10 +88,10 @@ class ReplayShard:
         self._buffers = {name: ReplayBuffer(one.capacity, one.num_lanes, **one.options) for name, one in parts.items()}
         self._saved: dict[str, dict[str, Any]] = {}
 
-    def extend(self, parcel: Parcel) -> None:
-        """Appends what a roll-out worker sent."""
+    def extend(self, parcel: Parcel, policies: Sequence[str]) -> None:
+        """Appends what a roll-out worker sent of these policies."""
         for name, pieces in parcel.open().items():
-            for lanes, rows in pieces:
+            for lanes, rows in pieces if name in policies else ():
                 self._buffers[name].extend(rows, lanes)
 
     def end_streams(self, name: str, lanes: Sequence[int]) -> None:

@@ -121,14 +121,15 @@ class ReplayShards:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def extend(self, parcels: Mapping[int, Parcel]) -> None:
+    def extend(self, parcels: Mapping[int, Parcel], policies: Sequence[str]) -> None:
         """Passes on rows; the indices know them already.
 
         Args:
             parcels: of one fragment, by shard.
+            policies: whose rows are used.
         """
         for number, parcel in parcels.items():
-            self.tell(number, "extend", parcel)
+            self.tell(number, "extend", parcel, policies)
         if len(self._pending) > _UNANSWERED * len(self._ids):
             self._hear(at_least=len(self._pending) - 2 * len(self._ids))
 

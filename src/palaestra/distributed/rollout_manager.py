@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -33,6 +35,15 @@ __all__ = ["RolloutManager", "WorkerStreams", "WorkersView"]
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0  # for fragments that are on their way when a signal comes
 _SLICE_S = 0.2
+
+
+class Fresh(NamedTuple):
+    """What of a fragment may be learned from."""
+
+    fragment: Fragment | None
+    """Without the rows of policies for which they are too old; `None` if they are for all."""
+    lag: int
+    """Of the oldest rows that are left; of all if none are."""
 
 
 class WorkerStreams:
@@ -83,6 +94,9 @@ class WorkerStreams:
         """What each worker begins with, by its number; `None` for new episodes."""
         self.continued: Collection[str] = self.buffers
         """Names of the buffers in whose lanes the streams of workers continue from fragment to fragment."""
+        self.dropped_of: Counter[str] = Counter()
+        """In how many fragments the rows of a policy were too old for it, by policy."""
+        self._arrived = {name: Counter[int]() for name in policies}  # lags, since the last row of metrics
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
         self._weights: Shared | None = None
         self._mark: Any = None
@@ -173,27 +187,54 @@ class WorkerStreams:
             self._weights, self._mark = Shared(acting_weights(self._policies)), mark
         return self._weights
 
-    def lag(self, fragment: Fragment) -> int:
-        """How many policy versions old a fragment is.
+    def lags_of(self, fragment: Fragment) -> dict[str, int]:
+        """How many versions old the rows of a fragment are, by policy; of those that have rows in it.
 
         Args:
             fragment: which.
         """
-        return max(self._policies[name].version - version for name, version in fragment.versions.items())
+        return {
+            name: self._policies[name].version - version
+            for name, version in fragment.versions.items()
+            if any(len(rows.step_type) > 1 for _, rows in fragment.pieces[name])  # more than an open row
+        }
 
-    def drop(self, worker: Worker, call: Call, lag: int, max_lag: int | None) -> None:
-        """Notes that a fragment is too old to be learned from, and ends its worker's streams: the rest is not joined.
+    def fresh(self, worker: Worker, call: Call, fragment: Fragment, max_lag: Callable[[str], int | None]) -> Fresh:
+        """What of a fragment may be learned from: the one rule about staleness.
+
+        Rows that are older than their policy allows are dropped and named; the worker's streams of this policy end, so
+        that nothing leads over the gap.
 
         Args:
             worker: that sent it.
             call: that asked for it.
-            lag: how old it is.
-            max_lag: how old it may be.
+            fragment: as it came.
+            max_lag: how old rows may be, by policy.
         """
-        self.group.drop(call, f"it is {lag} policy versions old, and max_lag is {max_lag}")
-        for name in self.continued:
-            share = self.buffers[name].num_lanes // len(self.group.workers)
-            self.buffers[name].end_streams(range(worker.number * share, (worker.number + 1) * share))
+        lags = self.lags_of(fragment)
+        bounds = {name: max_lag(name) for name in lags}
+        old = [name for name, bound in bounds.items() if bound is not None and lags[name] > bound]
+        for name, lag in lags.items():
+            self._arrived[name][lag] += 1
+        if not old:
+            return Fresh(fragment, max(lags.values(), default=0))
+        several, whole = len(lags) > 1, len(old) == len(lags)
+        reasons = [
+            f"{f'of {name} ' if several else ''}it is {lags[name]} policy versions old, and max_lag is {bounds[name]}"
+            for name in old
+        ]
+        self.group.drop(call, "; ".join(reasons), () if whole else old)
+        self.dropped_of.update(old)
+        for name in old:
+            if name in self.continued:
+                share = self.buffers[name].num_lanes // len(self.group.workers)
+                self.buffers[name].end_streams(range(worker.number * share, (worker.number + 1) * share))
+        if whole:
+            return Fresh(None, max(lags.values()))
+        none = dict.fromkeys(old, 0)
+        info = dataclasses.replace(fragment.info, rows_of={**fragment.info.rows_of, **none})
+        rest = fragment._replace(pieces={**fragment.pieces, **{name: [] for name in old}}, info=info)
+        return Fresh(rest, max(lag for name, lag in lags.items() if name not in none))
 
     def pass_on(self, fragment: Fragment) -> None:
         """Sends rows to their shards, once what is here knows them.
@@ -202,7 +243,7 @@ class WorkerStreams:
             fragment: that is used.
         """
         if self.shards is not None:
-            self.shards.extend(fragment.parcels)
+            self.shards.extend(fragment.parcels, [name for name, pieces in fragment.pieces.items() if pieces])
 
     def report(self, info: CollectInfo, worker: Worker, fragment: Fragment, share: float) -> None:
         """Adds what a worker did to what an unroll did; environments are numbered over all workers.
@@ -227,13 +268,17 @@ class WorkerStreams:
                 _log.warning("%s", fault)
 
     def metrics(self) -> dict[str, float]:
-        """Workers that are there, restarts and losses."""
-        group = self.group
+        """Workers that are there, restarts and losses; of several policies, how old data was and what was too old."""
+        group, arrived = self.group, self._arrived
+        self._arrived = {name: Counter[int]() for name in arrived}
+        several = arrived if len(arrived) > 1 else {}
         return {
             "workers/there": len(group.idle) + len(group.busy),
             "workers/restarts": group.runtime.restarted,
             "workers/dropped": len(group.dropped),
             "workers/duplicates": group.runtime.duplicates,
+            **{f"workers/lag_mean/{name}": _mean(lags) for name, lags in several.items()},
+            **{f"workers/dropped/{name}": self.dropped_of[name] for name in several},
             **({} if self.shards is None else self.shards.metrics()),
         }
 
@@ -245,8 +290,8 @@ class RolloutManager(WorkerStreams):
     A `Trainer` takes it in the place of a `Collector`. Every unroll goes to all workers that are there, with the newest
     weights. By default all of them are waited for. With `min_finished_workers` an unroll ends when so many have
     answered and `grace_timeout_s` are over; who comes later has its data used in the next one, if it is at most
-    `max_lag` policy versions old then. A worker that ends is replaced and its fragment dropped; every fragment is
-    either used once or named in `dropped`.
+    `max_lag` policy versions old then, each policy's by its own version. A worker that ends is replaced and its
+    fragment dropped; every fragment is either used once or named in `dropped`.
 
     Args:
         runtime: where the workers live.
@@ -338,19 +383,17 @@ class RolloutManager(WorkerStreams):
         used: list[tuple[Worker, Fragment]],
         again: Callable[[Worker], None] | None,
     ) -> None:
-        """Keeps what may be learned from, drops what is too old and gives who sent it new work."""
+        """Keeps what may be learned from; who sent nothing but what is too old gets new work."""
         for worker, call, fragment in taken:
             if call.method != "collect":  # a state that came too late for its checkpoint
                 continue
             worker.position = {"lanes": fragment.lanes}
-            lag = self.lag(fragment)
-            self._lags.append(lag)
-            if lag > self._config.max_lag:
-                self.drop(worker, call, lag, self._config.max_lag)
-                if again is not None:
-                    again(worker)
-                continue
-            used.append((worker, fragment))
+            fresh = self.fresh(worker, call, fragment, lambda policy: self._config.max_lag)
+            self._lags.append(fresh.lag)
+            if fresh.fragment is not None:
+                used.append((worker, fresh.fragment))
+            elif again is not None:
+                again(worker)
 
     def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
@@ -438,6 +481,10 @@ class RolloutManager(WorkerStreams):
         self._quota.load_state(state)
         self._fragments, self._exact = state["fragments"], state["exact"] and alike
         self.positions = positions or None
+
+
+def _mean(lags: Counter[int]) -> float:
+    return sum(lag * count for lag, count in lags.items()) / max(lags.total(), 1)
 
 
 def _shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:

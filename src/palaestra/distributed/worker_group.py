@@ -46,13 +46,15 @@ class WorkerFault:
 
 
 class Dropped(NamedTuple):
-    """A fragment that is not learned from. The first three fields name it."""
+    """A fragment that is not learned from, or not by all policies. The first three fields name it."""
 
     worker: str
     incarnation: int
     sequence: int
     reason: str
     """Why."""
+    policies: tuple[str, ...] = ()
+    """That do not learn from it, where others do."""
 
 
 @dataclass
@@ -251,15 +253,16 @@ class WorkerGroup:
                 break
         return taken
 
-    def drop(self, call: Call, reason: str) -> None:
+    def drop(self, call: Call, reason: str, policies: Sequence[str] = ()) -> None:
         """Notes that work is lost; a state that was not sent is none.
 
         Args:
             call: that it was asked for by.
             reason: why.
+            policies: for which it is, if it is not for others.
         """
         if call.method != "state":
-            self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason))
+            self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason, tuple(policies)))
 
     def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
         worker.state, worker.asked_s = state, time.monotonic()

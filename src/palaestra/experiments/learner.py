@@ -171,6 +171,7 @@ class Learner(ABC):
         if settings.num_learners > 1 or settings.gradient_shards:
             distributed.require_gradients(algorithms)
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
+        self.config.asynchronous.require_policies(algorithms)
         if settings.num_policy_hosts > len(algorithms):
             raise ConfigError(
                 f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "

@@ -315,23 +315,23 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         ([64, 32], {'g': 9.8})
         >>> value_from_words(tuple[float | None, ...], ["none", "1"])
         [None, 1]
+        >>> value_from_words(dict[str, int | None], ["first", "none"])
+        {'first': None}
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
     kinds = [typing.get_origin(member) or member for member in members_of(hint)]
+    optional = any(type(None) in members_of(item) for member in members_of(hint) for item in typing.get_args(member))
     if not words and {dict, list, tuple} & set(kinds):
         raise ConfigError("a value is needed; an empty text ('') stands for none at all")
     if dict in kinds and not (str in kinds and len(words) == 1):
         words = [] if list(words) == [""] else words
         if len(words) % 2:
             raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
-        return {name: _read(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+        return {name: _item(value, optional) for name, value in zip(words[::2], words[1::2], strict=True)}
     if list in kinds or tuple in kinds:
         items = _items(words[0]) if len(words) == 1 else words
-        optional = any(
-            type(None) in members_of(item) for member in members_of(hint) for item in typing.get_args(member)
-        )
-        return [None if optional and item.lower() in _NONE else _read(item) for item in items if item]
+        return [_item(item, optional) for item in items if item]
     if bool in kinds and not words:
         return True
     if len(words) != 1:
@@ -341,6 +341,10 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     if type(None) in kinds and word.lower() in _NONE:
         return None
     return word if str in kinds or typing.Literal in kinds or _is_schedule(hint) else _read(word)
+
+
+def _item(word: str, optional: bool) -> Any:
+    return None if optional and word.lower() in _NONE else _read(word)
 
 
 def _items(word: str) -> list[str]:
