@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
                 if job.row.peer:
                     result = train(job, [str(peer), *PEER_WORKER], [str(env_steps)])
                 else:
-                    settings = json.dumps({"trainer__total_env_steps": env_steps, "run__compile": job.row.compile})
+                    budget = {"trainer__total_env_steps": env_steps, "run__compile": job.row.compile}
+                    settings = json.dumps({**job.row.settings, **budget})
                     result = train(job, [sys.executable, *WORKER], [directory, settings])
                 with LOCK:
                     queue.add(arguments.results, job, result, origin)

@@ -40,7 +40,7 @@ def section(algorithm: str, records: Records) -> str:
         done = len(record["seeds"])
         lines.append(
             [
-                row.env,
+                row.task,
                 f"{row.env_steps:,}",
                 f"{done}" if done >= row.seeds else f"{done} of {row.seeds}",
                 interval(summary["last"]),
@@ -49,7 +49,7 @@ def section(algorithm: str, records: Records) -> str:
                 bars,
             ]
         )
-        curves.append(f"![{algorithm} on {row.env}](../assets/curves/{row.name}.svg)")
+        curves.append(f"![{algorithm} on {row.task}](../assets/curves/{row.name}.svg)")
     return "\n\n".join([table(HEADER, lines), TEXT, *curves]) + "\n"
 
 

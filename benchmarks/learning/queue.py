@@ -56,5 +56,5 @@ def add(results: Path, job: Job, result: Mapping[str, Any], origin: Mapping[str,
 
 def described(row: Row) -> dict[str, Any]:
     """What `palaestra verify` trains again; nothing for a row of another library."""
-    names = ("algorithm", "env", "env_steps", "compile")
+    names = ("algorithm", "env", "env_steps", "compile", *(("settings",) if row.settings else ()))
     return {} if row.peer else {"row": {name: getattr(row, name) for name in names}}

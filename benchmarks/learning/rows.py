@@ -5,7 +5,10 @@ of each, deterministically, for 150,000 env steps. Where its environment had ano
 and `-v5`), the row says so. Where it has no row at our budget, Stable-Baselines3 itself is trained by the same queue.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.numbers import Sample
 
@@ -46,17 +49,29 @@ class Row:
     compile: bool = False
     """Whether our updates are compiled (`--compile`), which pays in runs of many minutes."""
     rival: str | None = None
-    """Another algorithm of ours with a row of the same environment and budget, which this one has to surpass."""
+    """Name of another row of the same environment and budget, which this one has to surpass."""
+    variant: str = ""
+    """What tells it from other rows of the algorithm and the environment, in a few words; `settings` say it exactly."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of `palaestra.train`, besides the preset."""
+    solved: float | None = None
+    """The return from which on a seed has solved the task; the row's bar is that all seeds have."""
 
     @property
     def name(self) -> str:
         """Of its file of results."""
         env = self.env.rpartition(":")[2].replace("/", "-")
-        return f"{'sb3_' if self.peer else ''}{self.algorithm}_{env}"
+        variant = re.sub(r"\W+", "-", self.variant)
+        return f"{'sb3_' if self.peer else ''}{self.algorithm}_{env}{'_' if variant else ''}{variant}"
 
     @property
     def title(self) -> str:
         return f"{self.algorithm}{' of Stable-Baselines3' if self.peer else ''}"
+
+    @property
+    def task(self) -> str:
+        """Environment and variant."""
+        return f"{self.env}, {self.variant}" if self.variant else self.env
 
 
 def _cartpole(algorithm: str, env_steps: int, *, zoo: bool = True) -> Row:
@@ -142,7 +157,7 @@ _ROWS = (
     *(
         Row(algorithm, f"palaestra.envs:MinAtar{game}", 1_000_000, seeds=seeds, compile=True, rival=rival)
         for game in ("Breakout", "SpaceInvaders")
-        for algorithm, seeds, rival in (("pqn", 3, "dqn"), ("dqn", 2, None))
+        for algorithm, seeds, rival in (("pqn", 3, f"dqn_MinAtar{game}"), ("dqn", 2, None))
     ),
     # what a world model is for, beside PPO at the same steps
     Row("dreamer", f"{_TINY}:CartPoleSwingUp", 20_000),
@@ -174,5 +189,5 @@ ROWS = {row.name: row for row in _ROWS}
 def peer_of(row: Row) -> Row | None:
     """The row that this one is compared with, if there is one: of its rival, or of Stable-Baselines3."""
     if row.rival is not None:
-        return ROWS[row.name.replace(row.algorithm, row.rival, 1)]
+        return ROWS[row.rival]
     return None if row.peer else ROWS.get(f"sb3_{row.name}")

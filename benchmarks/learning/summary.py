@@ -35,10 +35,12 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
     if row.zoo is not None:
         bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
     if peer and row.rival is not None:
-        bars.append(rival_bar(final(seeds), row.rival, sample(final(peer))))
+        bars.append(rival_bar(final(seeds), rival_title(row), sample(final(peer))))
     elif peer:
         bars.append(level_bar(final(seeds), "Stable-Baselines3", sample(final(peer)), chance()[row.env]))
-    if row.env == "CartPole-v1":
+    if row.solved is not None:
+        bars.append(solved_bar(final(seeds), row.solved, row.seeds))
+    if row.env == "CartPole-v1" and not row.variant:
         bars.append(cartpole_bar(seeds, row.env_steps, CARTPOLE_TRAIN_S.get(row.algorithm, math.inf)))
     return {
         "last": last._asdict(),
@@ -90,6 +92,25 @@ def rival_bar(returns: Sequence[float], whom: str, theirs: Sample) -> dict[str, 
     return {"text": f"{text} ± {half_width:.3g}", "verdict": verdict}
 
 
+def rival_title(row: Row) -> str:
+    """Of the row to surpass: what differs, the algorithm or the variant."""
+    rival = ROWS[str(row.rival)]
+    return rival.title if rival.algorithm != row.algorithm else rival.variant
+
+
+def solved_bar(returns: Sequence[float], least: float, wanted: int) -> dict[str, Any]:
+    """Whether each seed's last policy reaches a return; undecided while seeds are missing and none has failed.
+
+    Args:
+        returns: our seeds'.
+        least: the return.
+        wanted: how many seeds the row has.
+    """
+    solved = sum(value >= least for value in returns)
+    verdict = "not met" if solved < len(returns) else "met" if len(returns) >= wanted else "undecided"
+    return {"text": f"{least:g} or more: {solved} of {len(returns)} seeds", "verdict": verdict}
+
+
 def cartpole_bar(seeds: Seeds, env_steps: int, train_s: float) -> dict[str, Any]:
     """A seed counts if an evaluation within the budget gave 500, the run's last one still does, and time sufficed."""
     solved = [
@@ -127,7 +148,7 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
     lines = []
     for name, record in records.items():
         row = ROWS[name]
-        line = [row.title, row.env, f"{row.env_steps:,}"]
+        line = [row.title, row.task, f"{row.env_steps:,}"]
         if record is None:
             lines.append([*line, f"not run (0 of {row.seeds})", "", "", "", zoo_text(row), ""])
             continue

@@ -43,6 +43,7 @@ ROWS = {
     "RandomNoop": (Wrap("RandomNoop", maximum=5), CARTPOLE),
     "RecordVideo": (Wrap("RecordVideo", directory="films", suffix="gif"), functools.partial(load, f"{HERE}:Drawn")),
     "ScaleReward": (Wrap("ScaleReward", scale=0.1), CARTPOLE),
+    "SelectEntries": (Wrap("SelectEntries", entries=[0, -1]), PENDULUM),
     "SparseReward": (Wrap("SparseReward"), CAMERA),
     "TimeAwareDiscount": (Wrap("TimeAwareDiscount"), CARTPOLE),
     "TimeLimit": (Wrap("TimeLimit", duration=7), CARTPOLE),

@@ -104,7 +104,8 @@ def test_every_committed_row_can_be_trained_again(capsys):
     assert set(rows) <= set(known)
     assert len(rows) > 50
     for name, row in rows.items():
-        expected = {"trainer__total_env_steps": known[name].env_steps, "run__compile": known[name].compile}
+        budget = {"trainer__total_env_steps": known[name].env_steps, "run__compile": known[name].compile}
+        expected = {**json.loads(json.dumps(known[name].settings)), **budget}
         assert (row.algorithm, row.env, row.settings) == (known[name].algorithm, known[name].env, expected)
     assert rows["ppo_CartPole-v1"].has_hashes
     assert machine_kind()["versions"]["torch"]

@@ -40,7 +40,7 @@ class PublishedRow:
     env: str
     """Environment."""
     settings: dict[str, Any]
-    """Of `palaestra.train` besides the preset: the budget, and whether updates are compiled."""
+    """Of `palaestra.train` besides the preset: the budget, whether updates are compiled, and what else the row has."""
     seeds: dict[int, dict[str, Any]]
     """What each seed reached: `final`, its evaluations before and after, and where known `weights_sha256` and
     `machine`."""
@@ -148,7 +148,11 @@ def _row(name: str, record: Mapping[str, Any]) -> PublishedRow:
         name=name,
         algorithm=row["algorithm"],
         env=row["env"],
-        settings={"trainer__total_env_steps": row["env_steps"], "run__compile": row["compile"]},
+        settings={
+            **row.get("settings", {}),
+            "trainer__total_env_steps": row["env_steps"],
+            "run__compile": row["compile"],
+        },
         seeds={seed["seed"]: seed for seed in record["seeds"]},
         return_mean=last["mean"],
         half_width=last["half_width"],
@@ -265,7 +269,8 @@ def _compared(published: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     before, after = ({**kind, **kind.get("versions", {})} for kind in (then, now))
-    names = [name for name in {**before, **after} if name != "versions" and before.get(name) != after.get(name)]
+    # a package that was not there then had no part in it
+    names = [name for name in before if name != "versions" and before[name] != after.get(name)]
     return ", ".join(f"{name}: {before.get(name)} then, {after.get(name)} here" for name in names)
 
 

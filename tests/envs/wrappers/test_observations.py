@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, NonFiniteError, spec_leaves
-from palaestra.envs import GymEnvironment
+from palaestra.envs import GymEnvironment, load
 from palaestra.envs.wrappers import (
     ActionMask,
     CheckFinite,
@@ -14,6 +14,7 @@ from palaestra.envs.wrappers import (
     FrameStack,
     GrayscaleResize,
     NormalizeObservation,
+    SelectEntries,
 )
 from tests.envs.worlds import Nested
 from tests.envs.wrappers.worlds import Camera, Masked, episode, script
@@ -32,6 +33,35 @@ def seen(env, count=3):
 
 def nested():
     return GymEnvironment(Nested())
+
+
+# -- SelectEntries
+
+
+def test_only_the_entries_that_were_named_are_observed():
+    inner, env = load("Pendulum-v1"), SelectEntries(load("Pendulum-v1"), entries=[1, 0])
+    raw, left = (layer.begin_episode(5) for layer in (inner, env))
+    assert left.observation.tolist() == raw.observation[[1, 0]].tolist()
+    assert left.untransformed.observation.tolist() == raw.observation.tolist()
+    assert env.observation_spec == BoundedSpec((2,), torch.float32, minimum=np.array(-1.0), maximum=np.array(1.0))
+    velocity = SelectEntries(load("Pendulum-v1"), entries=[-1]).observation_spec
+    assert (velocity.minimum.tolist(), velocity.maximum.tolist()) == ([-8.0], [8.0])
+
+
+def test_entries_of_a_nest_are_taken_along_the_last_axis():
+    inner, env = nested(), SelectEntries(nested(), entries=[1], keys=["body"])
+    raw, left = (layer.begin_episode(5).observation for layer in (inner, env))
+    assert left["body"].tolist() == raw["body"][:, [1]].tolist()
+    assert left["mode"] == raw["mode"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [([], "give whole numbers"), ([0.5], "give whole numbers"), ([0, 3], "the entry 3; the observation has 3, counted")],
+)
+def test_entries_that_are_not_there_are_refused(entries, told):
+    with pytest.raises(ConfigError, match=told):
+        SelectEntries(load("Pendulum-v1"), entries=entries)
 
 
 # -- ClipObservation

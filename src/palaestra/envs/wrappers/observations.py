@@ -19,7 +19,7 @@ from palaestra.envs.wrappers.base import (
     is_numeric,
 )
 
-__all__ = ["ActionMask", "CheckFinite", "ClipObservation", "FrameStack", "NormalizeObservation"]
+__all__ = ["ActionMask", "CheckFinite", "ClipObservation", "FrameStack", "NormalizeObservation", "SelectEntries"]
 
 _MASK = "action_mask"
 _EPSILON = 1e-8
@@ -126,6 +126,54 @@ class FrameStack(ObservationMap):
         before = np.zeros((self._num_frames, *value.shape), value.dtype) if first else self._stacks[path]
         self._stacks[path] = stack = np.concatenate([before[1:], value[None]])
         return stack
+
+
+@final
+class SelectEntries(ObservationMap):
+    """Observes only some numbers of a vector, in the order given: to hide velocities, or sensors that do not help.
+
+    Of arrays with more axes, stacked frames among them, it takes them along the last one.
+
+    Where what is hidden has to be worked out from earlier observations, the policy needs a memory.
+
+    Args:
+        env: the layer inside.
+        entries: which numbers are left, counted from 0; negative ones count from the end.
+        keys: leaves to take them from; by default all arrays of floating-point numbers.
+
+    Raises:
+        ConfigError: there are no entries, one is none of the array's, or there is no array.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> env = SelectEntries(load("CartPole-v1"), entries=[0, 2])  # without the two velocities
+        >>> env.observation_spec.shape, env.reset().observation.shape
+        ((2,), (2,))
+    """
+
+    elementwise = True
+
+    def __init__(self, env: SingleEnvironment, entries: Sequence[int], keys: Sequence[str] | None = None) -> None:
+        self._entries = list(entries)
+        if not self._entries or any(type(entry) is not int for entry in self._entries):
+            raise ConfigError(f"SelectEntries(entries={entries!r}); give whole numbers, such as [0, 2]")
+        super().__init__(env, keys)
+
+    def fits(self, spec: TensorSpec) -> bool:
+        return super().fits(spec) and len(spec.shape) > 0
+
+    def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
+        *outer, size = spec.shape
+        if odd := [entry for entry in self._entries if not -size <= entry < size]:
+            raise ConfigError(f"SelectEntries names the entry {odd[0]}; the observation has {size}, counted from 0")
+        shape, stacked = (*outer, len(self._entries)), spec.stacked if outer else 1
+        if not isinstance(spec, BoundedSpec):
+            return TensorSpec(shape, spec.dtype, stacked=stacked)
+        low, high = (np.broadcast_to(bound, spec.shape)[..., self._entries] for bound in (spec.minimum, spec.maximum))
+        return BoundedSpec(shape, spec.dtype, minimum=low, maximum=high, stacked=stacked)
+
+    def leaf(self, value: Any, path: str, first: bool) -> Any:
+        return value[..., self._entries]
 
 
 @final
