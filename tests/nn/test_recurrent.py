@@ -35,6 +35,34 @@ def test_a_sequence_equals_its_rows_one_by_one(kind):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_span_lets_gradients_reach_back_that_far(kind):
+    reached = {}
+    for span in (1, 128):
+        torch.manual_seed(0)
+        module = RecurrentCell(kind, F, 64, span)
+        x = torch.zeros(65, 1, F)
+        x[0] = 1.0
+        x.requires_grad_()
+        y, _ = module(x, module.initial_state(1), torch.arange(65).unsqueeze(1) == 0)
+        (gradient,) = torch.autograd.grad(y[-1].square().sum(), x)
+        reached[span] = float(gradient[0].abs().max())
+    assert reached[1] < 1e-10
+    assert reached[128] > 1e-5
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_units_keep_from_half_to_the_whole_span_at_first(kind):
+    torch.manual_seed(0)
+    cells = RecurrentCell(kind, F, 1000, 64).cells
+    bias = cells.bias_ih_l0.detach().view(-1, 1000)
+    keep = torch.sigmoid(bias[1])
+    assert 0.5 <= keep.min() < 0.9
+    assert keep.max() == pytest.approx(1 - 1 / 64, abs=1e-3)
+    assert_close((1 / (1 - keep) - 1).mean(), torch.tensor(32.0), atol=2.0, rtol=0)  # u, uniform in [1, 63]
+    assert not bias[[0, *range(2, len(bias))]].any()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_an_episode_does_not_remember_the_one_before(kind):
     module, x = RecurrentCell(kind, F, H), inputs()
     y, _ = module(x, remembering(module), FIRST)

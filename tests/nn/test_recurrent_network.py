@@ -71,6 +71,7 @@ def test_without_a_memory_the_network_is_the_plain_one():
     [
         ({"recurrent": "lsmt"}, "unknown memory 'lsmt'.*did you mean 'lstm'"),
         ({"recurrent": "gru", "recurrent_size": 0}, "recurrent_size is 0"),
+        ({"recurrent": "lstm", "recurrent_span": 0}, "recurrent_span is 0"),
         ({"recurrent": "attention", "attention_window": 0}, "attention_window is 0"),
         ({"recurrent": "attention", "attention_heads": 3}, "attention_heads 3, which does not divide it"),
         ({"recurrent": "gru", "noisy": True}, "leave out one of them"),

@@ -65,6 +65,9 @@ class NetworkConfig:
     """Memory between the encoded observation and the hidden layers: lstm, gru or attention; none by default."""
     recurrent_size: int = 128
     """Units of the memory."""
+    recurrent_span: int = 1
+    """Steps that units of an lstm or gru remember when training begins, each another number up to this one; at 1 all
+    forget half in every step. About what the task needs is right: gradients reach as far back as memories do."""
     attention_window: int = 64
     """Steps before the present one that a layer of attention sees."""
     attention_layers: int = 1

@@ -27,13 +27,18 @@ class RecurrentCell(nn.Module):
     weights, biases 0. The state of B lanes is a `Batch` of leaves [B, H]: `hidden`, which is also the output of the
     last row, and for an LSTM `cell`.
 
+    With a span T > 1, biases of the gates that keep start at log u, u uniform in [1, T - 1], so that units forget a
+    1 / (1 + u) of what they hold in each step: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188, section 3.
+    Departure: biases of an LSTM's input gates stay 0, for what is seen once would come in by as little.
+
     Args:
         kind: "lstm" or "gru".
         in_size: F, features of each row.
         size: H, units.
+        span: T, the most steps that a unit remembers at first.
 
     Raises:
-        ConfigError: the kind is unknown, or there are no units.
+        ConfigError: the kind is unknown, or a number is below 1.
 
     Examples:
         >>> lstm = RecurrentCell("lstm", 3, 8)
@@ -43,12 +48,14 @@ class RecurrentCell(nn.Module):
         (torch.Size([2, 2, 8]), torch.Size([2, 8]), torch.Size([2, 8]))
     """
 
-    def __init__(self, kind: str, in_size: int, size: int) -> None:
+    def __init__(self, kind: str, in_size: int, size: int, span: int = 1) -> None:
         super().__init__()
         if kind not in ("lstm", "gru"):
             raise ConfigError(f"unknown recurrent cell {kind!r}; known are lstm and gru")
         if size < 1:
             raise ConfigError(f"recurrent_size is {size}; it must be at least 1")
+        if span < 1:
+            raise ConfigError(f"recurrent_span is {span}; it must be at least 1")
         self.in_size, self.out_size = in_size, size
         self.cells = nn.LSTM(in_size, size) if kind == "lstm" else nn.GRU(in_size, size)
         self.leaves = ("hidden", "cell") if kind == "lstm" else ("hidden",)
@@ -59,6 +66,9 @@ class RecurrentCell(nn.Module):
                     nn.init.orthogonal_(gate)
             elif name.startswith("bias"):
                 nn.init.zeros_(parameter)
+        if span > 1:  # the second gate: "forget" of an LSTM, "update" of a GRU
+            with torch.no_grad():
+                self.cells.bias_ih_l0[size : 2 * size].uniform_(1, span - 1).log_()
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
@@ -124,7 +134,7 @@ def _memory_of(in_size: int, config: NetworkConfig) -> RecurrentCell | Attention
         raise ConfigError(f"unknown memory {kind!r}{did_you_mean(kind, known)}; known are {list(known)}")
     if kind == "attention":
         return AttentionMemory(in_size, config)
-    return RecurrentCell(kind, in_size, config.recurrent_size)
+    return RecurrentCell(kind, in_size, config.recurrent_size, config.recurrent_span)
 
 
 class RecurrentNetwork(nn.Module):
