@@ -57,7 +57,11 @@ def test_entries_of_a_nest_are_taken_along_the_last_axis():
 
 @pytest.mark.parametrize(
     ("entries", "told"),
-    [([], "give whole numbers"), ([0.5], "give whole numbers"), ([0, 3], "the entry 3; the observation has 3, counted")],
+    [
+        ([], "give whole numbers"),
+        ([0.5], "give whole numbers"),
+        ([0, 3], "the entry 3; the observation has 3, counted"),
+    ],
 )
 def test_entries_that_are_not_there_are_refused(entries, told):
     with pytest.raises(ConfigError, match=told):
