@@ -266,7 +266,7 @@ def trained_against_itself(name, *options):
 
 
 def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
-    """Scores against snapshots in training, Elo above random actions at evaluations, and a match of runs."""
+    """Scores against snapshots in training, Elo above random actions and the pool at evaluations, a match of runs."""
     run = trained_against_itself("a")
     trained_against_itself("b", "--run.seed", "1")
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -275,6 +275,7 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert row["eval/info/elo_low"] < row["eval/info/elo"] < row["eval/info/elo_high"]
     evaluation = json.loads(next((run / "evals").glob("*.json")).read_text())
     assert {"elo", "elo_low", "elo_high"} <= evaluation["parts"].keys()
+    assert row["eval/info/pool_elo_low"] < row["eval/info/pool_elo"] < row["eval/info/pool_elo_high"]
     capsys.readouterr()
     rated = answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline")
     assert rated["players"] == ["runs/a", "runs/b@last", "random actions"]
@@ -301,8 +302,18 @@ def test_what_cannot_be_rated_is_refused(capsys):
 @pytest.mark.slow
 def test_self_play_in_workers_is_the_same_on_every_runtime():
     """MARO-11: the same pool and seats, here and in processes."""
-    weights = []
+    weights, rated = [], []
     for runtime in ("local", "process"):
         run = trained_against_itself(runtime, "--runtime", runtime, "--num-workers", "2")
         weights.append(policy_of_run(RunDirectory(run), "last").state_dict())
+        evaluations = sorted(run.glob("evals/*.json"))
+        rated.append({path.name: json.loads(path.read_text())["parts"] for path in evaluations})
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+    assert rated[0] == rated[1]
+    assert "pool_elo" in next(reversed(rated[0].values()))
+
+
+@pytest.mark.slow
+def test_the_pool_is_sent_to_the_process_that_evaluates():
+    run = trained_against_itself("async", "--trainer.eval-async")
+    assert any("pool_elo" in json.loads(path.read_text())["parts"] for path in run.glob("evals/*.json"))

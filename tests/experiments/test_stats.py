@@ -160,6 +160,17 @@ def test_the_command_compares_algorithms(tmp_path, capsys):
     assert "there is no run" in output(capsys)
 
 
+def test_ratings_relative_to_some_players_are_differences_with_intervals_of_their_own():
+    won, games = np.array([[0, 15, 12], [5, 0, 9], [8, 11, 0]]), 20 * (1 - np.eye(3))
+    mean, last = elo_ratings(won, games), elo_ratings(won, games, zero=[2])
+    assert [one.value for one in last] == pytest.approx([one.value - mean[2].value for one in mean])
+    assert (last[2].low, last[2].high) == pytest.approx((0, 0), abs=1e-6)
+    others = elo_ratings(won, games, zero=[1, 2])
+    assert others[1].value + others[2].value == pytest.approx(0, abs=1e-6)
+    assert others[0].value == pytest.approx(1.5 * mean[0].value)  # of three whose mean is 0
+    assert others[0].high - others[0].value == pytest.approx(1.5 * (mean[0].high - mean[0].value))
+
+
 def test_elo_of_known_strengths_is_found_and_its_intervals_hold_it():
     """True ratings lie in 95% intervals about 95 times of 100; a player that won everything has a finite rating."""
     rng = np.random.default_rng(0)

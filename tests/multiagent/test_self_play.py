@@ -1,11 +1,14 @@
 """Self-play against earlier selves: who plays where, what is learned from, and what is put back."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 from palaestra import PPO, PPOConfig, RunSeeds
 from palaestra.core import ConfigError, StepType
+from palaestra.experiments.team import RunningPool
 from palaestra.multiagent import (
     Meeting,
     MultiAgentCollector,
@@ -13,6 +16,7 @@ from palaestra.multiagent import (
     SelfPlayConfig,
     assign_policies,
     match_score,
+    snapshot_of,
 )
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.contracts.states import different, parameters
@@ -49,6 +53,25 @@ def test_one_agent_of_an_episode_is_learned_from_and_snapshots_play_the_rest():
     assert 0.5 < seen["own"] / (seen["own"] + seen["all"]) < 0.95
     draws = collector.buffers["all"]
     assert len(draws) < 30 * 3 * 3 * 0.8  # rows of the snapshots' agents are not there
+
+
+def test_opponents_are_what_the_policy_was_when_they_joined_the_pool():
+    collector, ppo = collector_of(SelfPlayConfig(pool_size=2, snapshot_period=1))
+    at_first = [value.clone() for value in ppo.policy.state_dict().values()]
+    assert collector.opponents() == {}
+    learn(collector, ppo)
+    learn(collector, ppo)
+    opponents = collector.opponents()
+    assert list(opponents) == [0, 1]
+    assert all(torch.equal(*pair) for pair in zip(opponents[0], at_first, strict=True))
+    assert not all(torch.equal(*pair) for pair in zip(opponents[1], at_first, strict=True))
+    old = snapshot_of(ppo.policy, opponents[0])
+    assert all(torch.equal(*pair) for pair in zip(old.state_dict().values(), at_first, strict=True))
+    learn(collector, ppo)
+    assert list(collector.opponents()) == [1, 2]
+    sent = pickle.loads(pickle.dumps(RunningPool(collector)))()
+    assert sent.keys() == {1, 2}
+    assert all(torch.equal(*pair) for pair in zip(sent[1], opponents[1], strict=True))
 
 
 def test_rows_of_an_episode_are_whole_and_of_one_agent():

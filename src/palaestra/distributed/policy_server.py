@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
+from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, SamplesPerInsert
@@ -352,6 +353,10 @@ class PolicyServer(WorkerStreams):
             "workers/lag_max": float(max(lags, default=0)),
             **{f"workers/lag_{name}": count for name, count in _histogram(lags).items()},
         }
+
+    def opponents(self) -> dict[int, list[Tensor]]:
+        """Nothing: actors, each with its own pool of self-play, are at work all the time."""
+        return {}
 
     # -- checkpoints
 

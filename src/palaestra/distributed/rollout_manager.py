@@ -442,6 +442,21 @@ class RolloutManager(WorkerStreams):
     def has_joined(self, worker: Worker, resume: str) -> None:
         self._exact = self._exact and resume == "exact"
 
+    def opponents(self) -> dict[int, list[torch.Tensor]]:
+        """Weights of the pool of self-play of one worker; those of the others have the same versions.
+
+        Raises:
+            WorkersLostError: there are too few workers.
+        """
+        self.begin()
+        group = self.group
+        while not group.idle:
+            group.admit(_SLICE_S)
+        asked = group.idle[:1]
+        group.give(asked[0], "opponents")
+        told = group.take(at_least=1, timeout_s=self._config.timeout_s, of=asked)
+        return told[0][2] if told else {}
+
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:

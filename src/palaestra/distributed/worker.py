@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
@@ -237,6 +238,10 @@ class RolloutWorker:
             "buffers": {name: buffer.state_tensors() for name, buffer in self._buffers.items()},
             "lanes": self._lanes(),
         }
+
+    def opponents(self) -> dict[int, list[Tensor]]:
+        """Weights of the worker's pool of self-play; see `MultiAgentCollector.opponents`."""
+        return self._parts.collector.opponents()
 
     def _forget_sent(self) -> None:
         """Once for each fragment, however often the state is asked for: that is counted, and saved with the rest."""

@@ -26,7 +26,7 @@ from palaestra.experiments.presets import PRESETS
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
-from palaestra.experiments.team import TeamLearner
+from palaestra.experiments.team import RunningPool, TeamLearner
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
@@ -155,7 +155,10 @@ def make_trainer(
     own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = None
     if config.trainer.eval_episodes:
-        evaluate = functools.partial(evaluate_training, learner.evaluation(), config)
+        evaluation = learner.evaluation()
+        if config.agents.self_play.pool_size:
+            evaluation = functools.partial(evaluation, pool=RunningPool(collecting.collector))
+        evaluate = functools.partial(evaluate_training, evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
         evaluate = EvaluationWorker(collecting.runtime, evaluate)
     return training.Trainer(

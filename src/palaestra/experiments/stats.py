@@ -348,7 +348,7 @@ def _band(axes: Any, x: np.ndarray, estimates: Sequence[Interval], name: str) ->
     axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
-def elo_ratings(scores: np.ndarray, games: np.ndarray) -> list[Interval]:
+def elo_ratings(scores: np.ndarray, games: np.ndarray, *, zero: Sequence[int] | None = None) -> list[Interval]:
     """Elo ratings of players, the most probable ones of the Bradley-Terry model, with 95% intervals.
 
         P(i beats j) = 1 / (1 + 10^((Rⱼ − Rᵢ) / 400))
@@ -362,9 +362,10 @@ def elo_ratings(scores: np.ndarray, games: np.ndarray) -> list[Interval]:
     Args:
         scores: [K, K] games that row won against column; a draw is half a game.
         games: [K, K] games between them, symmetric.
+        zero: players whose mean rating is 0; by default all.
 
     Returns:
-        Of each player, relative to the mean of all.
+        Of each player, relative to that mean.
 
     Raises:
         ConfigError: the arrays do not fit together, or there are fewer than two players.
@@ -392,9 +393,10 @@ def elo_ratings(scores: np.ndarray, games: np.ndarray) -> list[Interval]:
         strength = strength + step / max(1.0, float(np.abs(step).max()))
         if np.abs(step).max() < 1e-10:
             break
-    centre = np.eye(count) - 1 / count
+    known = np.isin(np.arange(count), range(count) if zero is None else zero)
+    centre = np.eye(count) - known / known.sum()
     strength = centre @ strength
-    spread = np.sqrt(np.diag(centre @ np.linalg.inv(information) @ centre)) * _NORMAL_975
+    spread = np.sqrt(np.diag(centre @ np.linalg.inv(information) @ centre.T)) * _NORMAL_975
     return [
         Interval(*(float(_ELO * number) for number in (value, value - half, value + half)))
         for value, half in zip(strength, spread, strict=True)

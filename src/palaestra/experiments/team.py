@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
@@ -27,12 +28,13 @@ from palaestra.multiagent import (
     evaluate_agents,
     match_score,
     play_multi_agent_envs,
+    snapshot_of,
 )
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, first_episodes, returns_of_variants
 
-__all__ = ["Player", "TeamLearner", "play_match"]
+__all__ = ["Player", "RunningPool", "TeamLearner", "play_match"]
 
 
 _LANES = 16  # environments of a match, side by side
@@ -157,6 +159,7 @@ def _evaluate(
     *,
     episodes: int,
     seed: int,
+    pool: Callable[[], Mapping[int, list[Tensor]]] = dict,
     **options: Any,
 ) -> Evaluation:
     count = learner.evaluation_count(config, episodes)
@@ -166,13 +169,9 @@ def _evaluate(
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     if config.agents.self_play.pool_size:
-        games = episodes + episodes % 2
-        player, chance = Player(policy_specs, actors), Player.at_random(policy_specs)
-        won = play_match(player, chance, config.env, games=games, seed=seed, deterministic=False)
-        scores, played = np.array([[0, won], [games - won, 0]]), games * (1 - np.eye(2))
-        elo, _ = elo_ratings(scores, played)
-        distance = {"elo": elo.value, "elo_low": elo.low, "elo_high": elo.high}  # to the mean of the two
-        evaluation.parts.update({name: 2 * points for name, points in distance.items()})
+        ((name, policy),) = actors.items()
+        snapshots = [Player(policy_specs, {name: snapshot_of(policy, weights)}) for weights in pool().values()]
+        evaluation.parts.update(_rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed))
     return evaluation
 
 
@@ -235,6 +234,42 @@ def play_match(
                 others = [value for name, value in earned.items() if name not in mine]
                 won += match_score(sum(own) / max(1, len(own)), sum(others) / max(1, len(others)))
     return won
+
+
+def _rated(player: Player, snapshots: Sequence[Player], env: EnvConfig, games: int, seed: int) -> dict[str, float]:
+    """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
+    games += games % 2
+    opponents = [Player.at_random(player.policy_specs), *snapshots]
+    won = [play_match(player, one, env, games=games, seed=seed) for one in opponents]
+    scores, played = np.zeros((2, 1 + len(won), 1 + len(won)))
+    scores[0, 1:], scores[1:, 0] = won, games - np.array(won)
+    played[0, 1:] = played[1:, 0] = games
+    found = {"elo": elo_ratings(scores, played, zero=[1])[0]}
+    if snapshots:
+        found["pool_elo"] = elo_ratings(scores, played, zero=range(2, len(played)))[0]
+    return {
+        f"{name}{end}": value
+        for name, elo in found.items()
+        for end, value in (("", elo.value), ("_low", elo.low), ("_high", elo.high))
+    }
+
+
+@dataclass(frozen=True)
+class RunningPool:
+    """The pool of a run that is going on, as it is when asked; another process is sent what it is then.
+
+    Args:
+        collector: of the run.
+    """
+
+    collector: Any
+
+    def __call__(self) -> dict[int, list[Tensor]]:
+        """Weights by policy version."""
+        return self.collector.opponents()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (dict, self())
 
 
 def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:

@@ -162,6 +162,10 @@ class MultiAgentCollector:
         info.total_s = time.perf_counter() - began
         return info
 
+    def opponents(self) -> dict[int, list[torch.Tensor]]:
+        """Weights of the pool of self-play, by policy version; see `SelfPlay.weights`. Without self-play nothing."""
+        return {} if self._self_play is None else self._self_play.weights
+
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._episodes.finished()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from palaestra.core import RunSeeds
 from palaestra.multiagent.acting import MappedPolicy
@@ -13,7 +14,7 @@ from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig
 from palaestra.policies import Phase, Policy
 
-__all__ = ["SelfPlay", "match_score"]
+__all__ = ["SelfPlay", "match_score", "snapshot_of"]
 
 
 class SelfPlay:
@@ -51,6 +52,11 @@ class SelfPlay:
         """Policy versions of the snapshots in the pool, oldest first."""
         return list(self._pool)
 
+    @property
+    def weights(self) -> dict[int, list[Tensor]]:
+        """Of the snapshots in the pool, by policy version: the values of `state_dict`, in order."""
+        return {version: list(self._snapshots[version].policy.state_dict().values()) for version in self._pool}
+
     def grow(self) -> None:
         """Adds a snapshot of the policy, if it is time for one; the oldest goes where there are too many.
 
@@ -64,10 +70,7 @@ class SelfPlay:
         self._forget_unused()
 
     def _frozen(self, version: int) -> MappedPolicy:
-        source = self._policy
-        generator = torch.Generator(device=source.generator.device)  # cannot be copied
-        memo: dict[int, Any] = {id(source.generator): generator, id(source.exploration): None}
-        policy = copy.deepcopy(source, memo).requires_grad_(False)
+        policy = snapshot_of(self._policy)
         policy.version = version
         policy.seed(RunSeeds(self._seed).integer("acting", version))
         return MappedPolicy(policy, self._spec, self._num_envs, delayed=self._delayed)
@@ -176,10 +179,34 @@ class SelfPlay:
         self._snapshots = {}
         for version, saved in state["snapshots"].items():
             snapshot = self._snapshots[int(version)] = self._frozen(int(version))
-            names = snapshot.policy.state_dict().keys()
-            snapshot.policy.load_state_dict(dict(zip(names, saved["weights"], strict=True)))
+            load_weights(snapshot.policy, saved["weights"])
             snapshot.policy.generator.set_state(saved["generator"])
             snapshot.load_state_dict(saved["actor"], ())
+
+
+def snapshot_of(policy: Policy, weights: Sequence[Tensor] | None = None) -> Policy:
+    """A copy of a policy that does not learn or explore.
+
+    Args:
+        policy: as it is now.
+        weights: others, in the order of its `state_dict`.
+    """
+    generator = torch.Generator(device=policy.generator.device)  # cannot be copied
+    memo: dict[int, Any] = {id(policy.generator): generator, id(policy.exploration): None}
+    snapshot = copy.deepcopy(policy, memo).requires_grad_(False)
+    if weights is not None:
+        load_weights(snapshot, weights)
+    return snapshot
+
+
+def load_weights(policy: Policy, weights: Sequence[Tensor]) -> None:
+    """Takes over the values of a `state_dict`.
+
+    Args:
+        policy: that gets them.
+        weights: in order.
+    """
+    policy.load_state_dict(dict(zip(policy.state_dict().keys(), weights, strict=True)))
 
 
 def match_score(own: float, other: float) -> float:
