@@ -66,9 +66,9 @@ class RecurrentCell(nn.Module):
                     nn.init.orthogonal_(gate)
             elif name.startswith("bias"):
                 nn.init.zeros_(parameter)
-        if span > 1:  # the second gate: "forget" of an LSTM, "update" of a GRU
-            with torch.no_grad():
-                self.cells.bias_ih_l0[size : 2 * size].uniform_(1, span - 1).log_()
+                if name.startswith("bias_ih") and span > 1:
+                    # the second gate: "forget" of an LSTM, "update" of a GRU
+                    parameter.detach()[size : 2 * size].uniform_(1, span - 1).log_()
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
