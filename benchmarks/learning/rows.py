@@ -100,6 +100,30 @@ def _long(algorithm: str, env: str, env_steps: int, mean: float, std: float, zoo
     return Row(algorithm, env, env_steps, ZooRow(mean, std, EVALUATED_STEPS // 1000, zoo_env), seeds=3, compile=True)
 
 
+_RECALL_STEPS = 64
+_CELLS = {"recurrent": "lstm", "recurrent_size": 64, "recurrent_span": 2 * _RECALL_STEPS}
+_ATTENTION = {"recurrent": "attention", "recurrent_size": 32}
+
+
+def _recall(memory: str, network: Mapping[str, Any], learning_rate: float | str = "linear(0.001, 0)") -> Row:
+    """A cue, one of four, to be named 64 steps later: 1/4 by chance, and without memory."""
+    algorithm = {"unroll_length": 128, "mini_batch_length": 128, "mini_batch_size": 512, "learning_rate": learning_rate}
+    algorithm |= {"gamma": 0.9, "gae_lambda": 0.9, "entropy_cost": 0.01, "network": {"hidden_sizes": (64,), **network}}
+    return Row(
+        "ppo",
+        f"{_TINY}:Recall",
+        200_000,
+        rival="ppo_Recall_64-steps-no-memory" if network["recurrent"] else None,
+        variant=f"{_RECALL_STEPS} steps, {memory}",
+        settings={
+            "env": {"num_envs": 8, "kwargs": {"num_cues": 4, "delay": _RECALL_STEPS}},
+            "algorithm": algorithm,
+            "trainer__eval_every_steps": 20_000,
+        },
+        solved=0.95 if network["recurrent"] else None,
+    )
+
+
 _ROWS = (
     # classic control: complete
     _cartpole("ppo", 100_000),
@@ -167,6 +191,10 @@ _ROWS = (
     Row("ppo", f"{_TINY}:Catch", 6_000),
     Row("dreamer", f"{_TINY}:Recall", 10_000),
     Row("ppo", f"{_TINY}:Recall", 10_000),
+    # what a memory is for
+    _recall("no memory", {"recurrent": None}),
+    _recall("LSTM", _CELLS),
+    _recall("attention", _ATTENTION, 0.001),
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),

@@ -16,7 +16,8 @@ from benchmarks.numbers import Sample
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
 from palaestra.envs import Wrap
-from palaestra.experiments import preset
+from palaestra.experiments import ExperimentConfig, preset
+from palaestra.experiments.config import config_from_mapping
 
 
 def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):
@@ -78,6 +79,36 @@ def test_a_row_with_a_rival_has_to_be_above_it():
     assert verdicts == {5.0: ["not met"], 10.5: ["undecided"], 20.0: ["met"]}
     assert peer_of(row) == ROWS["dqn_MinAtarBreakout"]
     assert peer_of(ROWS["dqn_MinAtarBreakout"]) is None
+
+
+def test_a_task_is_solved_when_every_seed_has_solved_it():
+    row, rival = ROWS["ppo_Recall_64-steps-LSTM"], ROWS["ppo_Recall_64-steps-no-memory"]
+    verdicts = {}
+    for returns in ((1.0,) * 4, (1.0,) * 5, (1.0, 1.0, 1.0, 1.0, 0.3)):
+        bars = summarize(row, [seed(i, value) for i, value in enumerate(returns)])["bars"]
+        verdicts[returns] = [(bar["text"].partition(": ")[2], bar["verdict"]) for bar in bars]
+    assert list(verdicts.values()) == [
+        [("4 of 4 seeds", "undecided")],
+        [("5 of 5 seeds", "met")],
+        [("4 of 5 seeds", "not met")],
+    ]
+    bars = summarize(row, [seed(i, 1.0) for i in range(5)], [seed(i, 0.25 + i / 100) for i in range(5)])["bars"]
+    assert [bar["verdict"] for bar in bars] == ["met", "met"]
+    assert bars[0]["text"].startswith("above 64 steps, no memory at equal steps: 0.73")
+    assert summarize(rival, [seed(0, 0.25)])["bars"] == []
+
+
+def test_variants_of_a_row_differ_in_what_they_train():
+    """A row's settings are those of its preset but for what the row names; the row without memory has none."""
+    kinds = {}
+    for row in ROWS.values():
+        if row.variant:
+            settings = json.loads(json.dumps(row.settings))
+            config = config_from_mapping(ExperimentConfig, settings, base=preset(row.algorithm, row.env))
+            kinds[row.variant] = config.algorithm.network.recurrent
+            assert row.variant in row.task
+    assert (kinds["64 steps, no memory"], kinds["64 steps, LSTM"]) == (None, "lstm")
+    assert json.loads(json.dumps(queue.described(ROWS["ppo_Recall_64-steps-LSTM"])))["row"]["settings"]["env"]["kwargs"]
 
 
 def test_chance_is_known_of_every_environment_that_has_a_row_to_compare_with():
