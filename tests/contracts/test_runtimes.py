@@ -153,6 +153,27 @@ def test_more_shared_values_than_a_worker_keeps_are_sent_again(runtime):
         assert answer(runtime, worker, "scale", versions[n], 1)[0] == n
 
 
+def test_a_placement_group_has_a_place_for_each_of_its_workers_and_their_restarts(runtime):
+    """On one machine there is nothing to place; what is promised holds all the same."""
+    group = runtime.placement_group([{}, {}], name="counters")
+    first, second = (runtime.start(Counter, name="counter", resources=group) for _ in range(2))
+    assert [answer(runtime, worker, "add") for worker in (first, second)] == [1, 1]
+    runtime.restart(first)
+    assert answer(runtime, first, "add") == 1
+    with pytest.raises(ConfigError, match=r"the placement group 'counters' has room for 2 workers"):
+        runtime.start(Counter, name="counter", resources=group)
+    assert list(runtime.status()) == [first, second]
+    runtime.stop(first)
+    assert runtime._groups == [group]
+    runtime.stop(second)
+    assert runtime._groups == []
+    runtime.placement_group([{}], name="nobody")
+    runtime.close()
+    assert runtime._groups == []
+    with pytest.raises(ConfigError, match="was closed"):
+        runtime.placement_group([{}], name="counters")
+
+
 def test_what_a_method_raises_comes_back_as_text_and_the_worker_lives_on(runtime):
     """F2: the exception itself need not be picklable."""
     worker = runtime.start(Counter, name="counter")

@@ -65,15 +65,17 @@ def test_gradient_workers_are_shared_out_as_the_configuration_says():
         )
 
 
-def test_learners_and_hosts_ask_for_the_gpus_that_the_run_sets_aside(monkeypatch):
-    asked = []
-    start = LocalRuntime.start
-    monkeypatch.setattr(LocalRuntime, "start", lambda self, *a, **b: asked.append(b) or start(self, *a, **b))
-    given = {"runtime": "ray", "num_learners": 3, "num_policy_hosts": 1, "num_gpus_per_learner": 0.5}
+@pytest.mark.parametrize("learners", [1, 3])
+def test_learners_and_hosts_ask_for_the_gpus_that_the_run_sets_aside(learners):
+    """Hosts and replicas exchange gradients, and are one placement group; hosts alone need none."""
+    given = {"runtime": "ray", "num_learners": learners, "num_policy_hosts": 1, "num_gpus_per_learner": 0.5}
     with LocalRuntime() as runtime:
         make_learner(config_of("ppo", **given)).manager_on(runtime)
-    assert [one["name"] for one in asked] == ["grad-worker", "grad-worker", "policy-host"]
-    assert [one["resources"] for one in asked] == [{"GPU": 0.5}] * 3
+        started = list(runtime._workers.values())
+        assert [one.name for one in started] == ["grad-worker"] * (learners - 1) + ["policy-host"]
+        assert [one.resources for one in started] == [{"GPU": 0.5}] * learners
+        groups = [] if learners == 1 else [started]
+        assert [group.workers for group in runtime._groups] == groups
     with pytest.raises(ConfigError, match="num_gpus_per_learner is 0"):
         config_of("ppo", **{**given, "runtime": "process"})
 

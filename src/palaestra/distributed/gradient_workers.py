@@ -15,7 +15,7 @@ from palaestra.core import ConfigError, DataSource, PalaestraError, did_you_mean
 from palaestra.distributed.config import AllocationMode
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint, listening_store, say_whether
 from palaestra.distributed.policy_host import DrawnSource, HostTask, Updated, host_factory, updated_by
-from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
+from palaestra.runtime import Call, PlacementGroup, Result, Runtime, Shared, WorkerDiedError
 
 __all__ = ["GradientWorkers", "TrainerAllocator", "require_gradients"]
 
@@ -146,9 +146,11 @@ class GradientWorkers:
         allocator: shares them out among policies; by default every policy has all of them.
         num_shards: of each minibatch, for all policies; by default one for each worker of a policy and its learner.
         timeout_s: a rank that keeps the others waiting for longer is given up.
-        resources: what each worker needs, where the runtime hands out resources.
+        resources: what each worker needs, where the runtime hands out resources; they get a placement group. Or a
+            group, for hosts that learn with them to be in it, too.
 
     Raises:
+        ClusterError: there is no room for them within `timeout_s`.
         ConfigError: an algorithm states no losses, there are fewer shards than ranks, or the allocator is for another
             number of workers.
     """
@@ -162,7 +164,7 @@ class GradientWorkers:
         allocator: TrainerAllocator | None = None,
         num_shards: int | None = None,
         timeout_s: float = 120.0,
-        resources: Mapping[str, float] | None = None,
+        resources: Mapping[str, float] | PlacementGroup | None = None,
     ) -> None:
         if num_workers < 0 or (num_shards is not None and num_shards <= num_workers):
             raise ConfigError(
@@ -179,6 +181,8 @@ class GradientWorkers:
         self._allocator, self._num_shards, self._timeout_s = allocator, num_shards, timeout_s
         self._store = listening_store(runtime.address, timeout_s) if num_workers else None
         factory = host_factory(self._algorithms)
+        if not isinstance(resources, PlacementGroup):
+            resources = runtime.placement_group([resources or {}] * num_workers, name="learners", timeout_s=timeout_s)
         self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
         self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
         if allocator is not None:

@@ -11,7 +11,7 @@ from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.distributed.gradient_workers import GradientWorkers
 from palaestra.distributed.policy_host import HostTask, Updated, host_factory
-from palaestra.runtime import Call, Result, Runtime, Shared, WorkerDiedError
+from palaestra.runtime import Call, PlacementGroup, Result, Runtime, Shared, WorkerDiedError
 from palaestra.training import PolicyManager
 
 __all__ = ["DistributedPolicyManager"]
@@ -49,7 +49,8 @@ class DistributedPolicyManager(PolicyManager):
         num_hosts: among which the policies are dealt out in turn; one for each policy by default.
         gradient_workers: on the same runtime; compute the gradients of all hosts. They are closed with the manager.
         timeout_s: a host that has not answered by then is replaced.
-        resources: what each host needs, where the runtime hands out resources.
+        resources: what each host needs, where the runtime hands out resources; or a placement group, which the gradient
+            workers are in, too.
 
     Raises:
         ConfigError: there is no policy or no host, or the gradient workers live on another runtime.
@@ -63,7 +64,7 @@ class DistributedPolicyManager(PolicyManager):
         num_hosts: int | None = None,
         gradient_workers: GradientWorkers | None = None,
         timeout_s: float = 600.0,
-        resources: Mapping[str, float] | None = None,
+        resources: Mapping[str, float] | PlacementGroup | None = None,
     ) -> None:
         count = len(algorithms) if num_hosts is None else num_hosts
         if not algorithms or not 0 < count <= len(algorithms):

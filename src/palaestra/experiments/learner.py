@@ -121,7 +121,9 @@ class Learner(ABC):
         hosts, count, shards = settings.num_policy_hosts, settings.num_learners - 1, settings.gradient_shards
         if runtime is None or not (hosts or count or shards):
             return self.manager
-        needs = {"GPU": settings.num_gpus_per_learner}
+        needs: Any = {"GPU": settings.num_gpus_per_learner}
+        if count:  # hosts and replicas exchange gradients, so that they are placed together
+            needs = runtime.placement_group([needs] * (hosts + count), name="learners", timeout_s=settings.timeout_s)
         shares: dict[str, Any] = {"num_shards": shards, "resources": needs}
         if settings.allocation is not None:
             shares["allocator"] = distributed.TrainerAllocator(

@@ -7,5 +7,6 @@ from palaestra.runtime.memory import *
 from palaestra.runtime.messages import *
 from palaestra.runtime.process import *
 from palaestra.runtime.ray import *
+from palaestra.runtime.ray_cluster import *
 from palaestra.runtime.runtime import *
 from palaestra.runtime.supervision import *

@@ -1,14 +1,16 @@
 """The records of a runtime: calls and their results, workers and how they are."""
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.messages import Failed, Request
 
-__all__ = ["Call", "RemoteError", "RestartPolicy", "Result", "WorkerStatus"]
+__all__ = ["Call", "PlacementGroup", "RemoteError", "RestartPolicy", "Result", "WorkerStatus"]
 
 
 class RemoteError(PalaestraError):
@@ -97,6 +99,37 @@ class WorkerStatus:
     """How its last incarnation ended; empty in the first."""
 
 
+class PlacementGroup:
+    """Room that is set aside for workers who belong together; `Runtime.placement_group` makes it.
+
+    Args:
+        name: for people.
+        bundles: resources that each worker needs, in the order in which they are started.
+    """
+
+    def __init__(self, name: str, bundles: Sequence[Mapping[str, float]]) -> None:
+        self.name = name
+        """For people."""
+        self.bundles = [dict(one) for one in bundles]
+        """What each worker needs."""
+        self.workers: list[WorkerRecord] = []
+        """Those that were started, in order: the first has the first bundle, and its restarts have it, too."""
+        self.handle: Any = None
+        """What a runtime knows it by."""
+
+    def take(self) -> int:
+        """Number of the first bundle that no worker has.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if len(self.workers) == len(self.bundles):
+            raise ConfigError(
+                f"the placement group {self.name!r} has room for {len(self.bundles)} workers, who are there"
+            )
+        return len(self.workers)
+
+
 @dataclass
 class WorkerRecord:
     """What a runtime knows of one of its workers."""
@@ -107,6 +140,10 @@ class WorkerRecord:
     resources: Mapping[str, float]
     parcels: int = 0
     """That an answer may have, where the runtime keeps them elsewhere."""
+    group: PlacementGroup | None = None
+    """That it belongs to."""
+    bundle: int = 0
+    """Its own of the group."""
     incarnation: int = 0
     handle: Any = None
     """What the runtime knows it by; `None` while there is none."""
@@ -122,6 +159,11 @@ class WorkerRecord:
     """How its newest incarnation ended."""
     first_error: PalaestraError | None = None
     """How its first incarnation ended."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it lives no more, and is not about to be restarted."""
+        return self.handle is None and self.due is None
 
     def status(self, now: float) -> WorkerStatus:
         """How it is.

@@ -5,34 +5,24 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
-from palaestra.core import ConfigError, PalaestraError, import_extra
-from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
+from palaestra.core import ConfigError, import_extra
+from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
-from palaestra.runtime.ray_processes import RayProcesses
+from palaestra.runtime.ray_cluster import ClusterError, ClusterLine, RayProcesses, placed, reach
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError, ignore_sigterm
 
-__all__ = ["ClusterError", "RayRuntime"]
+__all__ = ["RayRuntime"]
 
 _log = logging.getLogger(__name__)
-_CONNECT_S = 10.0
 _SLICE_S = 0.5  # how soon a lost node is noticed
-_PROBE_S = 2.0
 _INLINE_BYTES = 64 << 10  # travels with the call; a node that is lost while Ray stores something ends this process
-_HEAD_S = 30.0  # so long a head may be away; Ray itself ends its processes after 60 s
-
-
-class ClusterError(PalaestraError):
-    """Ray itself fails: the node of this machine or the head is gone, or there is no room for what is sent."""
-
-    exit_code = 3
 
 
 @final
@@ -76,7 +66,7 @@ class RayRuntime(Runtime):
             self._processes = _join(self._ray, address, num_cpus)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with code 15
-        self._cluster = _Cluster(self._ray)
+        self._cluster = ClusterLine(self._ray)
         self._cpus_each = 0.0 if address is None else 1.0
         self._actor_class = self._ray.remote(_Actor)
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
@@ -92,34 +82,50 @@ class RayRuntime(Runtime):
     def launch(self, worker: WorkerRecord) -> Any:
         """See `Runtime.launch`.
 
-        Without other wishes a worker takes one CPU of a cluster, and none of this machine, whose cores all share.
+        Without other wishes a worker takes one CPU of a cluster, and none of this machine, whose cores all share. Ray
+        spreads workers over the nodes, but for those of a placement group.
         """
         assert worker.running is not None
         self._cluster.require()
-        options = _options(self._needs(worker.resources))
-        actor = self._actor_class.options(max_restarts=0, scheduling_strategy="SPREAD", **options).remote(
+        options, strategy = _options(self._needs(worker.resources)), "SPREAD"
+        if worker.group is not None:
+            in_group = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            strategy = in_group(worker.group.handle, placement_group_bundle_index=worker.bundle)
+        actor = self._actor_class.options(max_restarts=0, scheduling_strategy=strategy, **options).remote(
             worker.factory, self._threads
         )
         self._placed[worker.id] = actor.__ray_ready__.remote()
         self._asked[actor.begin.remote()] = worker, worker.running
         return actor
 
+    def reserve(self, group: PlacementGroup, timeout_s: float) -> None:
+        """See `Runtime.reserve`."""
+        self._cluster.require()
+        needs = [{name: need for name, need in self._needs(one).items() if need} for one in group.bundles]
+        bundles = [one or {"memory": 1.0} for one in needs]  # a byte: Ray refuses to place nothing
+        group.handle = placed(self._ray, self._cluster, group.name, bundles, timeout_s)
+
+    def vacate(self, group: PlacementGroup) -> None:
+        if not self._cluster.lost:
+            self._ray.util.remove_placement_group(group.handle)
+
     def _needs(self, resources: Mapping[str, float]) -> dict[str, float]:
         return {"CPU": self._cpus_each, **resources}
 
     def room(self, resources: Mapping[str, float]) -> float:
-        """See `Runtime.room`; all machines together, less what this runtime has begun. Others may use them, too."""
+        """See `Runtime.room`; all machines together, less what workers of this runtime have; others may use them."""
         left, needs = Counter(self._ray.cluster_resources()), self._needs(resources)
         for record in self._workers.values():
-            left.subtract(self._needs(record.resources))
+            left.subtract({} if record.ended else self._needs(record.resources))
         return max(min((left[name] // amount for name, amount in needs.items() if amount), default=math.inf), 0.0)
 
     def waits_for_room(self, worker: str) -> bool:
         """See `Runtime.waits_for_room`."""
         if self._ray.wait([self._placed[worker]], timeout=0, fetch_local=False)[0]:
             return False
-        free, needs = self._ray.available_resources(), self._needs(self._record(worker).resources)
-        return any(free.get(name, 0.0) < amount for name, amount in needs.items())
+        record = self._record(worker)
+        free, needs = self._ray.available_resources(), self._needs(record.resources)
+        return record.group is not None or any(free.get(name, 0.0) < amount for name, amount in needs.items())
 
     def submit(self, worker: WorkerRecord, call: Call, request: Request) -> None:
         self._cluster.require()  # Ray would end this process without a word
@@ -235,73 +241,13 @@ def _join(ray: Any, address: str | None, num_cpus: int | None) -> RayProcesses |
     try:
         if address is None:  # which `ray.init` takes for whatever cluster runs on this machine
             return RayProcesses(ray, address="local", include_dashboard=False, num_cpus=num_cpus, **quiet)
-        _reach(address)
+        reach(address)
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the Ray cluster at {address!r} cannot be joined: {error}. Start one with `ray start --head`, give its "
             "address, or leave the address out to use this machine"
         ) from error
-
-
-def _reach(address: str, timeout_s: float = _CONNECT_S) -> None:
-    """Knocks first, for ray itself tries for many minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal() and "://" not in host:
-        socket.create_connection((host, int(port)), timeout=timeout_s).close()
-
-
-class _Cluster:
-    """Whether the node of this process, and the head, are still there; Ray ends the process that finds out too late."""
-
-    def __init__(self, ray: Any) -> None:
-        context = ray.get_runtime_context()
-        mine = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-        self._path, self._head = mine["RayletSocketName"], context.gcs_address
-        self._line = self._connected()
-        self._probed_s = self._seen_s = time.monotonic()
-        self.lost = False
-        """Whether one of them is known to be gone."""
-
-    def require(self) -> None:
-        """Raises where the node has ended: its end of a connection is closed then, or reset."""
-        try:
-            if self._line.recv(1, socket.MSG_DONTWAIT):
-                return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._line.close()
-        try:
-            self._line = self._connected()
-        except OSError:
-            self._lose("the Ray node of this machine has ended")
-
-    def require_head(self) -> None:
-        """Raises where the head has not answered for half a minute; looks every two seconds."""
-        now = time.monotonic()
-        if now - self._probed_s < _PROBE_S:
-            return
-        self._probed_s = now
-        try:
-            _reach(self._head, _PROBE_S)
-            self._seen_s = now
-        except OSError as error:
-            if now - self._seen_s > _HEAD_S:
-                self._lose(f"the head of the Ray cluster, {self._head}, has not answered for {_HEAD_S:g} s ({error})")
-
-    def close(self) -> None:
-        self._line.close()
-
-    def _lose(self, what: str) -> None:
-        self.lost = True
-        raise ClusterError(f"{what}, and with it all workers. Start Ray again if it is yours to start")
-
-    def _connected(self) -> socket.socket:
-        line = socket.socket(socket.AF_UNIX)
-        line.connect(self._path)
-        return line
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:

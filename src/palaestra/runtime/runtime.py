@@ -5,12 +5,21 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
-from palaestra.runtime.calls import Arrival, Call, RemoteError, RestartPolicy, Result, WorkerRecord, WorkerStatus
+from palaestra.runtime.calls import (
+    Arrival,
+    Call,
+    PlacementGroup,
+    RemoteError,
+    RestartPolicy,
+    Result,
+    WorkerRecord,
+    WorkerStatus,
+)
 from palaestra.runtime.messages import Factory, Failed, Request
 from palaestra.runtime.supervision import WorkerDiedError, WorkerTimeoutError
 
@@ -27,8 +36,8 @@ class Runtime(ABC):
     everywhere alike. An answer is taken once; one that comes again, or from an incarnation that is over, is
     dropped and counted. A runtime is used by one thread.
 
-    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and `release` if need be; only this
-    class calls them.
+    A subclass defines `launch`, `submit`, `poll`, `dismiss` and `end`, and if need be `reserve`, `vacate` and
+    `release`; only this class calls them.
 
     Args:
         restarts: how often workers may be restarted.
@@ -50,6 +59,7 @@ class Runtime(ABC):
         self._policy = restarts or RestartPolicy()
         self._workers: dict[str, WorkerRecord] = {}
         self._names = Counter[str]()
+        self._groups: list[PlacementGroup] = []  # that hold room
         self._due: dict[str, WorkerRecord] = {}  # that are about to be restarted
         self._open: set[Call] = set()  # whose results were not taken yet
         self._results: dict[Call, Result] = {}
@@ -126,6 +136,24 @@ class Runtime(ABC):
         """
         return False
 
+    def reserve(self, group: PlacementGroup, timeout_s: float) -> None:  # noqa: B027 - most have one machine
+        """Sets room aside for a group; nothing by default.
+
+        Args:
+            group: whose handle it may set.
+            timeout_s: how long to wait for room.
+
+        Raises:
+            ClusterError: there was none.
+        """
+
+    def vacate(self, group: PlacementGroup) -> None:  # noqa: B027 - likewise
+        """Gives back what `reserve` has set aside; nothing by default.
+
+        Args:
+            group: whose workers have ended.
+        """
+
     def release(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what the runtime itself holds, once its workers have ended. Nothing by default."""
 
@@ -146,7 +174,7 @@ class Runtime(ABC):
         factory: Callable[[], Any],
         *,
         name: str,
-        resources: Mapping[str, float] | None = None,
+        resources: Mapping[str, float] | PlacementGroup | None = None,
         parcels: int = 0,
     ) -> str:
         """Makes a worker. Returns at once; an object that cannot be made fails the calls to it.
@@ -154,25 +182,53 @@ class Runtime(ABC):
         Args:
             factory: called without arguments where the worker lives; makes its object.
             name: for people. Workers may share it; ids differ.
-            resources: what it needs, for example `{"CPU": 1, "GPU": 0.5}`, where the runtime hands out resources.
+            resources: what it needs, for example `{"CPU": 1, "GPU": 0.5}`, where the runtime hands out resources; or a
+                placement group, whose next bundle it gets and keeps.
             parcels: so many `Parcel`s of an answer need not come here, where the runtime can keep them elsewhere.
 
         Returns:
             The worker's id.
 
         Raises:
-            ConfigError: the factory cannot be sent, or the runtime was closed.
+            ConfigError: the factory cannot be sent, the group is full, or the runtime was closed.
         """
-        if self._closed:
-            raise ConfigError("this runtime was closed; make a new one")
-        number = self._names[name]
-        worker = WorkerRecord(
-            f"{name}-{number}" if number else name, name, Factory(factory), dict(resources or {}), parcels
-        )
+        self._require_open()
+        number, group, bundle = self._names[name], None, 0
+        if isinstance(resources, PlacementGroup):
+            group, bundle = resources, resources.take()
+            resources = group.bundles[bundle]
+        id_, needs = f"{name}-{number}" if number else name, dict(resources or {})
+        worker = WorkerRecord(id_, name, Factory(factory), needs, parcels, group, bundle)
         self._begin(worker)
         self._workers[worker.id] = worker
+        if group is not None:
+            group.workers.append(worker)
         self._names[name] += 1
         return worker.id
+
+    def placement_group(
+        self, bundles: Sequence[Mapping[str, float]], *, name: str, timeout_s: float = 300.0
+    ) -> PlacementGroup:
+        """Sets room aside for workers that belong together: all at once, near each other where there is room for it.
+
+        `start` takes it in place of resources. It is given back when all workers that were started in it have been
+        stopped, and when the runtime is closed.
+
+        Args:
+            bundles: what each worker needs, as `start` takes it.
+            name: for people, of all of them: "learners".
+            timeout_s: how long to wait for room.
+
+        Raises:
+            ClusterError: there was no room in time; says what is missing.
+            ConfigError: the runtime was closed.
+        """
+        self._require_open()
+        group = PlacementGroup(name, bundles)
+        if group.bundles:
+            self.reserve(group, timeout_s)
+            self._groups.append(group)
+        return group
 
     def call(self, worker: str, method: str, *args: Any, **kwargs: Any) -> Call:
         """Asks a worker to do something. Never blocks.
@@ -191,7 +247,7 @@ class Runtime(ABC):
         request = Request.of(method, args, kwargs)
         record.sequence += 1
         self._open.add(call)
-        if record.handle is None and record.due is None:
+        if record.ended:
             assert record.error is not None
             self._note(Result(call, error=record.error))
         elif record.running is None and record.handle is not None and not record.queue:
@@ -310,6 +366,14 @@ class Runtime(ABC):
             self._bury(record, WorkerDiedError(f"{record.name} {why}"), max(0.0, deadline - time.monotonic()))
             record.due = None
             self._due.pop(record.id, None)
+        for group in list(self._groups):
+            if self._closed or (group.workers and all(record.ended for record in group.workers)):
+                self.vacate(group)
+                self._groups.remove(group)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this runtime was closed; make a new one")
 
     def _record(self, worker: str) -> WorkerRecord:
         if worker not in self._workers:
