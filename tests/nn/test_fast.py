@@ -1,5 +1,7 @@
 """Tests of `palaestra.nn.fast`: each private way gives the numbers of the public one; and PyTorch's own tools work."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -202,3 +204,20 @@ def test_loops_that_differ_in_their_body_alone_are_not_each_other_in_the_cache()
             owner = Owner()
             torch.testing.assert_close(fast.compiled_method(owner, method, x)(x), method(owner, x))
     assert counters["aot_autograd"]["autograd_cache_hit"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
+@pytest.mark.parametrize("accepted", [True, False])
+def test_instructions_are_trusted_where_the_compiler_accepts_them(accepted, monkeypatch):
+    """PyTorch's own test of them takes 4 to 14 seconds of a first run; it is left to find out for an old compiler."""
+    from torch._inductor import config
+
+    asked = []
+    answer = SimpleNamespace(returncode=int(not accepted))
+    asking = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer, SubprocessError=OSError)
+    monkeypatch.setattr(fast, "subprocess", asking)
+    with config.patch({"cpp.vec_isa_ok": None}):
+        fast._trust_instructions()
+        assert config.cpp.vec_isa_ok == (True if accepted else None)
+    assert len(asked) == 1 and "-E" in asked[0]

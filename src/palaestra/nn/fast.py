@@ -5,6 +5,8 @@ way costs 10 to 60 microseconds more for each gradient step, which small network
 """
 
 import functools
+import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType, MethodType
@@ -271,7 +273,30 @@ def _compiles_ahead() -> bool:
     """Lets gradients be part of a graph; whether graphs without guards can be had. Not at import: it takes seconds."""
     if can_compile():
         torch._dynamo.config.trace_autograd_ops = True
+        _trust_instructions()
     return hasattr(torch.compile(lambda x: x), "aot_compile")
+
+
+def _trust_instructions() -> None:
+    """Vector instructions that the processor has and the compiler accepts are taken without PyTorch's own test.
+
+    That test compiles a library for each kind and loads each in a new process: 4 to 14 seconds in a first run, and one
+    or two in every other.
+    """
+    from torch._inductor import config, cpp_builder, cpu_vec_isa
+
+    if getattr(config.cpp, "vec_isa_ok", True) is not None:  # somebody has said it, or it cannot be said
+        return
+    config.cpp.vec_isa_ok = True
+    try:
+        flags = cpu_vec_isa.pick_vec_isa().build_arch_flags().split()
+        command = [cpp_builder.get_cpp_compiler(), *flags, "-x", "c++", "-E", os.devnull]
+        accepted = subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    except (AttributeError, OSError, RuntimeError, subprocess.SubprocessError):
+        accepted = False
+    if not accepted:  # an old compiler: PyTorch finds out which it knows
+        config.cpp.vec_isa_ok = None
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
 def can_compile() -> bool:
