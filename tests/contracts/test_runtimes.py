@@ -129,6 +129,16 @@ def test_parcels_go_from_one_worker_to_another_and_are_opened_there(runtime, roo
     assert answer(runtime, taker, "add") == 1
 
 
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_closures_travel_beside_parcels_and_in_them(runtime, room):
+    """MARO-01: what plain pickle cannot send does not depend on whether parcels stay where they are."""
+    giver, taker = (runtime.start(functools.partial(Counter, 5), name=name, parcels=room) for name in ("one", "other"))
+    first, closure, second = answer(runtime, giver, "parcels_and_closure", 2)
+    assert closure() == 7
+    assert answer(runtime, taker, "called", first) == 2
+    assert answer(runtime, taker, "opened_alone", second) == 2
+
+
 def test_a_parcel_outlives_the_worker_that_made_it(runtime):
     giver, taker = (runtime.start(Counter, name=name, parcels=1) for name in ("giver", "taker"))
     (parcel,) = answer(runtime, giver, "parcels", 1)["parcels"]

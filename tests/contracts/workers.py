@@ -33,6 +33,15 @@ class Counter:
         values[0]["x"] += plus  # in memory of its own
         return [(value["n"], int(value["x"].sum())) for value in values]
 
+    def parcels_and_closure(self, number):
+        return [Parcel(lambda: number), lambda: number + self.count, Parcel(number)]
+
+    def opened_alone(self, parcel):
+        return parcel.open()
+
+    def called(self, parcel):
+        return parcel.open()()
+
     def scale(self, weights, factor, *, offset=None):
         self.seen.append(id(weights["w"]))
         return weights["w"] * factor + (0 if offset is None else offset["w"])

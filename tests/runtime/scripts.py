@@ -1,6 +1,7 @@
 """A script whose own classes and functions workers need: run with `process` or `ray`."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 import palaestra
-from palaestra.runtime import ProcessRuntime, RayRuntime
+from palaestra.runtime import Parcel, ProcessRuntime, RayRuntime
 
 
 class Mine(gymnasium.Env[np.ndarray, np.int64]):
@@ -32,12 +33,24 @@ class Echo:
     def say(self, word: str) -> str:
         return word
 
+    def later(self, word: str, change: Callable[[str], str]) -> list[Any]:
+        return [lambda: change(word), Parcel(lambda: change(change(word)))]
+
+    def now(self, parcel: Parcel) -> str:
+        return parcel.open()()
+
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else "process"
     with {"process": ProcessRuntime, "ray": RayRuntime}[name]() as runtime:
         (said,) = runtime.wait([runtime.call(runtime.start(Echo, name="echo"), "say", "heard")], timeout_s=60)
-    print(said.unwrap())
+        print(said.unwrap())
+        ending = "!"
+        giver, taker = (runtime.start(lambda: Echo(), name=ending, parcels=1) for _ in range(2))
+        (said,) = runtime.wait([runtime.call(giver, "later", "closure", lambda w: w + ending)], timeout_s=60)
+        closure, parcel = said.unwrap()
+        (said,) = runtime.wait([runtime.call(taker, "now", parcel)], timeout_s=60)
+        print(closure(), said.unwrap())
     few = {"trainer__total_env_steps": 16, "trainer__eval_episodes": 1, "run__tensorboard": False}
     workers = {"distributed__runtime": name, "distributed__num_workers": 1, "algorithm__unroll_length": 8}
     print(palaestra.train("ppo", Mine, **few, **workers).result.status)

@@ -28,9 +28,9 @@ def run(folder, *arguments, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["process", RAY])
 def test_workers_find_what_the_script_defines(runtime, tmp_path):
-    """MARO-01: an environment and a factory in `__main__`, on processes and on Ray."""
+    """MARO-01: an environment, a factory, lambdas and closures in `__main__`, on processes and on Ray."""
     done = run(tmp_path, str(SCRIPT), runtime)
-    assert done.stdout.split()[-2:] == ["heard", "done"], done.stderr
+    assert done.stdout.split()[-4:] == ["heard", "closure!", "closure!!", "done"], done.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ read this way.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import itertools
 import os
@@ -168,20 +167,6 @@ class _ClosurePickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-class _PicklerApart(_Pickler):
-    """Leaves parcels out, as many as there is room for."""
-
-    def __init__(self, *args: Any, room: int, apart: list[Any], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._room, self._apart = room, apart
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Parcel) or len(self._apart) == self._room:
-            return None
-        self._apart.append(obj.content)
-        return len(self._apart) - 1
-
-
 class _Unpickler(pickle.Unpickler):
     """Puts parcels back that were left out."""
 
@@ -211,11 +196,7 @@ def encode(value: Any) -> Message:
     Raises:
         ConfigError: a part cannot be sent; the message names it.
     """
-    try:
-        return _encoded(value, _Pickler)
-    except _UNPICKLED:
-        with _named(f"a {type(value).__name__}"):
-            return _encoded(value, _ClosurePickler)
+    return encode_apart(value, 0)[0]
 
 
 def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
@@ -224,15 +205,19 @@ def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
     Args:
         value: see `encode`.
         room: for so many parcels; further ones stay in the message.
+
+    Raises:
+        ConfigError: see `encode`.
     """
-    if not room:
-        return encode(value), []
-    apart = list[Any]()
-    return _encoded(value, functools.partial(_PicklerApart, room=room, apart=apart)), apart
+    try:
+        return _encoded(value, _Pickler, room)
+    except _UNPICKLED:
+        with _named(f"a {type(value).__name__}"):
+            return _encoded(value, _ClosurePickler, room)
 
 
-def _encoded(value: Any, pickler: Callable[..., pickle.Pickler]) -> Message:
-    header, buffers = io.BytesIO(), list[np.ndarray]()
+def _encoded(value: Any, pickler: Callable[..., Any], room: int) -> tuple[Message, list[Any]]:
+    header, buffers, apart = io.BytesIO(), list[np.ndarray](), list[Any]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -241,8 +226,17 @@ def _encoded(value: Any, pickler: Callable[..., pickle.Pickler]) -> Message:
         buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    pickler(header, protocol=5, buffer_callback=keep).dump(value)
-    return Message(header.getvalue(), buffers)
+    def leave_out(obj: Any) -> int | None:
+        if not isinstance(obj, Parcel) or len(apart) == room:
+            return None
+        apart.append(obj.content)
+        return len(apart) - 1
+
+    made = pickler(header, protocol=5, buffer_callback=keep)
+    if room:
+        made.persistent_id = leave_out
+    made.dump(value)
+    return Message(header.getvalue(), buffers), apart
 
 
 @contextlib.contextmanager
