@@ -22,6 +22,8 @@ from palaestra.policies import load_policy
 from tests.cli.parts import exit_code, output
 
 PICTURE = TensorSpec((7, 7, 3), torch.uint8)
+RECURRENT = ("r2d2", "decision_transformer")
+"""What learns only with a memory."""
 BOX = BoundedSpec((2,), minimum=np.full(2, -1.0), maximum=np.full(2, 1.0))
 
 
@@ -115,7 +117,7 @@ def test_a_dry_run_says_what_it_built(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("cnn", "network"), [("impala", ImpalaCNN), ("auto", SmallCNN)])
 def test_every_algorithm_sees_small_pictures(name, cnn, network):
     kind: Any = ALGORITHMS[name]
-    layers = NetworkConfig(cnn=cnn, hidden_sizes=(8,), image_size=8, recurrent="lstm" if name == "r2d2" else None)
+    layers = NetworkConfig(cnn=cnn, hidden_sizes=(8,), image_size=8, recurrent="lstm" if name in RECURRENT else None)
     config = kind.config_class(network=layers)
     if getattr(config, "normalize_observation", False):  # of numbers, which pictures are not
         config = dataclasses.replace(config, normalize_observation=False)

@@ -11,6 +11,7 @@ from palaestra.algorithms.coma import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.crossq import *
 from palaestra.algorithms.ddpg import *
+from palaestra.algorithms.decision_transformer import *
 from palaestra.algorithms.discrete_cql import *
 from palaestra.algorithms.discrete_sac import *
 from palaestra.algorithms.dqn import *
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "cql": CQL,
     "crossq": CrossQ,
     "ddpg": DDPG,
+    "decision_transformer": DecisionTransformer,
     "discrete_cql": DiscreteCQL,
     "discrete_sac": DiscreteSAC,
     "dqn": DQN,

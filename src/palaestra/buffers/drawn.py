@@ -16,7 +16,10 @@ class Unroll(Batch):
     There are more fields where they apply: `state`, the policy's hidden state before a row, `[T, B, ...]` in an unroll
     and `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a
     sequence's first row, for `write_back`; `weight` `[N]` float32, by which a loss is multiplied where rows were
-    drawn by priority; and `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them.
+    drawn by priority; `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them; and for a plan that wants
+    returns `return_to_go` `[N]` of the first row, NaN where the end of its episode was not recorded, `time` `[N]`, how
+    many steps of its episode came before, and of the buffer's complete episodes, the same in every column,
+    `return_range` `[2, N]`, the least and the greatest return, and `longest` `[N]`, the most steps.
     """
 
     step_type: Tensor

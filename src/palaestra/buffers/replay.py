@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.drawn import RowNumbers, Unroll, Windows
+from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import (
@@ -68,6 +69,7 @@ class ReplayBuffer:
         """Where what is read lies."""
         self.positions = streams.positions
         """Where each lane is written next, and which rows it holds; to be read only."""
+        self._known_returns: tuple[Any, np.ndarray, np.ndarray, int] | None = None
 
         self.writer = writer = StreamWriter(streams)
         self.open, self.append, self.clear = writer.open, writer.append, writer.clear
@@ -114,6 +116,32 @@ class ReplayBuffer:
     def size_bytes(self) -> int:
         """Memory of the storage."""
         return self._streams.storage.size_bytes
+
+    def returns_to_go(self, index: np.ndarray | Tensor) -> Tensor:
+        """The rewards that followed rows until the ends of their episodes, added up.
+
+        They are worked out for all rows at once, and again when rows have been written.
+
+        Args:
+            index: [N] row numbers.
+
+        Returns:
+            [N] float32; NaN where the end of the episode was not recorded.
+        """
+        return torch.from_numpy(self._returns()[0][np.asarray(index)])
+
+    def _returns(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """`returns_to_go` of all rows, the returns of complete episodes, and the most steps of one."""
+        if self._known_returns is None or self._known_returns[0] != self.positions.stamp:
+            to_go = np.full(self.positions.ring_size * self.num_lanes, np.nan, np.float32)
+            for lane in range(self.num_lanes):
+                rows = self.in_time_order(lane)
+                reward = self.take("reward", rows).cpu().double().numpy()
+                to_go[rows] = _sums_to_end(reward, self.take("step_type", rows).cpu().numpy())
+            episodes = self.episodes()
+            found = to_go[np.array([rows[0] for rows in episodes], np.int64)]
+            self._known_returns = self.positions.stamp, to_go, found, max(map(len, episodes), default=1) - 1
+        return self._known_returns[1:]
 
     # -- drawing
 
@@ -173,11 +201,27 @@ class ReplayBuffer:
         Args:
             plan: what is drawn.
             index: [N] row numbers, of `chosen`.
+
+        Raises:
+            ShapeError: the plan wants returns, and no episode is complete.
         """
         reader = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if plan.mini_batch_length == 1:
             return reader.windows(index, plan.n_step)
-        return reader.sequences(index, plan.window, plan.burn_in)
+        sequences = reader.sequences(index, plan.window, plan.burn_in)
+        if not (isinstance(plan, Offline) and plan.returns):
+            return sequences
+        to_go, returns, longest = self._returns()
+        if not len(returns):
+            raise ShapeError(
+                "the data has no episode from beginning to end, so that nothing is known of returns; collect whole ones"
+            )
+        return sequences.replace(
+            return_to_go=torch.from_numpy(to_go[index]),
+            time=torch.from_numpy(reader.steps_from_begin(index)).float(),
+            return_range=torch.tensor([[returns.min()], [returns.max()]]).expand(-1, len(index)),
+            longest=torch.full((len(index),), float(longest)),
+        )
 
     def _all_starts(self, plan: Replay) -> np.ndarray:
         """Rows where windows begin, or sequences one behind the other, so that each row is in one of them."""
@@ -355,6 +399,15 @@ def _unpickled(
     buffer.reader.fixed = fixed
     buffer._load_streams(tensors)
     return buffer
+
+
+def _sums_to_end(reward: np.ndarray, step_type: np.ndarray) -> np.ndarray:
+    """[T] the rewards after each row of a lane up to the LAST one of its episode; NaN where there is none."""
+    rows = np.arange(len(reward))
+    lasts, firsts = (np.append(np.flatnonzero(step_type == kind), len(rows)) for kind in (LAST, FIRST))
+    last, first = lasts[np.searchsorted(lasts, rows)], firsts[np.searchsorted(firsts, rows, side="right")]
+    earned = np.append(reward.cumsum(), np.nan)  # a lane ends in the middle of an episode
+    return np.where(first > last, earned[last] - earned[rows], np.nan)
 
 
 @final

@@ -31,6 +31,8 @@ class EvalOptions(RunOptions):
     """Which policy: best, last, or the env steps of a checkpoint."""
     stochastic: bool = False
     """Sample actions instead of taking the best."""
+    target_return: float | None = None
+    """Return to ask for, of a policy that acts for one (decision_transformer)."""
     baseline: bool = False
     """Evaluate random actions as well."""
 
@@ -51,6 +53,7 @@ def evaluate(arguments: list[str]) -> int:
         seed=options.seed,
         deterministic=not options.stochastic,
         which=options.which,
+        target_return=options.target_return,
     )
     options.show(asdict(result), str(result))
     return 0

@@ -203,6 +203,8 @@ class Offline:
     """Rewards summed before bootstrapping."""
     burn_in: int = 0
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
+    returns: bool = False
+    """Whether sequences come with what was still to come in their episodes."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "gradient_steps", "mini_batch_size", "mini_batch_length", "n_step")

@@ -94,7 +94,7 @@ def export(
 
     Inside are the statistics of observations, masks, the scale of actions and the memory; the actions are the
     deterministic ones, as the environment takes them. A program of a policy with a memory takes it and the input
-    `first`, 1 where an episode begins, and gives it back.
+    `first`, 1 where an episode begins, and gives it back; one that asks for a return also takes the `reward` before.
 
     Args:
         run: path or name of the run, or `last`; or a folder that `save_policy` wrote.
@@ -202,8 +202,9 @@ class _Program(nn.Module):
         self.observation = {_name("observation", path): leaf for path, leaf in _leaves(policy.observation_spec)}
         state = policy.state_spec
         self.state = {f"state.{key}": leaf for key, leaf in state.items()} if isinstance(state, dict) else {}
-        first = {"first": TensorSpec((), torch.bool)} if self.state else {}
-        self.inputs: dict[str, TensorSpec] = {**self.observation, **self.state, **first}
+        own = {"first": TensorSpec((), torch.bool)} if self.state else {}
+        own |= {"reward": TensorSpec(())} if policy.reads_reward else {}
+        self.inputs: dict[str, TensorSpec] = {**self.observation, **self.state, **own}
         """Specs by name, of one row; a dimension for the batch comes before."""
         actions = {_name("action", path): leaf for path, leaf in _leaves(policy.action_spec)}
         self.outputs: dict[str, TensorSpec] = {**actions, **{f"next.{key}": leaf for key, leaf in self.state.items()}}
@@ -214,10 +215,10 @@ class _Program(nn.Module):
         leaves = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
         observation, memory = _nest(self.policy.observation_spec, leaves), ()
         if self.state:
-            first = given["first"]
+            memory = Batch.of({name.removeprefix("state."): given[name] for name in self.state})
+            memory, first = self.policy.rewarded(memory, given.get("reward")), given["first"]
             # not a product: a memory that is not finite must end with its episode as well
-            kept = {n: given[n].masked_fill(first.reshape(-1, *[1] * len(s.shape)), 0) for n, s in self.state.items()}
-            memory = Batch.of({name.removeprefix("state."): leaf for name, leaf in kept.items()})
+            memory = memory.map(lambda leaf: leaf.masked_fill(first.reshape(-1, *[1] * (leaf.ndim - 1)), 0))
         step = self.policy.choose(observation, memory, False, True)
         paths = tree_paths(self.policy.env_action(step.action))
         specs = dict(_leaves(self.policy.action_spec))
@@ -237,7 +238,7 @@ class _Program(nn.Module):
         rows = len(inputs[0])
         first = given.get("first", torch.zeros(rows, dtype=torch.bool))
         kinds = torch.where(first, int(StepType.FIRST), int(StepType.MID)).int()
-        step = TimeStep(step_type=kinds, observation=_nest(policy.observation_spec, seen))
+        step = TimeStep(kinds, given.get("reward", ()), observation=_nest(policy.observation_spec, seen))
         answer = policy.act(step, state, phase=Phase.EVAL, deterministic=True)
         actions = tree_paths(policy.env_action(answer.action))
         specs = dict(_leaves(policy.action_spec))

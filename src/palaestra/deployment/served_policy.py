@@ -55,9 +55,17 @@ class ServedPolicy:
         name: of the policy.
         policy: in `Phase.EVAL`.
         config: a `ServingConfig`.
+
+    Raises:
+        ConfigError: the policy has to be told rewards.
     """
 
     def __init__(self, name: str, policy: Policy, config: Any) -> None:
+        if policy.reads_reward:
+            raise ConfigError(
+                f"the policy {name!r} is a {type(policy).__name__}, which has to be told the reward of each step, and "
+                "requests bring observations alone; export it with `palaestra export`, or call it from Python"
+            )
         self.name, self.policy, self.problem = name, policy, ""
         self.observations, self.actions = JsonNest(policy.observation_spec), JsonNest(policy.action_spec)
         self.has_memory = bool(policy.state_spec)

@@ -19,7 +19,7 @@ from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.experiments.stats import Interval, elo_ratings
 from palaestra.experiments.team import Player, TeamLearner, play_match
-from palaestra.policies import Policy
+from palaestra.policies import Policy, ReturnConditionedPolicy
 from palaestra.rollout import Evaluation
 from palaestra.training import part_name
 
@@ -67,6 +67,7 @@ def evaluate_run(
     seed: int | None = None,
     deterministic: bool = True,
     which: str | int = "best",
+    target_return: float | None = None,
 ) -> Evaluation:
     """Evaluates the policy of a run.
 
@@ -77,16 +78,25 @@ def evaluate_run(
         seed: of the environments; by default the run's own evaluation seeds.
         deterministic: whether to take the most probable or most valuable action.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
+        target_return: the return that a policy is asked for which acts for one; by default that of its training.
 
     Raises:
         CheckpointError: there is no such run, or it has no such policy.
-        ConfigError: `episodes` is less than 1.
+        ConfigError: `episodes` is less than 1, or a return is asked of a policy that acts for none.
     """
     if not isinstance(episodes, int) or episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
     directory = find_run(name, root)
     learner, policies = policies_of_run(directory, which)
     seed = learner.config.run.seed if seed is None else seed
+    if target_return is not None:
+        for policy in policies.values():
+            if not isinstance(policy, ReturnConditionedPolicy):
+                raise ConfigError(
+                    f"target_return is {target_return}, but the policy of {directory.path} is a "
+                    f"{type(policy).__name__}, which acts for no return in particular; leave it out"
+                )
+            policy.target_return = target_return
     return learner.evaluation()(policies, episodes=episodes, seed=seed, deterministic=deterministic)
 
 
@@ -99,7 +109,7 @@ def evaluate_runs(
         names: paths or names of runs and groups.
         root: where runs are.
         baseline: whether to evaluate random actions in the first run's environment as well.
-        options: `episodes`, `seed`, `deterministic`, `which`: see `evaluate_run`.
+        options: `episodes`, `seed`, `deterministic`, `which`, `target_return`: see `evaluate_run`.
 
     Raises:
         CheckpointError: there is no such run, or it has no such policy.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
+from palaestra.core import ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
 from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, team_leaves
@@ -152,9 +152,17 @@ class MappedPolicy:
         policy_spec: for whom.
         num_envs: B.
         delayed: whether rewards come late.
+
+    Raises:
+        ConfigError: the policy has to be told rewards while it acts.
     """
 
     def __init__(self, policy: Policy, policy_spec: PolicySpec, num_envs: int, *, delayed: bool) -> None:
+        if policy.reads_reward:
+            raise ConfigError(
+                f"a {type(policy).__name__} has to be told the reward of each step while it acts, and those of agents "
+                "may come late; let these agents learn by another algorithm"
+            )
         self.policy, self.policy_spec, self.num_envs, self._delayed = policy, policy_spec, num_envs, delayed
         self.num_lanes = num_envs * policy_spec.lanes_per_env
         self._slot = {name: slot for slot, name in enumerate(policy_spec.agents)}

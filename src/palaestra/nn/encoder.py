@@ -13,7 +13,7 @@ from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, Sp
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 
-__all__ = ["ACTION_MASK", "Encoder", "OwnEncoder", "has_pictures"]
+__all__ = ["ACTION_MASK", "Encoder", "OwnEncoder", "StepEncoder", "has_pictures"]
 
 ACTION_MASK = "action_mask"
 """The key of a dict observation that says which actions are allowed; no network sees it."""
@@ -169,6 +169,48 @@ def encoder_of(observation_spec: SpecTree, config: NetworkConfig) -> Encoder | O
         images: Any = {"image_size": config.image_size, "cnn": config.cnn, "layer_norm": config.layer_norm}
         return Encoder(observation_spec, **images)
     return OwnEncoder(observation_spec, config.encoder)
+
+
+class StepEncoder(nn.Module):
+    """The code of a step of an episode: its observation, the return still to come, its number, the action before.
+
+    Args:
+        observation_spec: the spec tree.
+        action_spec: of actions as they are sampled.
+        config: of the network, for the code of observations.
+
+    Raises:
+        ConfigError: see `Encoder` and `OwnEncoder`.
+    """
+
+    return_scale: Tensor
+    """0-dim, the return whose code is 1."""
+    time_scale: Tensor
+    """0-dim, the number of steps whose code is 1."""
+    target_return: Tensor
+    """0-dim, what is to come in an episode that begins, as far as the network is asked."""
+
+    def __init__(self, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> None:
+        super().__init__()
+        self.observation, self.action = encoder_of(observation_spec, config), Encoder(action_spec)
+        self.out_size = self.observation.out_size + 2 + self.action.out_size
+        self.register_buffer("return_scale", torch.ones(()))
+        self.register_buffer("time_scale", torch.ones(()))
+        self.register_buffer("target_return", torch.zeros(()))
+
+    def forward(self, step: Any) -> Tensor:
+        """The features of every row.
+
+        Args:
+            step: `observation`; `return_to_go` [...], in units of `return_scale`; `time` [...], steps since the
+                episode began, in units of `time_scale`; `prev_action` [..., A], as `action` codes it, zeros where none
+                is known.
+
+        Returns:
+            [..., out_size] float32.
+        """
+        numbers = torch.stack((step.return_to_go, step.time), -1)
+        return torch.cat((self.observation(step.observation), numbers, step.prev_action), -1)
 
 
 def _without_mask(spec: SpecTree) -> SpecTree:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, did_you_mean
 from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.config import NetworkConfig, Recurrent
-from palaestra.nn.encoder import encoder_of, has_pictures
+from palaestra.nn.encoder import StepEncoder, encoder_of, has_pictures
 
 __all__ = ["EncodedNetwork", "RecurrentCell", "RecurrentNetwork", "with_memory", "with_shared_features"]
 
@@ -146,6 +146,7 @@ class RecurrentNetwork(nn.Module):
         observation_spec: what an observation looks like, without leading dimensions.
         config: `recurrent` and `recurrent_size` are the memory, the rest is for `make`.
         make: the network on top, of the spec of its input and a config without memory.
+        encoder: in the place of the one that the config asks for, where the memory sees more than observations.
 
     Raises:
         ConfigError: the config names no memory, a size is impossible, or layers are noisy.
@@ -159,11 +160,13 @@ class RecurrentNetwork(nn.Module):
         (torch.Size([8, 16]), torch.Size([8, 16]), torch.Size([8, 2]))
     """
 
-    def __init__(self, observation_spec: SpecTree, config: NetworkConfig, make: Make) -> None:
+    def __init__(
+        self, observation_spec: SpecTree, config: NetworkConfig, make: Make, encoder: StepEncoder | None = None
+    ) -> None:
         super().__init__()
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
-        self.encoder = encoder_of(observation_spec, config)
+        self.encoder = encoder_of(observation_spec, config) if encoder is None else encoder
         self.memory = _memory_of(self.encoder.out_size, config)
         self.feature_spec = TensorSpec((config.recurrent_size,))
         self.head = make(self.feature_spec, config.on_features())

@@ -22,7 +22,7 @@ from palaestra.policies.policy import Policy
 from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.search import SearchPolicy
 from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy
-from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy
+from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy, ReturnConditionedPolicy
 from palaestra.policies.team import (
     TeamCategoricalPolicy,
     TeamDeterministicPolicy,
@@ -36,7 +36,7 @@ __all__ = ["load_policy", "load_weights", "save_policy"]
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy, LatentPolicy),
-    *(PopulationPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
+    *(PopulationPolicy, ReturnConditionedPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, NamedTuple, Self, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 import torch
@@ -155,6 +155,9 @@ class Policy(MovableModule, ABC):
     behaviour_fields: tuple[str, ...] = ()
     """What `behaviour` returns."""
 
+    reads_reward: ClassVar[bool] = False
+    """Whether it has to be told the reward of each step while it acts: `rewarded` takes it into the memory."""
+
     normalizer: ObservationNormalizer | None
     exploration: Exploration | None
     generator: torch.Generator
@@ -191,7 +194,8 @@ class Policy(MovableModule, ABC):
         """Chooses an action for every lane, without gradients.
 
         Args:
-            time_step: leaves [B, ...]; only its observation and step type are read.
+            time_step: leaves [B, ...]; only its observation and step type are read, and by a policy that `reads_reward`
+                its reward.
             state: the policy's memory from the step before, at first `initial_state(B)`; rows where an episode begins
                 start from the initial state whatever is given.
             phase: what the actions are for; `None` is the phase that the policy is in.
@@ -210,7 +214,7 @@ class Policy(MovableModule, ABC):
             check_masks(time_step.observation[ACTION_MASK], self.action_spec, time_step.last)
         observation, device = time_step.observation, self._elsewhere
         if type(state) is not tuple:
-            state = self.begun(state, time_step.first)
+            state = self.begun(self.rewarded(state, time_step.reward), time_step.first)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
         if device is None:
             return self.choose(observation, state, explore, deterministic)
@@ -333,7 +337,8 @@ class Policy(MovableModule, ABC):
             observation: numpy arrays, tensors or numbers as the observation spec says, in dicts, tuples or a `Batch`;
                 bare or with leading dimensions. Or a `Batch` that has such an observation as its field `obs` or
                 `observation`, beside others; then the answer is a `Batch` too.
-            state: the memory that the call before gave, for such a `Batch`; `None` where an episode begins.
+            state: the memory that the call before gave, for such a `Batch`; `None` where an episode begins. A policy
+                that `reads_reward` then needs the field `rew` as well.
             deterministic: whether to take the most probable or most valuable action, else to sample the policy.
 
         Returns:
@@ -351,7 +356,9 @@ class Policy(MovableModule, ABC):
         rows = as_rows(seen, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))
         memory = self.initial_state(count) if state is None else self._checked_state(state, count)
-        chosen = self.act(TimeStep(observation=rows), memory, phase=Phase.EVAL, deterministic=deterministic)
+        reward: Any = torch.zeros(count) if state is None else observation.get("rew", ())
+        step = TimeStep(reward=reward, observation=rows)
+        chosen = self.act(step, memory, phase=Phase.EVAL, deterministic=deterministic)
         action = to_numpy(self.env_action(chosen.action), self.action_spec, leading)
         return (
             action
@@ -396,6 +403,15 @@ class Policy(MovableModule, ABC):
         if self._elsewhere is not None:  # these may come from another device than the state
             first, initial = to_device((first, initial), device_of(state))
         return state.map(begin, initial)
+
+    def rewarded(self, state: Any, reward: Any) -> Any:
+        """The memory after a reward: what a subclass defines that `reads_reward`; by default it is as it was.
+
+        Args:
+            state: leaves [B, ...].
+            reward: [B] of the action before; that of a FIRST row does not matter.
+        """
+        return state
 
     # -- phases
 

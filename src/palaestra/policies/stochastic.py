@@ -2,15 +2,25 @@
 
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, DiscreteSpec, SpecTree, TensorSpec
-from palaestra.nn import CompositeNetwork, GaussianNetwork, Network, NetworkConfig, with_shared_features
+from palaestra.core import Batch, BoundedSpec, DiscreteSpec, ShapeError, SpecTree, TensorSpec
+from palaestra.nn import (
+    CompositeNetwork,
+    GaussianNetwork,
+    Network,
+    NetworkConfig,
+    RecurrentNetwork,
+    StepEncoder,
+    with_shared_features,
+)
 from palaestra.ops import Categorical, DiagonalGaussian
-from palaestra.policies.actions import BoxHead, ChoiceHead, Head, head_of
-from palaestra.policies.network_policy import StochasticPolicy, require_continuous, require_discrete
+from palaestra.policies.actions import BoxHead, ChoiceHead, Head, head_of, raw_actions
+from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy, require_continuous, require_discrete
+from palaestra.policies.policy import PolicyStep
 
-__all__ = ["CategoricalPolicy", "CompositePolicy", "GaussianPolicy", "stochastic_policy"]
+__all__ = ["CategoricalPolicy", "CompositePolicy", "GaussianPolicy", "ReturnConditionedPolicy", "stochastic_policy"]
 
 
 @final
@@ -148,6 +158,123 @@ class CompositePolicy(StochasticPolicy):
         numbers, log_std = outputs
         assert self._action_head is not None
         return self._action_head.distribution(numbers, log_std, mask)
+
+
+@final
+class ReturnConditionedPolicy(NetworkPolicy):
+    """Draws actions as `CompositePolicy` does, asking at every step for the return that is still to come.
+
+    At the beginning of an episode that is `target_return`; each reward lowers it. The network sees it beside the
+    observation, the number of the step and the action before, and its memory has seen those of the steps before. The
+    memory of a lane is the network's, with `earned`, the rewards so far; `time`, the steps so far; and `prev_action`,
+    as the network sees it.
+
+    Args:
+        network: a `RecurrentNetwork` with a `StepEncoder`: made by `build`.
+        observation_spec: what an observation looks like; see `CompositePolicy` for the key `action_mask`.
+        action_spec: of any kind that `CompositePolicy` takes.
+        normalizer: applied to every observation.
+        exploration: none; the policy is drawn from.
+
+    Raises:
+        ConfigError: a leaf of the action space is of no kind that fits, or the network is asked for without a memory.
+
+    Examples:
+        >>> config = NetworkConfig(recurrent="attention", recurrent_size=8, attention_window=4)
+        >>> policy = ReturnConditionedPolicy.build(TensorSpec((4,)), DiscreteSpec(num=2), config)
+        >>> policy.target_return = 100.0
+        >>> policy([0.0, 0.0, 0.0, 0.0]).shape
+        ()
+    """
+
+    learns_log_std = True
+    reads_reward = True
+    network: RecurrentNetwork  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
+        return head_of(action_spec)
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A network with a memory that starts close to uniform, and boxes close to their middle."""
+        action = head_of(action_spec)
+        encoder = StepEncoder(observation_spec, action.raw_spec, config)
+        return RecurrentNetwork(
+            observation_spec,
+            config,
+            lambda spec, config: CompositeNetwork(spec, action.size, action.num_std, config),
+            encoder,
+        )
+
+    @property
+    def encoder(self) -> StepEncoder:
+        """What the network sees of a step."""
+        encoder: Any = self.network.encoder
+        return encoder
+
+    @property
+    def target_return(self) -> float:
+        """The return to ask for, in units of the rewards; an algorithm's policy has it after the first update."""
+        return float(self.encoder.target_return)
+
+    @target_return.setter
+    def target_return(self, value: float) -> None:
+        self.encoder.target_return.fill_(value)
+
+    @property
+    def state_spec(self) -> Any:
+        own = {"prev_action": TensorSpec((self.encoder.action.out_size,))}
+        return {**self.network.state_spec, "earned": TensorSpec(()), "time": TensorSpec(()), **own}
+
+    def _initial_state(self, batch_size: int) -> Any:
+        own = {name: spec for name, spec in self.state_spec.items() if name not in self.network.state_spec}
+        zeros = {name: torch.zeros(batch_size, *spec.shape, device=self.device) for name, spec in own.items()}
+        return self.network.initial_state(batch_size).replace(**zeros)
+
+    def rewarded(self, state: Any, reward: Any) -> Any:
+        if isinstance(reward, tuple):
+            raise ShapeError(
+                "this policy asks for what is left of its target return, and was told no reward: hand over whole time "
+                "steps, or policy(Batch(obs=..., rew=...), state)"
+            )
+        earned = state["earned"]
+        return state.replace(earned=earned + torch.as_tensor(reward, dtype=earned.dtype, device=earned.device))
+
+    def following(self, step: Batch, state: Any, first: Tensor | None = None) -> tuple[Any, Batch]:
+        """The distribution over raw actions, with gradients.
+
+        Args:
+            step: what `StepEncoder` takes, the observation raw; leaves [T, B, ...], or [B, ...] without `first`.
+            state: the memory of the network before row 0.
+            first: [T, B] bool, where episodes begin.
+
+        Returns:
+            Over [T, B] actions, or [B]; and the memory of the network after the last row.
+        """
+        seen = step.replace(observation=self.normalize(step["observation"]))
+        (numbers, log_std), memory = self.network(seen, state, first)
+        assert self._action_head is not None
+        return self._action_head.distribution(numbers, log_std, self.action_mask(step["observation"])), memory
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        if isinstance(state, tuple):
+            raise ShapeError(
+                "this policy has a memory and was given none: hand over initial_state(batch_size) at the start, and "
+                "the state that came back after that"
+            )
+        encoder, earned, time = self.encoder, state["earned"], state["time"]
+        to_go = (encoder.target_return - earned) / encoder.return_scale
+        step = {"observation": observation, "return_to_go": to_go, "time": time / encoder.time_scale}
+        distribution, memory = self.following(Batch.of(step | {"prev_action": state["prev_action"]}), state)
+        action = distribution.mode() if deterministic else distribution.sample(self.generator)
+        action = self._explored(action, explore)
+        executed = raw_actions(self.env_action(action), self.action_spec, self.raw_action_spec)
+        return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=encoder.action(executed)))
+
+    def sample(self, observation: Any) -> tuple[Any, Tensor]:
+        step = self.choose(observation, self._initial_state(len(observation)), False, True)
+        return step.action, torch.zeros(len(observation), device=self.device)
 
 
 def stochastic_policy(

@@ -1,0 +1,167 @@
+"""Decision Transformer: the actions behind the returns that followed them; acts for a return that it is asked for.
+
+Paper: Chen et al. 2021, https://arxiv.org/abs/2106.01345, section 3 and algorithm 1.
+Departures: a step is one token, of its return-to-go, its observation, its number in the episode and the action before,
+where the paper has three; the transformer is `nn.AttentionMemory`, gated; the loss is the negative log-likelihood for
+boxes as well, as in https://arxiv.org/abs/2202.05607, equation (2).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.algorithms import parts
+from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, NotNegative, Positive
+from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Offline,
+    Plan,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    StepType,
+    seeded_initialisation,
+)
+from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.ops import masked_mean
+from palaestra.policies import ReturnConditionedPolicy
+
+__all__ = ["DecisionTransformer", "DecisionTransformerBatch", "DecisionTransformerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionTransformerConfig(AlgorithmConfig):
+    """Hyperparameters of `DecisionTransformer`."""
+
+    learning_rate: NotNegative[Schedule] = 3e-4
+    """Step size of Adam; a number or a schedule."""
+    gradient_steps: Positive[int] = 1
+    """Gradient steps in one update."""
+    mini_batch_size: Positive[int] = 64
+    """Sequences in a minibatch."""
+    mini_batch_length: AboveOne[int] = 20
+    """K, time steps in a sequence."""
+    normalize_observation: bool = True
+    """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(
+            hidden_sizes=(128,),
+            activation="relu",
+            recurrent="attention",
+            recurrent_size=128,
+            attention_window=20,
+            attention_layers=3,
+            attention_heads=1,
+        )
+    )
+    """The memory, and the layers on top of it."""
+    max_grad_norm: Positive[float] = 0.25
+    """Longest gradient, Euclidean norm over all parameters."""
+    target_return: float | None = None
+    """The return to act for; by default that of the best episode of the data."""
+
+    plan_class = Offline
+
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for: sequences, with the returns that followed."""
+        return self.plan_with(returns=True)
+
+
+class DecisionTransformerBatch(Batch):
+    """One minibatch of sequences; every field but the last two is [K, N, ...]."""
+
+    observation: Any
+    return_to_go: Tensor
+    """What was to come in the episode from here on, in units of the network."""
+    time: Tensor
+    """Steps of the episode so far, in units of the network."""
+    prev_action: Tensor
+    """As the network sees actions; zeros where none is known."""
+    action: Any
+    step_type: Tensor
+    valid: Tensor
+    """1.0 in the first episode of a sequence, if its end was recorded."""
+    scales: Tensor
+    """[3, N] units of returns and of time, and the return of the best episode of the data; equal in every column."""
+    index: Tensor
+
+
+class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
+    """Learns which actions led to which returns, by attention over the steps before; acts for the return asked for.
+
+    Raises:
+        ConfigError: the network has no memory, rewards are weighted, or a leaf of the action space is of no kind that
+            fits.
+    """
+
+    config_class = DecisionTransformerConfig
+    recurrent = True
+
+    def __init__(
+        self,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: DecisionTransformerConfig | None = None,
+        seeds: RunSeeds | None = None,
+        network: EncoderOption = None,
+    ) -> None:
+        config, seeds = parts.settings(config or DecisionTransformerConfig(), seeds, network)
+        if config.network.recurrent is None or config.rewards.weights:
+            raise ConfigError(
+                f"DecisionTransformer was given network.recurrent={config.network.recurrent} and rewards.weights="
+                f"{config.rewards.weights}; it needs a memory (attention, lstm, gru), and rewards that are one number, "
+                "for its policy adds them up while it acts"
+            )
+        (layers,) = config.network.parts("policy")
+        with seeded_initialisation(seeds.integer("initialisation")):
+            policy = ReturnConditionedPolicy.build(
+                observation_spec, action_spec, layers, normalize=config.normalize_observation
+            )
+        adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
+        model = CoreModel({"policy": policy.network}, {"policy": adam})
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @torch.no_grad()
+    def preprocess(self, batch: Any, source: DataSource) -> DecisionTransformerBatch:
+        """What was still to come at every step, and what was done before it."""
+        earned = batch.reward[1:-1].cumsum(0)  # [K-1, N] since row 0
+        left = batch.return_to_go.nan_to_num() - torch.cat((torch.zeros_like(earned[:1]), earned))  # [K, N]
+        acted = self.policy.encoder.action(batch.action)  # [K, N, A]
+        time = batch.time + torch.arange(len(left), device=left.device).unsqueeze(-1)  # [K, N]
+        scale, longest = batch.return_range.abs().amax(0).clamp(min=1e-6), batch.longest  # [N]
+        return DecisionTransformerBatch.of(
+            {
+                "observation": batch.observation[:-1],
+                "return_to_go": left / scale,
+                "time": time / longest,
+                "prev_action": torch.cat((torch.zeros_like(acted[:1]), acted[:-1])),
+                "action": batch.action,
+                "step_type": batch.step_type[:-1],
+                "valid": batch.valid * batch.return_to_go.isfinite(),
+                "scales": torch.stack((scale, longest, batch.return_range[1])),
+                "index": batch.index,
+            }
+        )
+
+    def losses(self, batch: DecisionTransformerBatch) -> Losses:
+        """The negative log-likelihood of the actions, given the return that followed, nats."""
+        names = ("observation", "return_to_go", "time", "prev_action")
+        step = Batch.of({name: batch[name] for name in names})
+        memory = self.policy.network.initial_state(batch.step_type.shape[1])
+        distribution, _ = self.policy.following(step, memory, batch.step_type == StepType.FIRST)
+        loss = masked_mean(-distribution.log_prob(batch.action), batch.valid)
+        return Losses({"policy": loss}, {"entropy": masked_mean(distribution.entropy(), batch.valid)})
+
+    def after_update(self, batch: DecisionTransformerBatch) -> None:
+        """Tells the policy what returns the data has."""
+        encoder, own = self.policy.encoder, self.config.target_return
+        return_scale, time_scale, best = batch.scales[:, 0]
+        encoder.return_scale.copy_(return_scale)
+        encoder.time_scale.copy_(time_scale)
+        encoder.target_return.copy_(best if own is None else torch.tensor(own))
