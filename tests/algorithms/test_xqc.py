@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from palaestra import NetworkConfig
 from palaestra.algorithms import SAC, XQC, RewardScale, SACConfig, XQCConfig
-from palaestra.core import ConfigError, Linear, NonFiniteError
+from palaestra.core import ConfigError, NonFiniteError
 from palaestra.nn import MLP, CoreModel, EnsembleNetwork, OptimizerOption, UnitLinear
 from palaestra.nn.network import mlp_of
 from tests.algorithms.parts import collected, environment, first_minibatch
@@ -218,10 +218,10 @@ def test_what_was_learned_does_not_depend_on_the_unit_of_rewards():
 # -- numbers, and the contract
 
 
-def test_numbers_are_those_of_the_papers_code():
-    """conf/agent/base_agent.yaml."""
+def test_numbers_are_those_of_the_papers_code_but_for_larger_steps():
+    """conf/agent/base_agent.yaml; steps as the module says."""
     config = XQCConfig()
-    assert config.learning_rate == Linear(3e-4, 3e-5) and config.tau == 0.005 and config.policy_period == 3
+    assert config.policy_period == 3 and (config.learning_rate, config.tau) == (1e-3, 0.05)
     assert (config.num_atoms, config.min_return, config.max_return) == (101, -5.0, 5.0)
     with environment("continuous", 1) as env:
         algorithm = XQC(env.observation_spec, env.action_spec)
