@@ -8,7 +8,7 @@ import pytest
 from benchmarks.learning import queue
 from benchmarks.learning.rows import ROWS, Row
 from palaestra.core import ConfigError
-from palaestra.experiments import machine_kind, published_rows, train_published, verify
+from palaestra.experiments import load_config, machine_kind, published_rows, train_published, verify
 from palaestra.experiments.published import PublishedRow
 from tests.cli.parts import exit_code, output
 
@@ -38,6 +38,21 @@ def changed(results, tmp_path):
         return tmp_path
 
     return change
+
+
+def test_a_row_of_other_settings_is_trained_with_them(tmp_path):
+    """Settings of whole parts, `env` and `algorithm`, as results keep them."""
+    row = ROWS["ppo_Recall_64-steps-LSTM"]
+    settings = json.loads(json.dumps(dict(row.settings)))
+    settings["algorithm"] |= {"unroll_length": 8, "mini_batch_length": 8}
+    made = train_published(row.algorithm, row.env, 0, tmp_path, **settings, trainer__total_env_steps=64)
+    (config,) = tmp_path.glob("*/config.yaml")
+    assert load_config(config).env.kwargs == {"num_cues": 4, "delay": 64}
+    assert 0 <= made["final"]["last"]["return_mean"] <= 1
+    queue.add(tmp_path, queue.Job(row, 0), made, {"command": "", "revision": "abc"})
+    (found,) = published_rows(tmp_path).values()
+    assert found.settings["env"]["kwargs"] == {"num_cues": 4, "delay": 64}
+    assert found.settings["trainer__total_env_steps"] == row.env_steps
 
 
 @pytest.mark.slow

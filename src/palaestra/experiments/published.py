@@ -160,7 +160,7 @@ def _row(name: str, record: Mapping[str, Any]) -> PublishedRow:
     )
 
 
-def train_published(algorithm: str, env: str, seed: int, directory: str | Path, **settings: Any) -> dict[str, Any]:
+def train_published(algorithm: str, env: str, seed: int, directory: str | Path, /, **settings: Any) -> dict[str, Any]:
     """Trains one seed of a row as it is published, and evaluates the last and the best policy on new episodes.
 
     Args:
