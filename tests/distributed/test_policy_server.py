@@ -74,7 +74,7 @@ def test_an_actor_whose_data_was_dropped_gets_the_newest_weights():
         give = collect.group.give
 
         def given(member: Any, method: str, *args: Any, **kwargs: Any) -> None:
-            sent.append((member.id, collect._mark[0][0], trainer.algorithm.policy_version))
+            sent.append((member.id, args[-1].view()[POLICY]["version"], trainer.algorithm.policy_version))
             give(member, method, *args, **kwargs)
 
         collect.group.give = given

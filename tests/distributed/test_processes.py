@@ -83,7 +83,7 @@ def test_fifty_kills_lose_nothing_but_what_they_hit():
             trainer.train_iter()
             victim = generator.choice(manager.group.workers)
             if killed < kills and victim.state == "idle" and time.monotonic() >= kill_at:
-                manager.group.give(victim, "collect", manager.weights(), 50, episodes=False, random=[])
+                manager.group.give(victim, "collect", 50, *manager.weights(), episodes=False, random=[])
                 kill_at = time.monotonic() + generator.uniform(0.0, 0.1)
                 os.kill(runtime._workers[victim.id].handle.process.pid, signal.SIGKILL)
                 killed += 1

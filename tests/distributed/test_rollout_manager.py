@@ -365,13 +365,17 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
 
 def test_weights_that_did_not_change_are_not_sent_again(runtime):
     manager = make_trainer(runtime, "dqn", num_workers=2).collector
+    policy = manager._policies["policy"]
     manager.unroll(2)
-    first = manager._weights
+    (first,) = manager.weights()
     manager.unroll(2)
-    assert manager._weights is first
-    manager._policies["policy"].version += 1
+    assert manager.weights() == [first]
+    policy.version += 1
+    list(policy.parameters())[-1].data += 1
     manager.unroll(2)
-    assert manager._weights is not first
+    again, second = manager.weights()
+    assert again is first
+    assert [len(one.view()["policy"]["tensors"]) for one in (first, second)] == [len(policy.state_dict()), 1]
 
 
 def test_settings_that_cannot_work_are_refused():

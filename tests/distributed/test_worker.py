@@ -9,8 +9,12 @@ import torch
 
 from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
 from palaestra.core import POLICY, EnvError
-from palaestra.distributed import CollectorFactory, RolloutWorker, acting_weights
+from palaestra.distributed import ActingWeights, AgentsFactory, CollectorFactory, RolloutWorker, acting_weights
+from palaestra.distributed import worker as worker_module
 from palaestra.envs import probe_specs
+from palaestra.runtime import LocalRuntime, ProcessRuntime
+from tests.distributed.parts import QUICK
+from tests.distributed.test_agents_factory import RANDOM, TWO_KINDS, actors
 from tests.faults.parts import differences
 
 KINDS = {
@@ -33,7 +37,7 @@ def test_a_new_life_sees_no_episode_of_an_earlier_one(kind):
     def life(position):
         worker = RolloutWorker(workers, 0)
         worker.begin(position)
-        fragment = worker.collect(weights, 40, episodes=False, random=())
+        fragment = worker.collect(40, weights, episodes=False, random=())
         worker.close()
         assert fragment.lanes is not None
         ((_, rows),) = fragment.pieces[POLICY]
@@ -59,7 +63,7 @@ def test_a_worker_that_was_asked_for_its_state_more_often_ends_in_the_same_one()
         worker = RolloutWorker(CollectorFactory(env=env, algorithm=make, num_workers=1), 0)
         worker.begin(None)
         for number in range(4):
-            worker.collect(weights, 10, episodes=False, random=())
+            worker.collect(10, weights, episodes=False, random=())
             if interrupted and number == 1:
                 worker.state()
         states.append(worker.state())
@@ -79,9 +83,9 @@ def test_an_environment_has_its_number_of_the_whole_run(on_fault):
     weights = acting_weights({POLICY: make().policy})
     if on_fault == "raise":
         with pytest.raises(EnvError, match=r"^environment 3 raised ValueError in episode 0"):
-            worker.collect(weights, 4, episodes=False, random=())
+            worker.collect(4, weights, episodes=False, random=())
     else:
-        (fault,) = worker.collect(weights, 4, episodes=False, random=()).faults
+        (fault,) = worker.collect(4, weights, episodes=False, random=()).faults
         assert (fault.env_id, fault.handled) == (3, "restart")
     worker.close()
 
@@ -96,8 +100,97 @@ def test_chaos_in_one_environment_of_the_run_is_chaos_in_that_one_of_its_worker(
     quiet, struck = (RolloutWorker(workers, worker) for worker in range(2))
     for worker in (quiet, struck):
         worker.begin(None)
-    assert quiet.collect(weights, 4, episodes=False, random=()).info.rows == 4
+    assert quiet.collect(4, weights, episodes=False, random=()).info.rows == 4
     with pytest.raises(EnvError, match=r"environment 3 .*chaos"):
-        struck.collect(weights, 4, episodes=False, random=())
+        struck.collect(4, weights, episodes=False, random=())
     for worker in (quiet, struck):
         worker.close()
+
+
+class Open(RolloutWorker):
+    """Lets a test see what it acts with."""
+
+    def acting(self):
+        return acting_weights(self._parts.policies)
+
+
+def change(policies, rng, turn):
+    """Some tensors of some policies, or what explores; in some turns all of them, in some nothing."""
+    for policy in policies.values():
+        tensors = list(policy.state_dict().values())
+        share = [0.0, 0.2, 0.2, 0.4, 1.0][rng.integers(5)]
+        for tensor in tensors:
+            if rng.random() < share:
+                tensor.view(-1)[rng.integers(tensor.numel())] = [rng.normal(), float("nan"), -0.0, 0.0][rng.integers(4)]
+        policy.version += share > 0
+        policy.exploration.strength = 1 / (1 + turn // 3)
+
+
+def assert_same_weights(told, policies):
+    expected = acting_weights(policies)
+    assert told.keys() == expected.keys()
+    for name, one in expected.items():
+        assert {**told[name], "tensors": None} == {**one, "tensors": None}
+        for key, tensor in one["tensors"].items():
+            assert torch.equal(told[name]["tensors"][key].view(torch.int32), tensor.view(torch.int32)), (name, key)
+
+
+@pytest.mark.parametrize("place", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_workers_that_get_what_changed_have_all_bits_whatever_they_missed(place, monkeypatch):
+    """MARO-13, F14: those that follow, that were away for some versions, and that begin anew."""
+    monkeypatch.setattr(worker_module, "_UNSEEN", 1)
+    rng, make = np.random.default_rng(0), functools.partial(actors, RANDOM, TWO_KINDS)
+    policies: dict[str, Any] = {name: one.policy for name, one in make()[1].items()}
+    weights, sizes = ActingWeights(policies), list[int]()
+    factory = AgentsFactory(env=RANDOM, actors=make, num_workers=2, seed=3)
+    with LocalRuntime(QUICK) if place == "local" else ProcessRuntime(QUICK) as runtime:
+        follows, skips = (runtime.start(functools.partial(Open, factory, number), name="w") for number in (0, 1))
+        for turn in range(80):
+            change(policies, rng, turn)
+            shared = weights.newest()
+            assert len(shared) <= 4
+            if turn % 30 == 29:
+                runtime.restart(follows)
+            called = [follows, skips] if rng.random() < 0.2 else [follows]
+            for worker in called:
+                runtime.call(worker, "collect", 1, *shared, episodes=False, random=())
+                (answer,) = runtime.wait([runtime.call(worker, "acting")], timeout_s=60)
+                assert_same_weights(answer.unwrap(), policies)
+            sizes.append(len(shared))
+    assert set(sizes) == {1, 2, 3, 4}
+
+
+def test_only_what_has_changed_is_encoded():
+    policies: dict[str, Any] = {name: one.policy for name, one in actors(RANDOM, TWO_KINDS)[1].items()}
+    weights = ActingWeights(policies)
+    (whole,) = weights.newest()
+    assert weights.newest() == [whole]
+    policies["odd"].version += 1
+    _, second = weights.newest()
+    assert second.view()["odd"]["tensors"] == {}
+    policies["odd"].exploration.strength = 0.25
+    first, third = weights.newest()
+    assert first is whole
+    assert [third.view()["odd"][key] for key in ("version", "exploration", "tensors")] == [1, 0.25, {}]
+    assert third.view().keys() == {"odd"}
+    for policy in policies.values():
+        policy.version += 1
+        for tensor in policy.parameters():
+            tensor.data += 1
+    (fourth,) = weights.newest()
+    assert fourth.message.size_bytes == pytest.approx(whole.message.size_bytes, abs=64)
+
+
+def test_a_policy_that_changes_whole_is_compared_now_and_then():
+    """Comparing costs more than sending; what freezes later is noticed."""
+    policies: dict[str, Any] = {"odd": actors(RANDOM, TWO_KINDS)[1]["odd"].policy}
+    weights, policy, counts = ActingWeights(policies), policies["odd"], list[int]()
+    for turn in range(40):
+        policy.version += 1
+        for tensor in list(policy.parameters())[-1 if turn > 20 else 0 :]:
+            tensor.data += 1
+        counts.append(len(weights.newest()[-1].view()["odd"]["tensors"]))
+    whole = len(policy.state_dict())
+    first = counts.index(1)
+    assert 21 <= first <= 21 + 16
+    assert counts == [whole] * first + [1] * (40 - first)

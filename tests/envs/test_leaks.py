@@ -144,7 +144,7 @@ def test_a_roll_out_worker_tells_what_leaks_in_its_process(monkeypatch):
     factory = CollectorFactory(env=env, num_workers=2, algorithm=lambda: make("ppo", palaestra.create_environment(env)))
     one = RolloutWorker(factory, 1)
     weights = acting_weights(one._parts.policies)
-    faults = [fault for _ in range(8) for fault in one.collect(weights, 20, episodes=False, random=()).faults]
+    faults = [fault for _ in range(8) for fault in one.collect(20, weights, episodes=False, random=()).faults]
     one.close()
     (fault,) = faults
     assert str(fault).startswith("environment 2 (or 3, in the same process) leaks open files: ")  # of the whole run

@@ -44,7 +44,7 @@ class Stage:
             name="tests.faults.broken:Broken", num_envs=2, variants=variants, timeout_s=2.0, reset_timeout_s=20.0
         )
         worker = RolloutWorker(CollectorFactory(env=env, num_workers=1, algorithm=functools.partial(ppo_for, env)), 0)
-        return worker.collect(acting_weights(worker._parts.policies), 6, episodes=False, random=()).info.env_steps
+        return worker.collect(6, acting_weights(worker._parts.policies), episodes=False, random=()).info.env_steps
 
 
 @pytest.fixture(scope="module")

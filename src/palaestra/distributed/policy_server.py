@@ -318,7 +318,7 @@ class PolicyServer(WorkerStreams):
             if worker.number in unlearned and len(self._queue) + len(self.group.busy) >= wanted:
                 continue
             attributes = self.attributes_of(worker)
-            self.group.give(worker, "collect", weights, steps, episodes=False, random=random, attributes=attributes)
+            self.group.give(worker, "collect", steps, *weights, episodes=False, random=random, attributes=attributes)
 
     def pause(self) -> None:
         """Ends a running unroll as soon as it can; its fragments stay for the next one."""

@@ -19,7 +19,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shards import ShardedReplay
-from palaestra.distributed.worker import ActingParts, Fragment, RolloutWorker, acting_weights
+from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker
 from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
 from palaestra.envs.attributes import as_json, require_lanes
 from palaestra.policies import Policy
@@ -98,8 +98,7 @@ class WorkerStreams:
         """In how many fragments the rows of a policy were too old for it, by policy."""
         self._arrived = {name: Counter[int]() for name in policies}  # lags, since the last row of metrics
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
-        self._weights: Shared | None = None
-        self._mark: Any = None
+        self._weights = ActingWeights(policies)
         self._attributes: dict[int, dict[str, Any]] = {}
 
     def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
@@ -177,15 +176,9 @@ class WorkerStreams:
         if not self.group.workers:
             self.group.start(self.positions)
 
-    def weights(self) -> Shared:
-        """Of the policies as they are now; what has not changed is not encoded again."""
-        mark = [
-            (one.version, None if one.exploration is None else one.exploration.strength)
-            for one in self._policies.values()
-        ]
-        if self._weights is None or mark != self._mark:
-            self._weights, self._mark = Shared(acting_weights(self._policies)), mark
-        return self._weights
+    def weights(self) -> list[Shared]:
+        """Of the policies as they are now; what has not changed is neither encoded again nor sent."""
+        return self._weights.newest()
 
     def lags_of(self, fragment: Fragment) -> dict[str, int]:
         """How many versions old the rows of a fragment are, by policy; of those that have rows in it.
@@ -361,7 +354,7 @@ class RolloutManager(WorkerStreams):
 
         def work(worker: Worker) -> None:
             attributes = self.attributes_of(worker)
-            group.give(worker, "collect", weights, amount, episodes=episodes, random=random, attributes=attributes)
+            group.give(worker, "collect", amount, *weights, episodes=episodes, random=random, attributes=attributes)
 
         group.admit()
         while not (group.idle or group.busy) and time.monotonic() < group.limit_s:

@@ -1,12 +1,15 @@
 """`RolloutWorker`: acts in environments of its own, wherever it lives, and sends what happened."""
 
 import dataclasses
+import functools
+import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm
@@ -17,9 +20,20 @@ from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, SelfPlayConfig, create_multi_agent_envs
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
-from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel, Shared
 
-__all__ = ["ActingParts", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights", "require_shares"]
+__all__ = [
+    "ActingParts",
+    "ActingWeights",
+    "AgentsFactory",
+    "CollectorFactory",
+    "RolloutWorker",
+    "acting_weights",
+    "require_shares",
+]
+
+_MOST_PARTS = 4  # of weights; a worker remembers twice as many shared values
+_UNSEEN = 15  # versions of a policy
 
 _SENT = (
     *("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state"),
@@ -162,7 +176,7 @@ class RolloutWorker:
         self._parts = make(number)
         self._number, self._shards = number, shards or ShardMap({})
         self._buffers: Mapping[str, ReplayBuffer] = self._parts.collector.buffers
-        self._weights: Mapping[str, Any] | None = None
+        self._weights: Sequence[Mapping[str, Any]] = ()  # loaded, in this order
         self._faults_told = 0
         self._attributes: Any = None
         self._leaks, self._look_at_s = LeakWatch(), 0.0
@@ -189,9 +203,8 @@ class RolloutWorker:
 
     def collect(
         self,
-        weights: Mapping[str, Any],
         amount: int,
-        *,
+        *weights: Mapping[str, Any],
         episodes: bool,
         random: Collection[str],
         attributes: Mapping[int, Mapping[str, Any]] | None = None,
@@ -199,8 +212,8 @@ class RolloutWorker:
         """Acts for a while.
 
         Args:
-            weights: of the policies, from `acting_weights`.
             amount: time steps, or whole episodes, of every environment.
+            weights: of the policies, from `acting_weights`; or all values of `ActingWeights`, in their order.
             episodes: whether it is these.
             random: names of policies that act at random.
             attributes: of environments, by their number and by name, all that were ever set.
@@ -210,9 +223,12 @@ class RolloutWorker:
                 for name, value in given.items():
                     self._parts.env.set_attr(name, value, [lane])
             self._attributes = attributes
-        if weights is not self._weights:  # they come once per version
-            load_acting_weights(self._parts.policies, weights)
-            self._weights = weights
+        known = {id(one) for one in self._weights}
+        for one in itertools.dropwhile(
+            lambda one: id(one) in known, weights
+        ):  # what follows something new overrides it
+            load_acting_weights(self._parts.policies, one)
+        self._weights = weights
         self._forget_sent()
         collector = self._parts.collector
         if episodes:
@@ -224,7 +240,7 @@ class RolloutWorker:
         faults = list(self._parts.env.faults[self._faults_told :])
         self._faults_told += len(faults)
         faults += self._found_leaks()
-        versions = {name: given["version"] for name, given in weights.items()}
+        versions = {name: policy.version for name, policy in self._parts.policies.items()}
         firsts = {name: self._number * buffer.num_lanes for name, buffer in self._buffers.items()}
         pieces, parcels = self._shards.split(pieces, firsts)
         return Fragment(versions, pieces, info, self._lanes(), faults, parcels)
@@ -306,8 +322,9 @@ def acting_weights(policies: Mapping[str, Policy]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "version": policy.version,
-            "tensors": policy.state_dict(),
             "exploration": None if policy.exploration is None else policy.exploration.strength,
+            "tensors": policy.state_dict(),
+            "whole": True,
         }
         for name, policy in policies.items()
     }
@@ -320,11 +337,128 @@ def load_acting_weights(policies: Mapping[str, Policy], weights: Mapping[str, Ma
 
     Args:
         policies: by name.
-        weights: from `acting_weights`.
+        weights: from `acting_weights`; or a part of what `ActingWeights` gives, after those before it.
     """
     for name, given in weights.items():
         policy = policies[name]
-        policy.load_state_dict(given["tensors"])
+        policy.load_state_dict(given["tensors"], strict=given["whole"])
         policy.version = given["version"]
         if policy.exploration is not None:
             policy.exploration.strength = given["exploration"]
+
+
+@dataclass(eq=False)
+class _Part:
+    """Tensors of one version."""
+
+    shared: Shared
+    live: dict[str, dict[str, int]]
+    """The sizes of those that are still the newest, by policy and name."""
+
+    @functools.cached_property
+    def values(self) -> dict[str, dict[str, Any]]:
+        return self.shared.view()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(sum(sizes.values()) for sizes in self.live.values())
+
+
+@final
+class ActingWeights:
+    """Weights of policies for workers: what has changed is sent, and nothing else.
+
+    A new version is one new shared value with the tensors whose bits have changed; the others stay in the values where
+    they are. A worker is sent those values that it does not have: the new one; or all, if it is new itself or was away.
+    There are four at most; then the smallest joins the newest.
+
+    A policy whose version is the same is not looked at. One of which less than a quarter stayed is sent whole, and so
+    are its next fifteen versions: to compare would cost more than to send.
+
+    Args:
+        policies: by name, whose weights they are.
+
+    Examples:
+        >>> from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
+        >>> from palaestra.envs import probe_specs
+        >>> ppo = PPO(*probe_specs(EnvConfig(name="CartPole-v1"))[:2], PPOConfig(), RunSeeds(0))
+        >>> weights = ActingWeights({"policy": ppo.policy})
+        >>> first = weights.newest()
+        >>> ppo.policy.version += 1
+        >>> [shared.message.size_bytes < 1000 for shared in weights.newest()]  # no tensor has changed
+        [False, True]
+    """
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        self._policies, self._parts = policies, list[_Part]()
+        self._homes: dict[str, dict[str, _Part]] = {name: {} for name in policies}
+        self._marks: dict[str, tuple[int, float | None]] = {}
+        self._unseen = dict.fromkeys(policies, 0)  # versions that go whole
+
+    def newest(self) -> list[Shared]:
+        """Shared values that together are the weights as they are now, to be loaded in this order."""
+        changed: dict[str, dict[str, Any]] = {}
+        for name, policy in self._policies.items():
+            strength = None if policy.exploration is None else policy.exploration.strength
+            before, now = self._marks.get(name), (policy.version, strength)
+            if before != now:
+                self._marks[name] = now
+                changed[name] = self._changed(name) if before is None or before[0] != now[0] else {}
+        if changed:
+            self._replace(changed)
+        return [part.shared for part in self._parts]
+
+    def _changed(self, name: str) -> dict[str, Any]:
+        homes, tensors = self._homes[name], self._policies[name].state_dict()
+        if self._unseen[name] or homes.keys() != tensors.keys():
+            self._unseen[name] = max(self._unseen[name] - 1, 0)
+            return tensors
+        held = {key: part.values[name]["tensors"][key] for key, part in homes.items()}
+        changed = {key: leaf for key, leaf in tensors.items() if not _equal(leaf, held[key])}
+        if sum(map(_size, changed.values())) <= 0.75 * sum(map(_size, tensors.values())):
+            return changed
+        self._unseen[name] = _UNSEEN
+        return tensors
+
+    def _replace(self, changed: dict[str, dict[str, Any]]) -> None:
+        """Makes a part of what has changed, and forgets it in the others."""
+        for part in self._parts:
+            for name in part.live.keys() & changed.keys():
+                part.live[name] = {key: size for key, size in part.live[name].items() if key not in changed[name]}
+                if not part.live[name]:
+                    del part.live[name]
+        self._parts = [part for part in self._parts if part.live]
+        joining: dict[str, dict[str, int]] = {}
+        if len(self._parts) == _MOST_PARTS:
+            smallest = min(self._parts, key=lambda part: part.size_bytes)
+            self._parts.remove(smallest)
+            joining = smallest.live
+        sent = acting_weights({name: self._policies[name] for name in changed.keys() | joining.keys()})
+        for name, one in sent.items():
+            keys = changed.get(name, {}).keys() | joining.get(name, {}).keys()
+            if one["tensors"].keys() != keys:
+                one.update(tensors={key: one["tensors"][key] for key in keys}, whole=False)
+        live = {name: {key: _size(leaf) for key, leaf in one["tensors"].items()} for name, one in sent.items()}
+        self._parts.append(_Part(Shared(sent), live))
+        for name, tensors in live.items():
+            kept = {} if sent[name]["whole"] else self._homes[name]
+            self._homes[name] = {**kept, **dict.fromkeys(tensors, self._parts[-1])}
+
+
+def _size(leaf: Any) -> int:
+    return leaf.nbytes if isinstance(leaf, Tensor) else 0
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two leaves of a state have the same bits."""
+    if not isinstance(first, Tensor) or first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    one, other = _raw(first), _raw(second)
+    cut = len(one) // 8 * 8  # whole words are compared in an eighth of the time
+    words = one[:cut].view(torch.int64), other[:cut].view(torch.int64)
+    return torch.equal(*words) and torch.equal(one[cut:], other[cut:])
+
+
+def _raw(leaf: Tensor) -> Tensor:
+    flat = leaf.detach().cpu().reshape(-1).view(torch.uint8)
+    return flat.clone() if flat.storage_offset() % 8 else flat

@@ -80,6 +80,10 @@ class Shared:
         self.message = encode(value).copied()
         """The value, encoded."""
 
+    def view(self) -> Any:
+        """The value in the memory of the message; it must not be changed."""
+        return decode(Mapped(*self.message))
+
 
 class Parcel:
     """A value on its way from one worker to another, which the driver passes on and does not open.
