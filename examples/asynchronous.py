@@ -32,7 +32,7 @@ def main() -> None:
     with create_environment(env) as balls:
         caught = evaluate(impala.policy, balls, episodes=100)
     print(f"{impala.policy_version} updates on {server.env_steps:,} env steps; mean return {caught.return_mean}")
-    print(f"fragments by lag: {dict(sorted(server.lags.items()))}, dropped: {len(server.dropped)}")
+    print(f"fragments by lag: {dict(sorted(server.lags.items()))}, dropped: {server.dropped.total}")
 
 
 if __name__ == "__main__":

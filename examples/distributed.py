@@ -30,7 +30,7 @@ def main() -> None:
         for worker, status in runtime.status().items():
             print(f"{worker}: {status.state}, {status.calls} calls answered, life {status.incarnation}")
 
-    print(f"{manager.metrics()['workers/fragments']} fragments, dropped: {len(manager.dropped)}")
+    print(f"{manager.metrics()['workers/fragments']} fragments, dropped: {manager.dropped.total}")
     with create_environment(env) as fresh:
         print(evaluate(ppo.policy, fresh, episodes=8))
 

@@ -9,6 +9,7 @@ import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.distributed import EventLog, WorkerFault
 from palaestra.envs import Fault
 from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
@@ -173,6 +174,21 @@ def test_faults_that_were_survived_are_kept_once(tmp_path):
     assert (fault.env_steps, fault.action, fault.details["seed"]) == (10, "restarted", 7)
     keep.write(30, ValueError("another thing"))
     assert [fault.kind for fault in read_faults(tmp_path)] == ["EnvError", "ValueError"]
+
+
+def test_faults_come_by_the_hundred_and_the_record_says_how_many_are_missing(tmp_path):
+    """F14: of workers; what is kept of them does not grow with the run."""
+    env = Reported("restart")
+    env.faults = log = EventLog(most=3)
+    keep = KeepFaults(env, tmp_path)  # type: ignore[arg-type]
+    for count in (2, 1, 5):
+        for _ in range(count):
+            log.append(WorkerFault("actor-1", log.total, "killed", "restart"))
+        keep.write(10)
+    faults = read_faults(tmp_path)
+    assert [fault.details.get("incarnation") for fault in faults] == [0, 1, 2, None, 5, 6, 7]
+    assert faults[3].message.startswith("2 faults since the last row of metrics are not written down")
+    assert faults[3].details == {"restart, actor-1": 8}
 
 
 def test_the_fault_that_ends_a_run_is_not_written_twice(tmp_path):

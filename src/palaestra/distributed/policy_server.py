@@ -13,7 +13,7 @@ from palaestra.buffers import ReplayBuffer, SamplesPerInsert
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
 from palaestra.distributed.replay_shards import ReplayShards, ShardedReplay
-from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams
+from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams, mean_lag
 from palaestra.distributed.worker import ActingParts, Fragment
 from palaestra.distributed.worker_group import Worker
 from palaestra.rollout import CollectInfo
@@ -344,12 +344,11 @@ class PolicyServer(WorkerStreams):
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what waits, what was dropped, how old data was since the last call."""
         lags, self._since_last_row = self._since_last_row, Counter()
-        used = sum(lags.values())
         return {
             **super().metrics(),
             "workers/waiting_fragments": len(self._queue),
             "workers/fragments": sum(self.lags.values()),
-            "workers/lag_mean": sum(lag * count for lag, count in lags.items()) / max(used, 1),
+            "workers/lag_mean": mean_lag(lags),
             "workers/lag_max": float(max(lags, default=0)),
             **{f"workers/lag_{name}": count for name, count in _histogram(lags).items()},
         }

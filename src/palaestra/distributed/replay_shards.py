@@ -37,7 +37,7 @@ from palaestra.core import (
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order
-from palaestra.distributed.worker_group import WorkerFault, WorkersLostError
+from palaestra.distributed.worker_group import EventLog, WorkerFault, WorkersLostError
 from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 
 __all__ = ["ReplayShards", "ShardedReplay", "require_replay_shards"]
@@ -102,7 +102,7 @@ class ReplayShards:
         plans = {name: one.plan for name, one in algorithms.items() if isinstance(one.plan, Replay)}
         self.map = ShardMap({name: tuple(_firsts(templates[name].num_lanes, count)) for name in plans})
         """Where which lanes lie."""
-        self.faults: list[Any] = []
+        self.faults = EventLog()
         """Ends of shards; a manager puts its own list here."""
         self.lost_rows = 0
         """Rows that were lost with shards, over all policies."""

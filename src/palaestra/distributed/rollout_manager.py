@@ -20,7 +20,7 @@ from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shards import ShardedReplay
 from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker
-from palaestra.distributed.worker_group import Dropped, Worker, WorkerGroup
+from palaestra.distributed.worker_group import EventLog, Worker, WorkerGroup
 from palaestra.envs.attributes import as_json, require_lanes
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
@@ -161,13 +161,13 @@ class WorkerStreams:
         return []
 
     @property
-    def dropped(self) -> Sequence[Dropped]:
-        """Fragments that are not learned from, in order."""
+    def dropped(self) -> EventLog:
+        """The newest fragments that are not learned from, in order; and counts of all."""
         return self.group.dropped
 
     @property
-    def faults(self) -> Sequence[Any]:
-        """Ends of workers, and faults of environments that workers dealt with, in order."""
+    def faults(self) -> EventLog:
+        """The newest ends of workers, and faults of environments that workers dealt with, in order; counts of all."""
         return self.group.faults
 
     def begin(self) -> None:
@@ -216,7 +216,7 @@ class WorkerStreams:
             f"{f'of {name} ' if several else ''}it is {lags[name]} policy versions old, and max_lag is {bounds[name]}"
             for name in old
         ]
-        self.group.drop(call, "; ".join(reasons), () if whole else old)
+        self.group.drop(call, "; ".join(reasons), "old", () if whole else old)
         self.dropped_of.update(old)
         for name in old:
             if name in self.continued:
@@ -268,9 +268,9 @@ class WorkerStreams:
         return {
             "workers/there": len(group.idle) + len(group.busy),
             "workers/restarts": group.runtime.restarted,
-            "workers/dropped": len(group.dropped),
+            "workers/dropped": group.dropped.total,
             "workers/duplicates": group.runtime.duplicates,
-            **{f"workers/lag_mean/{name}": _mean(lags) for name, lags in several.items()},
+            **{f"workers/lag_mean/{name}": mean_lag(lags) for name, lags in several.items()},
             **{f"workers/dropped/{name}": self.dropped_of[name] for name in several},
             **({} if self.shards is None else self.shards.metrics()),
         }
@@ -320,7 +320,7 @@ class RolloutManager(WorkerStreams):
         self.episodes: int | None = None
         """Whole episodes that each environment plays in an unroll, in the place of a length."""
         self._quota = Quota()
-        self._fragments, self._lags = 0, list[int]()
+        self._fragments, self._lags = 0, Counter[int]()
         self._exact = True
 
     # -- collecting
@@ -382,7 +382,7 @@ class RolloutManager(WorkerStreams):
                 continue
             worker.position = {"lanes": fragment.lanes}
             fresh = self.fresh(worker, call, fragment, lambda policy: self._config.max_lag)
-            self._lags.append(fresh.lag)
+            self._lags[fresh.lag] += 1
             if fresh.fragment is not None:
                 used.append((worker, fresh.fragment))
             elif again is not None:
@@ -423,12 +423,12 @@ class RolloutManager(WorkerStreams):
 
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what was used and dropped, how old data was since the last call."""
-        lags, self._lags = self._lags, []
+        lags, self._lags = self._lags, Counter()
         return {
             **super().metrics(),
             "workers/late": len(self.group.busy),
             "workers/fragments": self._fragments,
-            "workers/lag_mean": float(np.mean(lags)) if lags else 0.0,
+            "workers/lag_mean": mean_lag(lags),
             "workers/lag_max": float(max(lags, default=0)),
         }
 
@@ -491,7 +491,12 @@ class RolloutManager(WorkerStreams):
         self.positions = positions or None
 
 
-def _mean(lags: Counter[int]) -> float:
+def mean_lag(lags: Counter[int]) -> float:
+    """Of so many fragments of each lag; 0 of none.
+
+    Args:
+        lags: how many there are, by lag.
+    """
     return sum(lag * count for lag, count in lags.items()) / max(lags.total(), 1)
 
 

@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ from palaestra.core import PalaestraError
 from palaestra.distributed.config import DistributedConfig
 from palaestra.runtime import Call, RemoteError, Result, Runtime, WorkerDiedError
 
-__all__ = ["Dropped", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"]
+__all__ = ["Dropped", "EventLog", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"]
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.2  # how soon a pause is noticed
@@ -37,6 +38,11 @@ class WorkerFault:
     handled: Literal["restart", "drop", "raise"]
     """It is restarted; the run continues without it; the run stops."""
 
+    @property
+    def kind(self) -> str:
+        """By which it is counted: what was done."""
+        return self.handled
+
     def error(self) -> PalaestraError:
         """The error that would stop a run."""
         return WorkersLostError(str(self))
@@ -53,8 +59,55 @@ class Dropped(NamedTuple):
     sequence: int
     reason: str
     """Why."""
+    kind: Literal["lost", "old"] = "lost"
+    """Who collected it ended, or it is too old."""
     policies: tuple[str, ...] = ()
     """That do not learn from it, where others do."""
+
+
+class EventLog(list[Any]):
+    """The newest events of a run, and exact counts of all that there were: it does not grow with the run.
+
+    Args:
+        most: events that are kept.
+
+    Examples:
+        >>> log = EventLog(most=2)
+        >>> for number in range(5):
+        ...     log.append(Dropped("actor-0", 0, number, "it was killed"))
+        >>> [one.sequence for one in log], log.total, dict(log.counts)
+        ([3, 4], 5, {('lost', 'actor-0'): 5})
+        >>> [one.sequence for one in log.since(4)]
+        [4]
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self._most = most
+        self.total = 0
+        """Events so far."""
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How many of each kind, of each worker or environment."""
+
+    def append(self, event: Any) -> None:
+        """Adds one, and forgets the oldest.
+
+        Args:
+            event: has a `kind`, and a `worker` or an `env_id`.
+        """
+        super().append(event)
+        self.total += 1
+        self.counts[event.kind, event.worker if hasattr(event, "worker") else f"environment {event.env_id}"] += 1
+        if len(self) > self._most:
+            del self[0]
+
+    def since(self, number: int) -> list[Any]:
+        """The events after the first so many, as far as they are kept.
+
+        Args:
+            number: a `total` that was.
+        """
+        return self[max(0, len(self) - (self.total - number)) :]
 
 
 @dataclass
@@ -100,9 +153,9 @@ class WorkerGroup:
     ) -> None:
         self.runtime, self._config, self._joined, self._name = runtime, config, joined, name
         self.workers: list[Worker] = []
-        self.dropped: list[Dropped] = []
+        self.dropped = EventLog()
         """Work that was lost, in order."""
-        self.faults: list[Any] = []
+        self.faults = EventLog()
         """Ends of workers, and whatever else is noted here, in order."""
         self._first: WorkerFault | None = None
         self._make, self._parcels, self._enough_s, self._looked_s = make, parcels, 0.0, 0.0
@@ -253,16 +306,19 @@ class WorkerGroup:
                 break
         return taken
 
-    def drop(self, call: Call, reason: str, policies: Sequence[str] = ()) -> None:
+    def drop(
+        self, call: Call, reason: str, kind: Literal["lost", "old"] = "lost", policies: Sequence[str] = ()
+    ) -> None:
         """Notes that work is lost; a state that was not sent is none.
 
         Args:
             call: that it was asked for by.
             reason: why.
+            kind: of reason.
             policies: for which it is, if it is not for others.
         """
         if call.method != "state":
-            self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason, tuple(policies)))
+            self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason, kind, tuple(policies)))
 
     def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
         worker.state, worker.asked_s = state, time.monotonic()

@@ -22,6 +22,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError
+from palaestra.distributed import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
@@ -304,14 +305,22 @@ class KeepFaults(Callback):
             The file of what ends the run; `None` if nothing does.
         """
         ended: Path | None = None
-        faults = list(self._env.faults) if self._env is not None else []
-        for fault in faults[self._written :]:
+        faults = self._env.faults if self._env is not None else ()
+        if isinstance(faults, EventLog):
+            new, total = faults.since(self._written), faults.total
+            if missing := total - self._written - len(new):
+                told = f"{missing:,} faults since the last row of metrics are not written down, for only the newest are"
+                counts = {f"{kind}, {who}": count for (kind, who), count in faults.counts.items()}
+                write_fault(self._path, FaultRecord("FaultsMissing", told, now(), env_steps, "warned", counts))
+        else:
+            new, total = faults[self._written :], len(faults)
+        for fault in new:
             handled = _HANDLED.get(fault.handled, "stopped")
             kind = type(fault.error()).__name__
             path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
             if fault.handled == "raise" and ended is None:
                 ended = path
-        self._written = len(faults)
+        self._written = total
         if error is not None and ended is None:
             trace = "".join(traceback.format_exception(error))
             record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps, trace=trace)
