@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -186,11 +185,7 @@ class WorkerStreams:
         Args:
             fragment: which.
         """
-        return {
-            name: self._policies[name].version - version
-            for name, version in fragment.versions.items()
-            if any(len(rows.step_type) > 1 for _, rows in fragment.pieces[name])  # more than an open row
-        }
+        return {name: self._policies[name].version - fragment.versions[name] for name in fragment.with_rows}
 
     def fresh(self, worker: Worker, call: Call, fragment: Fragment, max_lag: Callable[[str], int | None]) -> Fresh:
         """What of a fragment may be learned from: the one rule about staleness.
@@ -224,10 +219,7 @@ class WorkerStreams:
                 self.buffers[name].end_streams(range(worker.number * share, (worker.number + 1) * share))
         if whole:
             return Fresh(None, max(lags.values()))
-        none = dict.fromkeys(old, 0)
-        info = dataclasses.replace(fragment.info, rows_of={**fragment.info.rows_of, **none})
-        rest = fragment._replace(pieces={**fragment.pieces, **{name: [] for name in old}}, info=info)
-        return Fresh(rest, max(lag for name, lag in lags.items() if name not in none))
+        return Fresh(fragment.without(old), max(lag for name, lag in lags.items() if name not in old))
 
     def pass_on(self, fragment: Fragment) -> None:
         """Sends rows to their shards, once what is here knows them.

@@ -68,6 +68,21 @@ class Fragment(NamedTuple):
     parcels: dict[int, Parcel]
     """Rows that go to shards of replay, by shard; the pieces then have only what their index needs."""
 
+    @property
+    def with_rows(self) -> list[str]:
+        """Policies that have more than open rows in it."""
+        return [name for name in self.versions if any(len(rows.step_type) > 1 for _, rows in self.pieces[name])]
+
+    def without(self, policies: Collection[str]) -> "Fragment":
+        """The rest: what other policies learn from.
+
+        Args:
+            policies: that do not.
+        """
+        pieces = {name: [] if name in policies else pieces for name, pieces in self.pieces.items()}
+        rows_of = {**self.info.rows_of, **dict.fromkeys(policies, 0)}
+        return self._replace(pieces=pieces, info=dataclasses.replace(self.info, rows_of=rows_of))
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Shares:
