@@ -18,7 +18,7 @@ import torch
 from benchmarks.record import origin, provenance, table, write_json
 from palaestra.distributed import ActingWeights, acting_weights
 from palaestra.distributed.worker import load_acting_weights
-from palaestra.runtime import ProcessRuntime, RayRuntime, Shared
+from palaestra.runtime import ProcessRuntime, RayRuntime, Shared, keep_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 POLICIES, LAYERS, WIDTH = 8, 8, 181
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and a table are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     record, rows = provenance("python -m benchmarks.speed.weights"), list[dict[str, Any]]()
     for name in RUNTIMES:
         one, eight = (measured(name, number, arguments.versions) for number in (1, 8))
