@@ -143,7 +143,7 @@ class AsynchronousConfig:
         """How old the data of one policy may be; `None` is no bound.
 
         Args:
-            policy: its name.
+            policy: whose data it is.
         """
         return self.max_lags.get(policy, self.max_lag)
 

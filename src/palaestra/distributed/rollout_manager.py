@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
-import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shards import ShardedReplay
-from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker
+from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker, shared_out
 from palaestra.distributed.worker_group import EventLog, Worker, WorkerGroup
 from palaestra.envs.attributes import as_json, require_lanes
 from palaestra.policies import Policy
@@ -475,7 +474,7 @@ class RolloutManager(WorkerStreams):
         positions = [saved[str(worker)] for worker in range(len(saved))]
         alike = len(positions) in (0, number)
         if not alike:
-            positions = _shared_out([position and position["lanes"] for position in positions], number)
+            positions = shared_out([position and position["lanes"] for position in positions], number)
         self.env_steps = state["env_steps"]
         self.load_attributes(state)
         self._quota.load_state(state)
@@ -490,20 +489,6 @@ def mean_lag(lags: Counter[int]) -> float:
         lags: how many there are, by lag.
     """
     return sum(lag * count for lag, count in lags.items()) / max(lags.total(), 1)
-
-
-def _shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:
-    """Positions of another number of workers: the same environments in the same order; arrays, or lists as JSON."""
-    known = [one for one in lanes if one is not None]
-    positions: list[dict[str, Any]] = [{"lanes": {} if len(known) == len(lanes) else None} for _ in range(number)]
-    for name, first in known[0].items() if len(known) == len(lanes) else ():
-        is_text = isinstance(first, str)
-        every = [value for one in known for value in (json.loads(one[name]) if is_text else one[name])]
-        size = len(every) // number
-        for worker, position in enumerate(positions):
-            part = every[worker * size : (worker + 1) * size]
-            position["lanes"][name] = json.dumps(part) if is_text else np.array(part)
-    return positions
 
 
 def _beside(batches: Sequence[Batch]) -> Batch:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -326,6 +327,25 @@ def require_shares(env: EnvConfig, num_workers: int) -> None:
             f"env.vectorization is {env.vectorization}, but the workers of the run are processes already; leave it "
             "out, or use native"
         )
+
+
+def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:
+    """Positions of another number of workers: the same environments in the same order; arrays, or lists as JSON.
+
+    Args:
+        lanes: of each worker that there was, in order; `None` where it is not known.
+        number: of workers that there are.
+    """
+    known = [one for one in lanes if one is not None]
+    positions: list[dict[str, Any]] = [{"lanes": {} if len(known) == len(lanes) else None} for _ in range(number)]
+    for name, first in known[0].items() if len(known) == len(lanes) else ():
+        is_text = isinstance(first, str)
+        every = [value for one in known for value in (json.loads(one[name]) if is_text else one[name])]
+        size = len(every) // number
+        for worker, position in enumerate(positions):
+            part = every[worker * size : (worker + 1) * size]
+            position["lanes"][name] = json.dumps(part) if is_text else np.array(part)
+    return positions
 
 
 def acting_weights(policies: Mapping[str, Policy]) -> dict[str, dict[str, Any]]:
