@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,7 @@ from palaestra.experiments import DataConfig, dry_run, evaluate_run, write_repor
 from palaestra.experiments.presets import tuned
 from palaestra.experiments.single import SingleLearner
 from palaestra.rollout import OfflineData
+from palaestra.training import Callback
 from tests.buffers.model import FIRST, LAST, MID, step
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
 
@@ -251,3 +253,76 @@ def test_every_offline_algorithm_has_settings_for_classic_control():
     assert {("cql", "Pendulum-v1"), ("iql", "Pendulum-v1"), ("td3_bc", "Pendulum-v1")} <= families
     assert {("behaviour_cloning", "Pendulum-v1"), ("behaviour_cloning", "CartPole-v1")} <= families
     assert ("discrete_cql", "CartPole-v1") in tuned()
+
+
+# -- from data to steps of its own
+
+
+ONLINE = {"offline__fraction": 0.5, "offline__updates": 20}
+
+
+@pytest.mark.parametrize("name", ["cql", "iql", "rebrac", "td3_bc", "discrete_cql", "sac"])
+def test_an_algorithm_goes_on_with_steps_of_its_own(name, tmp_path):
+    """Issue 21: 20 updates on the data, then 40 env steps of two environments, learned from beside the data."""
+    discrete = name == "discrete_cql"
+    env = EnvConfig(name="CartPole-v1", max_episode_steps=10) if discrete else PENDULUM
+    seen: dict[str, int] = {}
+
+    class Watch(Callback):
+        def iteration_ended(self, trainer, updates):
+            source = trainer.collector.sources[POLICY]
+            kind = "data" if isinstance(source, ReplayBuffer) else "both"
+            seen[kind] = seen.get(kind, 0) + len(updates)
+
+    more = HYBRID | {"algorithm__learning_starts": 30} if name == "sac" else {"env__num_envs": 2}
+    done = palaestra.train(
+        name,
+        env.name,
+        callbacks=[Watch()],
+        offline__data=saved(tmp_path / "data", env),
+        run__directory=str(tmp_path / "runs"),
+        **SMALL | ONLINE | more,
+    )
+    assert (done.result.status, done.result.env_steps) == ("done", 60)
+    assert seen["data"] == 20
+    assert seen["both"] >= 18  # one after each step of all environments but the first one or two, and after resets
+    assert {path.stem for path in (done.directory / "evals").iterdir()} == {"30", "60"}
+    again = palaestra.resume(done.directory, trainer__total_env_steps=70)
+    assert again.result.env_steps == 70
+
+
+def test_what_collects_explores(tmp_path):
+    data, learner = loaded("td3_bc", saved(tmp_path / "data"), fraction=0.5, updates=3)
+    with learner.collecting(data) as made:
+        collector: Any = made.collector
+        for _ in range(3):
+            assert collector.unroll(1).env_steps == 0
+            assert isinstance(collector.sources[POLICY], ReplayBuffer)
+        policy = learner.algorithm.policy
+        assert collector.unroll(10).env_steps == 10
+        buffer = collector.buffers[POLICY]
+        rows = buffer.starts(1)
+        planned = policy.action(buffer.take("observation", rows)).detach()
+        noise = buffer.take("action", rows) - planned
+        assert 0.01 < float(noise.std()) < 0.3
+        assert isinstance(collector.sources[POLICY], MixtureSource)
+        assert (collector.env_steps, collector.updates_made) == (13, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("behaviour_cloning", {"fraction": 0.5}, "behaviour_cloning imitates its data, so that steps of its own"),
+        ("decision_transformer", {"fraction": 0.5}, "decision_transformer imitates its data"),
+        ("td3_bc", {"updates": 5}, "leave out both, or give a fraction to go on with steps of one agent"),
+        ("td3_bc", {"fraction": 0.5, "updates": 10**6}, "none is left for env steps"),
+    ],
+)
+def test_what_cannot_go_on_says_why(name, settings, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        loaded(name, saved(tmp_path / "data"), **settings)
+
+
+def test_updates_on_data_need_some():
+    with pytest.raises(ConfigError, match=r"offline\.updates is 5, but there is no offline\.data"):
+        DataConfig(updates=5)

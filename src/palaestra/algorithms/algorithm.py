@@ -212,6 +212,8 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Whether it learns policies with a hidden state."""
     team: ClassVar[bool] = False
     """Whether it learns for a team of agents together."""
+    imitates: ClassVar[bool] = False
+    """Whether it only learns to act as its data does, so that steps of its own would teach it nothing."""
     batch_norm: ClassVar[bool] = False
     """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
 

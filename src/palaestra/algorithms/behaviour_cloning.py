@@ -52,6 +52,7 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     """
 
     config_class = BehaviourCloningConfig
+    imitates = True
 
     def __init__(
         self,

@@ -101,6 +101,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
     """
 
     config_class = DecisionTransformerConfig
+    imitates = True
     recurrent = True
 
     def __init__(

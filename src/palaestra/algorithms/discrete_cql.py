@@ -17,7 +17,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber
-from palaestra.policies import ValueGreedyPolicy
+from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["DiscreteCQL", "DiscreteCQLConfig"]
 
@@ -46,6 +46,8 @@ class DiscreteCQLConfig(AlgorithmConfig):
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
+    epsilon: Fraction[Schedule] = 0.05
+    """Probability of a random action while collecting."""
 
     plan_class = Offline
 
@@ -70,9 +72,10 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         config, seeds = parts.settings(config or DiscreteCQLConfig(), seeds, network)
         (q,) = config.network.parts("q")
         if config.network.noisy:
-            raise ConfigError("discrete CQL collects nothing that noisy layers could explore; leave network.noisy off")
+            raise ConfigError("discrete CQL does not explore with noisy layers; leave network.noisy off")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self._target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel({"q": policy.network, "target_q": self._target_network}, {"q": adam})

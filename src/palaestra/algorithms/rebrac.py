@@ -20,7 +20,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, td_target, weighted_sum
-from palaestra.policies import DeterministicPolicy
+from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["ReBRAC", "ReBRACBatch", "ReBRACConfig"]
 
@@ -49,6 +49,8 @@ class ReBRACConfig(AlgorithmConfig):
     """Beta 1: how much the actor's squared distance to the data's actions counts beside values of mean size 1."""
     critic_penalty: NotNegative[Schedule] = 0.01
     """Beta 2: what a squared distance of 1 to the data's next action takes from its value, in units of return."""
+    exploration_std: NotNegative[Schedule] = 0.1
+    """Standard deviation of the noise on actions while collecting, in raw units."""
     target_noise_std: NotNegative[float] = 0.2
     """Standard deviation of the noise on target actions, in raw units."""
     target_noise_clip: NotNegative[float] = 0.5
@@ -118,6 +120,7 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
         model.sync("target_actor", source="actor")
+        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

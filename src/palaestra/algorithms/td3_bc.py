@@ -17,7 +17,7 @@ from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
-from palaestra.policies import DeterministicPolicy
+from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["TD3BC", "TD3BCBatch", "TD3BCConfig"]
 
@@ -44,6 +44,8 @@ class TD3BCConfig(AlgorithmConfig):
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
     value_weight: Schedule = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
+    exploration_std: NotNegative[Schedule] = 0.1
+    """Standard deviation of the noise on actions while collecting, in raw units."""
     target_noise_std: NotNegative[float] = 0.2
     """Standard deviation of the noise on target actions, in raw units."""
     target_noise_clip: NotNegative[float] = 0.5
@@ -95,6 +97,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
         model.sync("target_actor", source="actor")
+        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 

@@ -83,9 +83,15 @@ class DataConfig:
     data: str | None = None
     """Folder of a saved buffer, or `minari:` and the id of a Minari dataset on this machine."""
     fraction: float | None = None
-    """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out."""
+    """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out. With
+    it, algorithms that learn from data alone go on with steps of their own."""
+    updates: int = 0
+    """Updates on the data alone before the first env step; each counts as an env step of the budget."""
 
     def __post_init__(self) -> None:
+        require_at_least(self, "offline.", updates=0)
+        if self.updates and self.data is None:
+            raise ConfigError(f"offline.updates is {self.updates}, but there is no offline.data to learn from")
         if self.fraction is not None and not 0 < self.fraction < 1:
             raise ConfigError(f"offline.fraction is {self.fraction}; it must be above 0 and below 1")
         if self.fraction is not None and self.data is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, to_minari, with_actions
-from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, ShapeError, spec_leaves, tree_leaves
+from palaestra.core import (
+    POLICY,
+    ConfigError,
+    MissingExtraError,
+    Replay,
+    RunSeeds,
+    ShapeError,
+    spec_leaves,
+    tree_leaves,
+)
 from palaestra.envs import EnvConfig, Environment, create_environment
 from palaestra.envs.spaces import space_from_spec
 from palaestra.experiments.config import ExperimentConfig
@@ -101,6 +110,47 @@ def mixed(config: ExperimentConfig, buffer: Any, data: ReplayBuffer) -> MixtureS
     return MixtureSource([(buffer, 1 - fraction), (data, fraction)])
 
 
+def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str) -> None:
+    """Lets an algorithm go on with steps of its own after `offline.updates` updates, where the run asks for it.
+
+    An algorithm that learns from data alone gets a plan to replay: a step from every environment between two updates,
+    of which the buffer keeps the newest 100,000.
+
+    Args:
+        algorithm: whose plan changes.
+        config: says whether, and after how many updates.
+        name: of the algorithm, for messages.
+
+    Raises:
+        ConfigError: the algorithm only imitates, there is nothing left of the budget, or workers are to collect.
+    """
+    plan, settings, budget = algorithm.plan, config.offline, config.trainer.total_env_steps
+    goes_on = plan.data == "offline" and settings.fraction is not None
+    if goes_on and algorithm.imitates:
+        raise ConfigError(
+            f"{name} imitates its data, so that steps of its own would teach it nothing; leave out offline.fraction. "
+            "What behaviour cloning has learned can go on in PPO: `palaestra train ppo ENV --from RUN`"
+        )
+    if (goes_on or settings.updates) and config.distributed.runtime is not None:
+        raise ConfigError(
+            f"{name} is to go from data to steps of its own, which it does in one process; leave out "
+            "distributed.runtime"
+        )
+    if settings.updates >= budget:
+        raise ConfigError(
+            f"offline.updates is {settings.updates} and trainer.total_env_steps is {budget}, of which an update on the "
+            "data takes one, so that none is left for env steps; raise the budget, or leave out offline.updates"
+        )
+    if goes_on:
+        shared = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name in _OF_BOTH}
+        algorithm.plan = Replay(unroll_length=1, **shared)
+    elif settings.updates and isinstance(plan, Replay):
+        algorithm.plan = replace(plan, learning_starts=0)
+
+
+_OF_BOTH = ("gradient_steps", "mini_batch_size", "mini_batch_length", "n_step", "burn_in")
+
+
 def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
     """Refuses data where the algorithm's plan has no use for it."""
     plan = algorithm.plan
@@ -109,9 +159,10 @@ def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str)
             f"{name} learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
             "algorithm that `palaestra list algorithms` shows with replay or offline data"
         )
-    if plan.data == "offline" and config.offline.fraction is not None:
+    if plan.data == "offline" and (config.offline.fraction is not None or config.offline.updates):
         raise ConfigError(
-            f"{name} learns from offline.data alone, so that there is no offline.fraction of it; leave it out"
+            f"offline.fraction is {config.offline.fraction} and offline.updates {config.offline.updates}, but {name} "
+            "learns from offline.data alone; leave out both, or give a fraction to go on with steps of one agent"
         )
     if algorithm.stored_fields or (algorithm.policy.state_spec and plan.data == "replay"):
         what = ", ".join(algorithm.stored_fields) or "the memory of its policy"

@@ -29,10 +29,10 @@ from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
 from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.data import DataSummary, collect_data, load_for, mixed
+from palaestra.experiments.data import DataSummary, collect_data, going_online, load_for, mixed
 from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.policies import Phase, Policy, load_policy
-from palaestra.rollout import Collector, buffer_for
+from palaestra.rollout import Collector, OfflineFirst, buffer_for
 
 __all__ = ["SingleLearner"]
 
@@ -44,7 +44,9 @@ class SingleLearner(PolicyLearner):
 
     @cached_property
     def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
-        return learner.make_from_specs(self.config)
+        algorithm, specs = learner.make_from_specs(self.config)
+        going_online(algorithm, self.config, self.config.algorithm_name)
+        return algorithm, specs
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -90,12 +92,13 @@ class SingleLearner(PolicyLearner):
     def environments(self) -> Environment:
         return create_environment(self.config.env, seed=self.config.run.seed)
 
-    def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector:
+    def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector | OfflineFirst:
         collector = Collector.of(env, self.algorithm)
         learner.compile_if_asked(self.config, collector)
         if POLICY in data:
             collector.source = mixed(self.config, collector.buffer, data[POLICY])
-        return collector
+        updates = self.config.offline.updates
+        return OfflineFirst(collector, data, updates) if updates else collector
 
     def evaluation(self) -> Evaluate:
         return functools.partial(learner.evaluate_one, self.config)

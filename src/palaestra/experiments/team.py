@@ -89,6 +89,11 @@ class TeamLearner(PolicyLearner):
                 f"give a folder with one for each policy ({', '.join(self.algorithms)}), as `palaestra data collect` "
                 "writes it"
             )
+        if self.config.offline.updates:
+            raise ConfigError(
+                f"offline.updates is {self.config.offline.updates}, but {self.config.env.name} has many agents, and "
+                "updates on data before the first step are for one; leave it out"
+            )
         found: dict[str, ReplayBuffer] = {}
         for name, one in self.algorithms.items():
             if one.plan.data == "offline" and not self.offline:

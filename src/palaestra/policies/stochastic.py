@@ -173,7 +173,7 @@ class ReturnConditionedPolicy(NetworkPolicy):
         network: a `RecurrentNetwork` with a `StepEncoder`: made by `build`.
         observation_spec: what an observation looks like; see `CompositePolicy` for the key `action_mask`.
         action_spec: of any kind that `CompositePolicy` takes.
-        normalizer: applied to every observation.
+        normalizer: of observations alone; returns and time have scales of their own.
         exploration: none; the policy is drawn from.
 
     Raises:

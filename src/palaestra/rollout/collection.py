@@ -13,7 +13,7 @@ from palaestra.core import POLICY, ConfigError, OnPolicy, Replay, ShapeError, Sp
 from palaestra.envs import Environment
 from palaestra.rollout.episodes import Episode
 
-__all__ = ["CollectInfo", "OfflineData", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
+__all__ = ["CollectInfo", "OfflineData", "OfflineFirst", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
 
 
 @dataclass(slots=True)
@@ -155,6 +155,80 @@ class OfflineData:
             state: of a run on the same data.
         """
         self.env_steps = state["env_steps"]
+
+
+class OfflineFirst:
+    """Updates on loaded data, each in the place of an env step as with `OfflineData`; then a collector takes over.
+
+    Args:
+        collector: that takes over.
+        data: the buffers that hold the data, by policy; they are never written to.
+        updates: how many.
+    """
+
+    def __init__(self, collector: Any, data: Mapping[str, ReplayBuffer], updates: int) -> None:
+        self.collector, self._offline, self._updates = collector, OfflineData(data), updates
+        self.num_lanes: int = collector.num_lanes
+        """Streams of the collector."""
+
+    @property
+    def updates_made(self) -> int:
+        """How many of the env steps were updates."""
+        return self._offline.env_steps
+
+    @property
+    def env_steps(self) -> int:
+        """Updates on the data, and env steps after them."""
+        return self.updates_made + self.collector.env_steps
+
+    @property
+    def _collects(self) -> bool:
+        return self.updates_made >= self._updates
+
+    @property
+    def buffers(self) -> Mapping[str, Any]:
+        """Those of the collector."""
+        return self.collector.buffers
+
+    @property
+    def sources(self) -> Mapping[str, Any]:
+        """The data, and once all updates on it are made what the collector has."""
+        return self.collector.sources if self.collector.env_steps else self._offline.sources
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an unroll was ended by `pause` before it had all its rows."""
+        return self.collector.unfinished
+
+    def unroll(self, length: float, *, random: Collection[str] = ()) -> CollectInfo:
+        """Counts one update, or collects for one training iteration.
+
+        Args:
+            length: time steps from every environment.
+            random: names of the policies that act at random.
+        """
+        return (self.collector if self._collects else self._offline).unroll(length, random=random)
+
+    def pause(self) -> None:
+        """Ends a running unroll as soon as it can."""
+        self.collector.pause()
+
+    def drain(self) -> list[Episode]:
+        """Episodes that have ended and were not reported yet."""
+        return self.collector.drain()
+
+    def state(self) -> dict[str, Any]:
+        """Of both, for a checkpoint."""
+        return {"offline": self._offline.state(), "collector": self.collector.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned.
+
+        Args:
+            state: of a run on the same data.
+        """
+        self._offline.load_state(state["offline"])
+        self.collector.load_state(state["collector"])
 
 
 def buffer_for(

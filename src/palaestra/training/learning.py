@@ -220,11 +220,12 @@ class LearningRecord:
         if self.self_paced:
             return {}
         found: dict[str, DataSource] = {}
+        updates = getattr(collector, "updates_made", 0)  # on loaded data alone, counted as env steps
+        taken = collector.env_steps - updates
         for name, algorithm in self._algorithms.items():
             new_rows = info.rows_of.get(name, info.rows)
-            if (name in info.rows_of and not new_rows) or not algorithm.plan.may_learn(
-                env_steps=collector.env_steps, new_rows=new_rows, num_lanes=collector.num_lanes
-            ):
+            ready = algorithm.plan.may_learn(env_steps=taken, new_rows=new_rows, num_lanes=collector.num_lanes)
+            if (name in info.rows_of and not new_rows) or not (ready or (updates and not taken)):
                 continue
             found[name] = source = collector.sources[name]
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
