@@ -119,14 +119,18 @@ def test_results_keep_their_memory_when_others_arrive(runtime):
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_parcels_go_from_one_worker_to_another_and_are_opened_there(runtime, room):
-    """More than there is room for travel with the rest."""
+    """More than there is room for travel with the rest, and so do small ones; labels travel with all."""
     giver, taker = (runtime.start(Counter, name=name, parcels=room) for name in ("giver", "taker"))
-    first, second = answer(runtime, giver, "parcels", 2)["parcels"]
+    first, second = answer(runtime, giver, "parcels", 2, 10_000)["parcels"]
     assert isinstance(first, Parcel)
     assert isinstance(first.content, Message) == (room == 0 or not isinstance(runtime, RayRuntime))  # else it is a name
-    assert answer(runtime, taker, "opened", first, 1, other=second) == [(0, 5000), (1, 5000)]
-    assert answer(runtime, taker, "opened", second, 0) == [(1, 5000)]
-    assert answer(runtime, taker, "add") == 1
+    assert answer(runtime, taker, "opened", first, 1, other=second) == [(0, 10_000), (1, 10_000)]
+    assert answer(runtime, taker, "opened", second, 0) == [(1, 10_000)]
+    (small,) = answer(runtime, giver, "parcels", 1, 5)["parcels"]
+    assert isinstance(small.content, Message)
+    assert answer(runtime, taker, "opened", small, 1) == [(0, 5)]
+    assert [one.label for one in (first, second, small)] == ["number 0", "number 1", "number 0"]
+    assert answer(runtime, taker, "labels", first, small) == ["number 0", "number 0"]
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])

@@ -25,8 +25,14 @@ class Counter:
     def echo(self, value):
         return value
 
-    def parcels(self, number):
-        return {"parcels": [Parcel({"x": np.full(5000, n), "n": n}) for n in range(number)], "from": os.getpid()}
+    def parcels(self, number, rows=5000):
+        return {
+            "parcels": [Parcel({"x": np.full(rows, n), "n": n}, f"number {n}") for n in range(number)],
+            "from": os.getpid(),
+        }
+
+    def labels(self, *parcels):
+        return [parcel.label for parcel in parcels]
 
     def opened(self, parcel, plus, *, other=None):
         values = [parcel.open(), *([] if other is None else [other.open()])]
@@ -34,13 +40,13 @@ class Counter:
         return [(value["n"], int(value["x"].sum())) for value in values]
 
     def parcels_and_closure(self, number):
-        return [Parcel(lambda: number), lambda: number + self.count, Parcel(number)]
+        return [Parcel((np.ones(10_000), lambda: number)), lambda: number + self.count, Parcel(number)]
 
     def opened_alone(self, parcel):
         return parcel.open()
 
     def called(self, parcel):
-        return parcel.open()()
+        return parcel.open()[1]()
 
     def scale(self, weights, factor, *, offset=None):
         self.seen.append(id(weights["w"]))

@@ -13,12 +13,14 @@ from palaestra.core import (
     Linear,
     Prioritized,
     Replay,
+    StepType,
     TensorSpec,
 )
 from palaestra.distributed import (
     DistributedConfig,
     ReplayShards,
 )
+from palaestra.runtime import Parcel, ParcelLostError
 
 LANES = 6
 PLANS = {
@@ -90,6 +92,13 @@ class Streams:
         return Batch.of(fields)
 
 
+class LostParcel(Parcel):
+    """As one is whose node has ended."""
+
+    def open(self) -> Any:
+        raise ParcelLostError("its node has ended")
+
+
 class Pair:
     """The same rows in one buffer and in shards."""
 
@@ -108,10 +117,13 @@ class Pair:
         self.whole.extend(rows, lanes)
         self.send(rows, lanes)
 
-    def send(self, rows: Batch, lanes: list[int]) -> None:
+    def send(self, rows: Batch, lanes: list[int], *, lost: int | None = None) -> None:
+        """The part of one shard may get lost on its way."""
         rest, parcels = self.shards.map.split({"policy": [(lanes, rows)]}, {"policy": 0})
         for known, which in [(piece, lane) for lane, piece in rest["policy"]]:
             self.sharded.extend(known, which)
+        if lost is not None:
+            parcels[lost] = LostParcel.of(parcels[lost].content, parcels[lost].label)
         self.shards.extend(parcels, ["policy"])
 
     def fill(self, turns: int = 40) -> None:
@@ -135,6 +147,21 @@ def flat(batch: Any, path: str = "") -> dict[str, torch.Tensor]:
     if not isinstance(batch, Batch):
         return {path: batch}
     return {key: leaf for name, value in batch.items() for key, leaf in flat(value, f"{path}.{name}").items()}
+
+
+def up_to_ends(drawn: Batch) -> Batch:
+    """Zeros behind the first end of an episode in every window: nobody learns from what stands there."""
+    ended = (drawn.step_type == StepType.LAST).cumsum(0)
+    arrived, acted = ended - (drawn.step_type == StepType.LAST).long() == 0, ended == 0
+
+    def before(name: str, leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.ndim < 2 or leaf.shape[:2] not in (arrived.shape, acted[:-1].shape):
+            return leaf
+        steps_in = name.split(".")[0] in ("step_type", "reward", "discount", "observation")
+        kept = (arrived if steps_in else acted)[: len(leaf)]
+        return torch.where(kept.reshape(*kept.shape, *(1,) * (leaf.ndim - 2)), leaf, torch.zeros_like(leaf))
+
+    return Batch.of({name: before(name.strip("."), leaf) for name, leaf in flat(drawn).items()})
 
 
 def assert_equal(first: Any, second: Any) -> None:

@@ -8,14 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from palaestra import EnvConfig, Trainer, TrainerConfig
-from palaestra.core import ConfigError
+from palaestra.core import Batch, ConfigError
+from palaestra.distributed import ShardMap
 from palaestra.runtime import RayRuntime, RestartPolicy, WorkerDiedError
+from palaestra.runtime.messages import Message
 from tests.contracts.workers import Counter
 from tests.distributed.runs import make_manager
+from tests.distributed.shards import LANES, Pair, assert_equal, plan_of, up_to_ends
 from tests.distributed.test_processes import calls_of, mean_return, ppo_for
 from tests.faults.parts import COMMAND, child_environment, logged
 
@@ -141,6 +147,47 @@ def test_a_killed_actor_is_named_and_comes_back():
         assert result.unwrap() == 1
 
 
+class Cutter:
+    """Cuts fragments into parcels for shards, where it lives."""
+
+    def split(self, shards: ShardMap, rows: Batch, lanes: list[int]) -> Any:
+        return shards.split({"policy": [(lanes, rows)]}, {"policy": 0})
+
+
+def test_a_node_that_ends_with_a_fragment_that_nobody_fetched_costs_its_rows_alone(cluster):
+    """F14, F15: its shard names them as dropped, and goes on with all others; it was taken for dead."""
+    doomed = cluster.add_node(num_cpus=1, resources={"doomed": 1})
+    cluster.add_node(num_cpus=2)
+    cluster.wait_for_nodes()
+    plan, lanes, steps = plan_of("n-step"), [0, 1, 2], 1_500  # of the first shard; too large to come here
+    with RayRuntime(RestartPolicy(backoff_s=0.1), address=cluster.address) as runtime:
+        cutter = runtime.start(Cutter, name="cutter", resources={"CPU": 1, "doomed": 1}, parcels=1)
+        pair = Pair(runtime, plan, shards=2)
+        pair.fill()
+        rows = pair.streams.fragment(lanes, steps)
+        (result,) = runtime.wait([runtime.call(cutter, "split", pair.shards.map, rows, lanes)], timeout_s=SOON)
+        rest, parcels = result.unwrap()
+        assert not isinstance(parcels[0].content, Message)
+        cluster.remove_node(doomed, allow_graceful=False)
+        for known, which in [(piece, lane) for lane, piece in rest["policy"]]:
+            pair.sharded.extend(known, which)
+        pair.shards.extend(parcels, ["policy"])
+        pair.whole.extend(rows, lanes)
+        ring = pair.whole.positions.ring_size
+        for lane in lanes:
+            open_row = pair.whole.positions.cursors[lane]
+            pair.whole.lose(np.setdiff1d(np.arange(ring), open_row), [lane])
+        pair.sharded.draw(plan, torch.Generator())  # in place of a draw that noticed it
+        for turn in range(8):
+            assert_equal(*(up_to_ends(drawn) for drawn in pair.draws(turn)))
+            pair.write(list(range(LANES)), 5)
+        (fault,) = pair.shards.faults
+        assert (fault.worker, fault.handled, pair.shards.lost_shards) == ("replay-0", "drop", 0)
+        assert "rows of a fragment were lost on their way to a shard of replay: a parcel was lost with" in str(fault)
+        assert pair.shards.lost_rows == len(lanes) * pair.whole.rows_per_lane
+        assert runtime.restarted == 0
+
+
 def test_a_cluster_that_is_not_there_is_named_at_once():
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"the Ray cluster at '127.0.0.1:1' cannot be joined: .*refused"):
@@ -150,6 +197,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once():
 
 LISTENS = """
 from palaestra.runtime import RayRuntime
+from palaestra.runtime.messages import Message
 from tests.contracts.workers import Counter
 
 if __name__ == "__main__":

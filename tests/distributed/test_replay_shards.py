@@ -26,7 +26,7 @@ from palaestra.distributed import (
 from palaestra.runtime import LocalRuntime, RemoteError
 from tests.distributed.parts import local
 from tests.distributed.runs import iterate, kill, make_trainer
-from tests.distributed.shards import LANES, PLANS, Pair, assert_equal, options_of, plan_of, worker_of
+from tests.distributed.shards import LANES, PLANS, Pair, assert_equal, options_of, plan_of, up_to_ends, worker_of
 
 # -- what is drawn
 
@@ -195,6 +195,33 @@ def test_a_shard_that_is_lost_while_it_is_written_to_or_read_is_noticed_there():
         with pytest.raises(RowsLostError, match="while it was read"):
             pair.sharded.take("reward", np.array([5]))
         assert len(pair.sharded.take("reward", np.array([1, 2, 3]))) == 3
+
+
+@pytest.mark.parametrize("rows", [{}, {"frames": 3}], ids=["plain", "frames"])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_fragment_that_is_lost_on_its_way_to_a_shard_costs_its_rows_alone(name, rows):
+    """F14: what is drawn then, and what is written and drawn later, is what one buffer gives without these rows."""
+    plan = plan_of(name)
+    with local() as runtime:
+        pair = Pair(runtime, plan, **rows)
+        pair.fill()
+        pair.draws(0)
+        fragment, lanes, steps = pair.streams.fragment([0, 1, 2, 4], 5), [0, 1, 2, 4], 5
+        pair.whole.extend(fragment, lanes)
+        for lane in (1, 2):
+            places = pair.whole.positions.cursors[lane] - np.arange(steps, 0, -1)
+            pair.whole.lose(places % pair.whole.positions.ring_size, [lane])
+        pair.send(fragment, lanes, lost=1)  # which has the lanes 1 and 2
+        pair.write([2, 3], 2)  # before it is noticed
+        assert pair.sharded.draw(plan, torch.Generator()) is not None  # in place of a draw that noticed it
+        for turn in range(12):
+            assert_equal(*(up_to_ends(drawn) for drawn in pair.draws(turn)))
+            pair.write(list(range(LANES)), 3)
+        assert (pair.shards.lost_rows, pair.shards.lost_shards) == (2 * steps, 0)
+        (fault,) = pair.shards.faults
+        assert (fault.worker, fault.handled) == ("replay-1", "drop")
+        assert "10 rows of a fragment were lost on their way to a shard of replay: its node has ended" in str(fault)
+        assert runtime.restarted == 0
 
 
 def test_an_update_waits_for_rows_where_all_are_lost_and_training_goes_on():

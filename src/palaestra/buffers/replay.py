@@ -74,7 +74,8 @@ class ReplayBuffer:
         self.writer = writer = StreamWriter(streams)
         self.open, self.append, self.clear = writer.open, writer.append, writer.clear
         self.extend, self.update, self.end_streams = writer.extend, writer.update, writer.end_streams
-        self.write_info, self.forget, self.lose = writer.write_info, writer.forget, writer.lose
+        self.write_info, self.forget = writer.write_info, writer.forget
+        self.lose, self.skip = writer.lose, writer.skip
 
         self.reader = reader = StreamReader(streams)
         self._fixed_reader, self._drawn_from = StreamReader(streams, fixed=True), reader

@@ -24,6 +24,7 @@ class StreamWriter:
     def __init__(self, streams: Streams) -> None:
         self._streams, self._storage, self._positions = streams, streams.storage, streams.positions
         self._lanes = np.arange(streams.num_lanes)
+        self._skipped = np.zeros(streams.num_lanes, bool)  # the frames before the open row are not there
         self.used = False
         """Whether an unroll with everything was handed out: the next row that is written discards it."""
         self.used_by: Any = None
@@ -283,6 +284,32 @@ class StreamWriter:
             self._storage.step_types[numbers] = LAST
             self._positions.restarts += 1  # samplers begin anew
 
+    def skip(self, step_type: np.ndarray, env_id: Any) -> np.ndarray:
+        """Goes past rows of a fragment that is lost, as `extend` goes; they are ends of episodes, as with `lose`.
+
+        Args:
+            step_type: [T+1, B] of the fragment.
+            env_id: which lanes, each once.
+
+        Returns:
+            [T, B] places of these rows; fewer where a lane cannot hold them all.
+        """
+        positions, which, steps = self._positions, self._which(env_id), len(step_type) - 1
+        kinds = self._storage.step_types[positions.numbers(which)]
+        self._complete_ended(which[(step_type[0] != LAST) & positions.opened[which] & (kinds == LAST)])
+        positions.exchange(which[positions.opened[which]])
+        positions.open(which)
+        positions.advance(which, steps)
+        places = (
+            positions.cursors[which] - np.arange(min(steps, positions.rows), 0, -1)[:, None]
+        ) % positions.ring_size
+        self._storage.step_types[places * len(self._lanes) + which] = LAST
+        self._storage.step_types[positions.numbers(which)] = step_type[-1]
+        positions.restarts += 1  # samplers begin anew
+        self._skipped[which] = True
+        self._streams.write_log()
+        return places
+
     # -- hidden states
 
     def _checked_state(self, state: Any, lanes: np.ndarray | None) -> list[tuple[str, Any]]:
@@ -338,12 +365,14 @@ class StreamWriter:
         At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
         """
         positions, first = self._positions, as_array(time_step.step_type) == FIRST
-        fresh = ~first & (positions.counts[lanes] == 0)
+        begins = positions.counts[lanes] == 0
+        fresh = ~first & (begins | self._skipped[lanes])
+        self._skipped[lanes] = False
         if fresh.any():
             back = np.arange(positions.spare, 0, -1)[:, None]
             places = (positions.cursors[lanes[fresh]] - back) % positions.ring_size
             numbers = places * positions.num_lanes + lanes[fresh]
-            self._storage.step_types[numbers] = MID
+            self._storage.step_types[numbers[:, begins[fresh]]] = MID
             positions.rewrites += 1
             self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
         agrees = self._storage.stacks_agree("observation", time_step.observation, first, positions.numbers(lanes))

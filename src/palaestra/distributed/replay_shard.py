@@ -11,13 +11,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, RowOptions
 from palaestra.buffers.saving import beside, fields_of
-from palaestra.core import Batch, Replay, files
+from palaestra.core import Batch, ConfigError, OnPolicy, Replay, files
 from palaestra.core.tree import tree_map
-from palaestra.runtime import Parcel
+from palaestra.distributed.config import DistributedConfig
+from palaestra.runtime import Parcel, ParcelLostError
 
-__all__ = ["ShardMap"]
+__all__ = ["ShardMap", "require_replay_shards"]
+
+
+def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: DistributedConfig, num_envs: int) -> None:
+    """Refuses shards where nothing is replayed, or where a shard would have no lane.
+
+    Args:
+        algorithms: of the policies, by name.
+        config: with a number of shards, or none.
+        num_envs: of the run; every policy has a lane for each at least.
+
+    Raises:
+        ConfigError: says what to give instead.
+    """
+    count = config.replay_shards
+    if count is None:
+        return
+    if not any(isinstance(one.plan, Replay) for one in algorithms.values()):
+        names = ", ".join(sorted({type(one).__name__ for one in algorithms.values()}))
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but {names} keeps no replay buffer; leave it out, or choose an "
+            "algorithm that `palaestra list algorithms` shows with replay"
+        )
+    if kept := [name for name, one in algorithms.items() if isinstance(one.plan, OnPolicy) and not one.plan.clear]:
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but {', '.join(kept)} keeps its unrolls (clear=False) in this "
+            "process; leave one of the two out"
+        )
+    if count > num_envs:
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but the run has {num_envs} environments, and each lies in one "
+            f"shard whole; give at most {num_envs} shards, or more env.num_envs"
+        )
 
 
 @dataclass(frozen=True)
@@ -38,6 +72,7 @@ class ShardMap:
             The pieces, with no more than an index needs of these rows; and parcels of them by shard.
         """
         rest, parcels = dict(pieces), dict[int, dict[str, list[Any]]]()
+        labels = dict[int, dict[str, list[Any]]]()
         for name, firsts in self.firsts.items():
             rest[name] = []
             for lanes, rows in pieces[name]:
@@ -49,7 +84,9 @@ class ShardMap:
                     part = rows if len(which) == len(lanes) else rows.map(functools.partial(_lanes_of, which))
                     own = [lanes[lane] + first[name] - firsts[number] for lane in which.tolist()]
                     parcels.setdefault(number, {}).setdefault(name, []).append((own, part))
-        return rest, {number: Parcel(content) for number, content in parcels.items()}
+                    kinds = np.asarray(part["step_type"])
+                    labels.setdefault(number, {}).setdefault(name, []).append((own, kinds))
+        return rest, {number: Parcel(content, labels[number]) for number, content in parcels.items()}
 
     def most(self, num_workers: int) -> int:
         """Parcels that a fragment has at most.
@@ -88,11 +125,21 @@ class ReplayShard:
         self._buffers = {name: ReplayBuffer(one.capacity, one.num_lanes, **one.options) for name, one in parts.items()}
         self._saved: dict[str, dict[str, Any]] = {}
 
-    def extend(self, parcel: Parcel, policies: Sequence[str]) -> None:
-        """Appends what a roll-out worker sent of these policies."""
-        for name, pieces in parcel.open().items():
+    def extend(self, parcel: Parcel, policies: Sequence[str]) -> tuple[str, list[Any]] | None:
+        """Appends what a roll-out worker sent of these policies; where it is lost, says why, and what is missing."""
+        try:
+            sent = parcel.open()
+        except ParcelLostError as error:
+            missing = [
+                (name, lanes, self._buffers[name].skip(kinds, lanes))
+                for name, pieces in parcel.label.items()
+                for lanes, kinds in (pieces if name in policies else ())
+            ]
+            return str(error), missing
+        for name, pieces in sent.items():
             for lanes, rows in pieces if name in policies else ():
                 self._buffers[name].extend(rows, lanes)
+        return None
 
     def end_streams(self, name: str, lanes: Sequence[int]) -> None:
         """See `ReplayBuffer.end_streams`."""

@@ -27,7 +27,6 @@ from palaestra.core import (
     Batch,
     CheckpointError,
     ConfigError,
-    OnPolicy,
     Plan,
     Replay,
     RowsLostError,
@@ -40,43 +39,11 @@ from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart,
 from palaestra.distributed.worker_group import EventLog, WorkerFault, WorkersLostError
 from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 
-__all__ = ["ReplayShards", "ShardedReplay", "require_replay_shards"]
+__all__ = ["ReplayShards", "ShardedReplay"]
 
 _log = logging.getLogger(__name__)
 _OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed")  # of `Windows`: [n+1, N]
 _UNANSWERED = 4  # calls that a shard may not have answered yet
-
-
-def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: DistributedConfig, num_envs: int) -> None:
-    """Refuses shards where nothing is replayed, or where a shard would have no lane.
-
-    Args:
-        algorithms: of the policies, by name.
-        config: with a number of shards, or none.
-        num_envs: of the run; every policy has a lane for each at least.
-
-    Raises:
-        ConfigError: says what to give instead.
-    """
-    count = config.replay_shards
-    if count is None:
-        return
-    if not any(isinstance(one.plan, Replay) for one in algorithms.values()):
-        names = ", ".join(sorted({type(one).__name__ for one in algorithms.values()}))
-        raise ConfigError(
-            f"distributed.replay_shards is {count}, but {names} keeps no replay buffer; leave it out, or choose an "
-            "algorithm that `palaestra list algorithms` shows with replay"
-        )
-    if kept := [name for name, one in algorithms.items() if isinstance(one.plan, OnPolicy) and not one.plan.clear]:
-        raise ConfigError(
-            f"distributed.replay_shards is {count}, but {', '.join(kept)} keeps its unrolls (clear=False) in this "
-            "process; leave one of the two out"
-        )
-    if count > num_envs:
-        raise ConfigError(
-            f"distributed.replay_shards is {count}, but the run has {num_envs} environments, and each lies in one "
-            f"shard whole; give at most {num_envs} shards, or more env.num_envs"
-        )
 
 
 class ReplayShards:
@@ -105,8 +72,8 @@ class ReplayShards:
         self.faults = EventLog()
         """Ends of shards; a manager puts its own list here."""
         self.lost_rows = 0
-        """Rows that were lost with shards, over all policies."""
-        self.lost_shards = 0
+        """Rows that were lost with shards, or on their way to one, over all policies."""
+        self.lost_shards = self.losses = 0
         self.replays = {name: ShardedReplay(self, name, plan, templates[name]) for name, plan in plans.items()}
         """What each policy learns from."""
         self._pending: list[Call] = []
@@ -192,8 +159,10 @@ class ReplayShards:
             rest.discard(result.call)
             if isinstance(result.error, WorkerDiedError):
                 lost.setdefault(self._ids.index(result.call.worker), str(result.error))
-            else:
-                values[result.call] = result.unwrap()
+                continue
+            values[result.call] = result.unwrap()
+            if result.call.method == "extend" and values[result.call] is not None:
+                self._drop(result.call, *values[result.call])
         self._pending = [call for call in waiting if call in rest]
         if at_least is None:
             for call in rest:
@@ -201,6 +170,18 @@ class ReplayShards:
         for number, why in lost.items():
             self._lose(number, why)
         return values
+
+    def _drop(self, call: Call, why: str, missing: Sequence[tuple[str, list[int], np.ndarray]]) -> None:
+        """Notes that rows are lost which an index knows already; their shard has what it had."""
+        number, rows = self._ids.index(call.worker), 0
+        for name, lanes, places in missing:
+            self.replays[name].lose(number, lanes, places)
+            rows += places.size
+        self.lost_rows += rows
+        self.losses += 1
+        what = f"{rows:,} rows of a fragment were lost on their way to a shard of replay: {why}"
+        self.faults.append(WorkerFault(call.worker, call.incarnation, what, "drop"))
+        _log.warning("%s, incarnation %d: %s", call.worker, call.incarnation, what)
 
     def _lose(self, number: int, why: str) -> None:
         """Puts an empty shard in the place of one that has ended, and says what was lost."""
@@ -210,6 +191,7 @@ class ReplayShards:
             rows += replay.forget(number)
         self.lost_rows += rows
         self.lost_shards += 1
+        self.losses += 1
         what = f"a shard of replay was lost, and with it the {rows:,} rows that it held: {why}"
         try:
             self._runtime.restart(worker)
@@ -308,6 +290,18 @@ class ShardedReplay:
         self._lost = self._lost or rows > 0
         return rows
 
+    def lose(self, number: int, lanes: Sequence[int], places: np.ndarray) -> None:
+        """Learns from some rows no more, nor across them.
+
+        Args:
+            number: of the shard that lacks them.
+            lanes: of the shard.
+            places: [T, B] of the rows in their lanes.
+        """
+        for lane, column in zip(self._lanes(number)[lanes], places.T, strict=True):
+            self.index.lose(column, [lane])
+        self._lost = True
+
     # -- drawing
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
@@ -365,15 +359,15 @@ class ShardedReplay:
         return tree_map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), taken)
 
     def _asked(self, index: np.ndarray, method: str, *args: Any) -> list[tuple[np.ndarray, Any]] | None:
-        """What shards read, each with its places in the whole; nothing if one was lost, for rows are gone then."""
+        """What shards read, each with its places in the whole; nothing if rows were lost meanwhile."""
         places, lanes = np.divmod(index, self.num_lanes)
         asked, whose = dict[int, tuple[Any, ...]](), dict[int, np.ndarray]()
         for number, which in self._by_shard(lanes):
             first, end = self._firsts[number : number + 2]
             whose[number] = which
             asked[number] = (method, self._name, places[which] * (end - first) + lanes[which] - first, *args)
-        lost, answers = self.shards.lost_shards, self.shards.ask(asked)
-        if self.shards.lost_shards > lost:
+        lost, answers = self.shards.losses, self.shards.ask(asked)
+        if self.shards.losses > lost:
             return None
         return [(whose[number], answer) for number, answer in answers.items()]
 

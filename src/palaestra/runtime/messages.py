@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.memory import keep_freed_memory
 
-__all__ = ["Parcel", "Shared", "sendable"]
+__all__ = ["Parcel", "ParcelLostError", "Shared", "sendable"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
+_APART_BYTES = 64 << 10  # smaller parcels are not worth a name of their own
 _KEPT = 8  # shared values that a worker remembers
 _FROM_SCRIPT = rb"\x8c\x08__main__|__main__:"  # a class or function of the script in a pickle, or named by text
 _UNPICKLED = (AttributeError, TypeError, pickle.PicklingError)
@@ -85,38 +86,52 @@ class Shared:
         return decode(Mapped(*self.message))
 
 
+class ParcelLostError(PalaestraError):
+    """What a parcel held is gone, with the machine that had it."""
+
+
 class Parcel:
     """A value on its way from one worker to another, which the driver passes on and does not open.
 
     A worker returns it, alone or in a nest; the driver gives it to another as an argument of a call, and there it is
-    opened. The driver moves its bytes as they are; or nothing but its name, where the runtime has a store that all
-    workers reach.
+    opened. The driver moves its bytes as they are; or nothing but its name and label, where the value is large and the
+    runtime has a store that all workers reach.
 
     Args:
         value: anything that can be sent.
+        label: small, and with the parcel wherever it is: what the one who opens it has to know if the value is lost.
 
     Examples:
         >>> Parcel({"x": torch.ones(2)}).open()
         {'x': tensor([1., 1.])}
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, label: Any = None) -> None:
         self.content: Any = encode(value)
         """The value, encoded; or what a runtime knows it by where it is."""
+        self.label = label
+        """What was said of it."""
 
     @classmethod
-    def of(cls, content: Any) -> Parcel:
+    def of(cls, content: Any, label: Any) -> Parcel:
         """A parcel that was made elsewhere.
 
         Args:
             content: of it.
+            label: of it.
         """
         parcel = cls.__new__(cls)
-        parcel.content = content
+        parcel.content, parcel.label = content, label
         return parcel
 
     def open(self) -> Any:
-        """The value; once, since it may lie in the memory of the parcel."""
+        """The value; once, since it may lie in the memory of the parcel.
+
+        Raises:
+            ParcelLostError: it is gone.
+        """
+        if isinstance(self.content, Exception):
+            raise self.content
         header, buffers = self.content
         return pickle.loads(header, buffers=[one if one.flags.writeable else one.copy() for one in buffers])
 
@@ -176,8 +191,9 @@ class _Unpickler(pickle.Unpickler):
 
     parcels: Sequence[Any] = ()
 
-    def persistent_load(self, pid: int) -> Parcel:
-        return Parcel.of(self.parcels[pid])
+    def persistent_load(self, pid: tuple[int, Any]) -> Parcel:
+        number, label = pid
+        return Parcel.of(self.parcels[number], label)
 
 
 def _reduced(tensor: Tensor) -> Any:
@@ -208,7 +224,7 @@ def encode_apart(value: Any, room: int) -> tuple[Message, list[Any]]:
 
     Args:
         value: see `encode`.
-        room: for so many parcels; further ones stay in the message.
+        room: for so many parcels; further ones, and small ones, stay in the message.
 
     Raises:
         ConfigError: see `encode`.
@@ -230,11 +246,11 @@ def _encoded(value: Any, pickler: Callable[..., Any], room: int) -> tuple[Messag
         buffers.append(np.frombuffer(raw, np.uint8))
         return False
 
-    def leave_out(obj: Any) -> int | None:
-        if not isinstance(obj, Parcel) or len(apart) == room:
+    def leave_out(obj: Any) -> tuple[int, Any] | None:
+        if not isinstance(obj, Parcel) or len(apart) == room or obj.content.size_bytes < _APART_BYTES:
             return None
         apart.append(obj.content)
-        return len(apart) - 1
+        return len(apart) - 1, obj.label
 
     made = pickler(header, protocol=5, buffer_callback=keep)
     if room:
@@ -366,8 +382,8 @@ class Request(NamedTuple):
     """The arguments, without the shared ones."""
     shared: dict[int | str, Shared]
     """These, by place or name."""
-    parcels: dict[int | str, Any]
-    """What a runtime keeps elsewhere, by place or name."""
+    parcels: dict[int | str, tuple[Any, Any]]
+    """What a runtime knows parcels by that it keeps elsewhere, and their labels, by place or name."""
 
     @classmethod
     def of(cls, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
@@ -384,7 +400,7 @@ class Request(NamedTuple):
         everything: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
         shared = {place: value for place, value in everything.items() if isinstance(value, Shared)}
         parcels = {
-            place: value.content
+            place: (value.content, value.label)
             for place, value in everything.items()
             if isinstance(value, Parcel) and not isinstance(value.content, Message)
         }
@@ -458,7 +474,7 @@ class Performer:
         method: str,
         message: Message,
         shared: dict[int | str, tuple[int, Message | None]],
-        parcels: dict[int | str, Message],
+        parcels: dict[int | str, tuple[Any, Any]],
         room: int,
     ) -> tuple[Message | Failed, list[Any]]:
         """`perform`, where parcels do not travel with the rest.
@@ -467,14 +483,14 @@ class Performer:
             method: its name.
             message: the other arguments.
             shared: see `perform`.
-            parcels: contents of arguments.
+            parcels: contents and labels of arguments; an error in place of what is lost.
             room: parcels that an answer may have.
 
         Returns:
             What it returned, encoded, and the contents of the parcels in it; or `Failed`.
         """
         try:
-            arguments = decode(message) | {place: Parcel.of(content) for place, content in parcels.items()}
+            arguments = decode(message) | {place: Parcel.of(*one) for place, one in parcels.items()}
             return encode_apart(self._called(method, arguments, shared), room)
         except Exception as error:
             return Failed(error), []

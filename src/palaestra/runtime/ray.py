@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from palaestra.core import ConfigError, import_extra
 from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.messages import Failed, Message, Performer, Request, SharedCache, decode
+from palaestra.runtime.messages import Failed, Mapped, Message, ParcelLostError, Performer, Request, SharedCache, decode
 from palaestra.runtime.ray_cluster import ClusterError, ClusterLine, RayProcesses, placed, reach
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError, ignore_sigterm
@@ -134,13 +135,11 @@ class RayRuntime(Runtime):
                 self._put.put(value.key, self._stored(value.message))
         keys = {place: value.key for place, value in request.shared.items()}
         shared = [self._put[key] for key in keys.values()]
-        perform, places = worker.handle.perform, list(request.parcels)
+        perform = worker.handle.perform
         if worker.parcels:
             perform = perform.options(num_returns=1 + worker.parcels)
         with self._room_for(request.message):
-            made = perform.remote(
-                request.method, request.message, keys, places, worker.parcels, *shared, *request.parcels.values()
-            )
+            made = perform.remote(request.method, request.message, keys, request.parcels, worker.parcels, *shared)
         reference, *self._parcels[call] = made if worker.parcels else [made]
         self._asked[reference] = worker, call
 
@@ -263,6 +262,9 @@ class _Actor:
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
             ignore_sigterm()
+        warnings.filterwarnings(
+            "ignore", "The given NumPy array is not writable"
+        )  # shared values, which nobody changes
         self._performer = Performer(factory, threads)
 
     def begin(self) -> Failed | None:
@@ -273,15 +275,28 @@ class _Actor:
         method: str,
         message: Message,
         keys: dict[int | str, int],
-        places: list[int | str],
+        parcels: dict[int | str, tuple[Any, Any]],
         room: int,
         *values: Message,
     ) -> Any:
-        """An answer; with room for parcels, these after it, each an object of its own in Ray's store."""
-        shared: Any = {place: (key, value) for (place, key), value in zip(keys.items(), values, strict=False)}
-        parcels = dict(zip(places, values[len(keys) :], strict=True))
-        answer, apart = self._performer.perform_apart(method, message, shared, parcels, room)
+        """An answer; with room for parcels, these after it, each an object of its own in Ray's store.
+
+        Shared values are read where Ray's store has them, once for all workers of a node. Parcels are fetched here: Ray
+        refuses a call whose own arguments are lost, and nobody there would know of it.
+        """
+        shared: Any = {place: (key, Mapped(*value)) for (place, key), value in zip(keys.items(), values, strict=True)}
+        fetched = {place: (_fetched(reference), label) for place, (reference, label) in parcels.items()}
+        answer, apart = self._performer.perform_apart(method, message, shared, fetched, room)
         return (answer, *apart, *(None,) * (room - len(apart))) if room else answer
 
     def close(self) -> Failed | None:
         return self._performer.close()
+
+
+def _fetched(reference: Any) -> Any:
+    """The content of a parcel; an error where it is lost."""
+    ray = import_extra("ray", "ray", "RayRuntime")
+    try:
+        return ray.get(reference)
+    except ray.exceptions.ObjectLostError as error:
+        return ParcelLostError(f"a parcel was lost with the node that had it: {str(error).splitlines()[0]}")
