@@ -59,7 +59,7 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
     assert collect.lags == allowed
     assert set(used) == set(allowed)
     assert trainer.algorithm.policy_version == sum(allowed.values()) == 60
-    assert len(collect.dropped) == sum((arrived - allowed).values())
+    assert collect.dropped.total == sum((arrived - allowed).values())
     assert len(set(collect.dropped)) == len(collect.dropped)
     for dropped in collect.dropped:
         assert f"max_lag is {max_lag}" in dropped.reason
