@@ -34,7 +34,8 @@ def trainer(name: str, world: Any, env: Any, folder: Path, seed: int = 3, **chan
 def loaded(name: str, kind: Any) -> Any:
     """The same data set each time, for an algorithm that collects nothing."""
     with environment(kind, seed=21) as env:
-        collector = collector_for(env, make(name, env, seed=21))
+        settings = {"kind": kind} if isinstance(kind, str) else {}
+        collector = collector_for(env, make(name, env, seed=21, **settings))
         collector.unroll(30)
     return collector.buffer
 
