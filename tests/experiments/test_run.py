@@ -357,7 +357,7 @@ def test_a_name_with_control_characters_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("missing", ["compiler", "pytorch"])
 def test_a_run_that_cannot_be_compiled_says_why_and_runs_without(missing, monkeypatch, caplog, tmp_path):
-    module = importlib.import_module("palaestra.experiments.learner")
+    module = importlib.import_module("palaestra.nn.fast")
     if missing == "compiler":
         monkeypatch.setattr(module.shutil, "which", lambda name: None)
     else:

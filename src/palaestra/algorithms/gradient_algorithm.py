@@ -12,7 +12,7 @@ from torch import Tensor
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
-from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches, shards
+from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches, shards, tree_map
 from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, compiled_method, require_bfloat16
 from palaestra.policies import Phase
 
@@ -82,11 +82,20 @@ class CompiledSteps:
             due: the periodic loss terms that it uses.
             batch: the minibatch.
         """
+        return self.graph(due, batch)(batch)
+
+    def graph(self, due: tuple[str, ...], batch: Batch) -> Callable[[Batch], Any]:
+        """The compiled code of one step.
+
+        Args:
+            due: the periodic loss terms that it uses.
+            batch: the minibatch, or one with its layout.
+        """
         key = due, self._algorithm.device, _layout(batch)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = compiled_method(self._algorithm, self._step, batch)
-        return graph(batch)
+        return graph
 
 
 def _layout(batch: Batch) -> tuple[Any, ...]:
@@ -115,6 +124,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
     _compiled_gradients: CompiledSteps | None = None
+    _compiled_after = 0
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
@@ -122,6 +132,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self._targets = [name for name in model.component if name.startswith("target_")]
         self._target_period = None if hasattr(config, "tau") else getattr(config, "target_period", math.inf)
+        self.examples: dict[Any, tuple[int, Any]] = {}
+        """Of minibatches that came before compiled code takes over, one of each layout and set of loss terms that are
+        due, without its values, and the gradient steps before it: what `prepare` compiles for."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
@@ -301,7 +314,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch.
         """
-        step = gradient_step or (None if self._compiled is None else self._compiled_step)
+        step, eager = gradient_step, self._compiled is None or self.num_gradient_steps < self._compiled_after
+        if step is None and self._compiled is not None:
+            step = self._noted_step if eager else self._compiled_step
         info = UpdateInfo(self.policy_version + 1, 0, 0)
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
@@ -376,8 +391,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             require_bfloat16(self.device)
         self._bfloat16 = precision == "bf16"
 
-    def compile(self) -> None:
-        """Compiles gradients and optimizer steps into one graph; the first update then takes seconds longer.
+    def compile(self, *, after: int = 0) -> None:
+        """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.
+
+        Args:
+            after: gradient steps; an update that begins before them is not compiled.
 
         Raises:
             ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
@@ -387,15 +405,56 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
         self._compiled = CompiledSteps(self, GradientAlgorithm._unchecked_step)
         self._compiled_gradients = CompiledSteps(self, GradientAlgorithm.gradients)
+        self._compiled_after = after
+
+    def leave_eager(self) -> None:
+        """Takes `compile` back: all updates from now on are eager."""
+        self._compiled = self._compiled_gradients = None
+        self.examples.clear()
+
+    def prepare(self) -> None:
+        """Compiles now what was seen so far, before `compile(after=...)` needs it.
+
+        Raises:
+            ConfigError: it cannot be compiled; says why.
+        """
+        before = self.num_gradient_steps
+        try:
+            with self.policy.in_phase(Phase.UPDATE):
+                for number, batch in self.examples.values():
+                    self.num_gradient_steps = number  # which says what is due
+                    for steps, due, part in self._compiled_parts(batch):
+                        steps.graph(due, part)
+        except Exception as error:  # of any kind: PyTorch's compiler, the C++ compiler, or the network's own code
+            kind, said = type(error).__name__, f"{error}".strip().partition("\n")[0]
+            raise ConfigError(f"{type(self).__name__} cannot be compiled: {kind}: {said}") from error
+        finally:
+            self.num_gradient_steps = before
+
+    def _compiled_parts(self, batch: Batch) -> list[tuple[CompiledSteps, tuple[str, ...], Batch]]:
+        """What a minibatch is learned with: whole, or in parts that stay in the cache."""
+        assert self._compiled is not None and self._compiled_gradients is not None
+        pieces = 1 if self.mixes_rows or self.device.type != "cpu" else _pieces(_num_rows(batch))
+        if pieces == 1:
+            return [(self._compiled, self._due(), batch)]
+        return [(self._compiled_gradients, self._due(), part) for part in shards(batch, self.plan, pieces)]
+
+    def _due(self) -> tuple[str, ...]:
+        return tuple([term for term in self.term_periods if self.is_due(term)])
+
+    def _noted_step(self, batch: Batch) -> StepResult:
+        """A step that is not compiled yet."""
+        key = self._due(), _layout(batch)
+        if key not in self.examples:
+            self.examples[key] = self.num_gradient_steps, tree_map(_without_values, batch)
+        gradients = self.gradients(batch)
+        return self.apply(gradients), gradients.priority
 
     def _compiled_step(self, batch: Batch) -> StepResult:
-        assert self._compiled is not None and self._compiled_gradients is not None
-        due = tuple([term for term in self.term_periods if self.is_due(term)])
-        pieces = 1 if self.mixes_rows or self.device.type != "cpu" else _pieces(_num_rows(batch))
-        if pieces > 1:
-            parts = shards(batch, self.plan, pieces)
-            return self.apply_shards([self._compiled_gradients(due, part) for part in parts])
-        metrics, priority, moments = self._compiled(due, batch)
+        parts = self._compiled_parts(batch)
+        if len(parts) > 1:
+            return self.apply_shards([gradients(due, part) for gradients, due, part in parts])
+        metrics, priority, moments = parts[0][0](parts[0][1], batch)
         self._after_gradient_step(metrics, moments)
         return metrics, priority
 
@@ -425,6 +484,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
+
+
+def _without_values(tensor: Tensor) -> Tensor:
+    """Zeros of the same layout."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
 
 
 def _pieces(rows: int) -> int:

@@ -119,6 +119,13 @@ class TensorEnvironment(SharedAttributes, Environment):
         self._result: TimeStep | None = None
         self._try_out()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that compiles beside this one: lanes as they are, and no way back to the configuration."""
+        return {name: value for name, value in vars(self).items() if name not in ("_advance", "find_info")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _advance=self.advanced)
+
     # -- the task
 
     @abstractmethod

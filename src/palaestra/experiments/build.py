@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,13 @@ from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import RunningPool, TeamLearner
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
+from palaestra.nn import compiler_missing
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
 
 __all__ = ["AlgorithmEntry", "algorithm_catalogue", "algorithm_source", "learner_of", "make_algorithm", "make_learner"]
 
+_log = logging.getLogger(__name__)
 _SERVICES = {"wandb": training.WandbLogger, "mlflow": training.MLflowLogger, "trackio": training.TrackioLogger}
 
 
@@ -130,6 +133,43 @@ class KeepEvaluations(training.Callback):
             for name, policy in training.named_policies(result.policy).items():
                 if not isinstance(policy, RandomPolicy):  # that of a task which only watches
                     save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+
+
+def make_compiled_later(learner: Learner) -> training.CompiledLater | None:
+    """What lets a run begin eagerly and go on compiled; decided by its configuration alone.
+
+    Args:
+        learner: of the run.
+
+    Returns:
+        `None` where `run.compile` is not auto.
+    """
+    config, settings = learner.config, learner.config.distributed
+    if config.run.compile != "auto":
+        return None
+    budget, lanes = config.trainer.total_env_steps, config.env.num_envs
+    planned = {
+        name: training.planned_gradient_steps(algorithm.plan, budget, lanes * learner.num_agents[name])
+        for name, algorithm in learner.algorithms.items()
+        if isinstance(algorithm, GradientAlgorithm)
+    }
+    why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
+    if isinstance(learner.manager, training.SelfPaced):
+        why = "a robot's tasks learn at their own pace"
+    elif settings.num_policy_hosts or settings.num_learners > 1 or settings.gradient_shards:
+        why = "policy hosts and gradient workers compute eagerly"
+    elif config.run.device != "cpu":
+        why = f"on {config.run.device} it is asked for with --compile"
+    stays = {name: "it makes no gradient steps" for name in learner.algorithms if name not in planned}
+    for name, number in planned.items():
+        if number < training.LEAST_COMPILED:
+            stays[name] = f"about {number:,} gradient steps, and compiling pays from {training.LEAST_COMPILED:,} on"
+        elif why:
+            stays[name] = why
+            _log.warning("policy %r learns eagerly, without --compile auto: %s", name, why)
+    return training.CompiledLater(
+        {name: training.COMPILED_AFTER for name in planned if name not in stays}, stays, planned
+    )
 
 
 def make_trainer(

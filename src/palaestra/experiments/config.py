@@ -35,8 +35,9 @@ class RunConfig:
     """Name of the run directory; by default date, algorithm, environment and seed."""
     initial_policy: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
     """Run or shared folder whose best policy this run begins with; critics, optimizers and data begin anew."""
-    compile: Annotated[bool, tyro.conf.arg(aliases=("--compile",))] = False
-    """Compile gradient steps, and steps of tensor environments: seconds of waiting at the start, then more speed."""
+    compile: Annotated[bool | Literal["auto"], tyro.conf.arg(aliases=("--compile",))] = "auto"
+    """Compile gradient steps, and steps of tensor environments. True does so from the start, after seconds of waiting;
+    auto after the first 10,000 gradient steps of a run of 50,000 or more, in which another process compiles."""
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is twice as fast for wide layers where a processor has instructions
     for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting."""

@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import logging
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +27,7 @@ from palaestra.envs import EnvConfig, Environment, create_environment, probe_spe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.data import mixed
 from palaestra.experiments.records import Reporter, num_cores
-from palaestra.nn import NetworkConfig, can_compile, has_pictures
+from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Collector, Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
@@ -494,11 +493,9 @@ def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector)
         config: of the run.
         part: that learns, or collects.
     """
-    if config.run.compile and isinstance(part, GradientAlgorithm | Collector):
-        if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-            _log.warning("--compile needs a C++ compiler and none was found; training runs without")
-        elif not can_compile():
-            _log.warning("--compile needs PyTorch 2.13, and this is %s; training runs without", torch.__version__)
+    if config.run.compile is True and isinstance(part, GradientAlgorithm | Collector):
+        if missing := compiler_missing():
+            _log.warning("--compile needs %s; training runs without", missing)
         else:
             part.compile()
 

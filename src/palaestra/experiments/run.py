@@ -19,7 +19,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
-from palaestra.experiments.build import make_learner, make_trainer
+from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Learner, evaluation_environment
@@ -268,6 +268,10 @@ def active(
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         trainer.callbacks += [faults, _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))]
+        later = make_compiled_later(learner)
+        if later is not None:
+            trainer.callbacks.append(later)
+            stack.callback(later.end)
         if resumed:
             exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
             why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
@@ -275,6 +279,9 @@ def active(
             why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
             directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
         process = {"process": process_info(), "threads": torch.get_num_threads()}
+        if later is not None:
+            later.tell = lambda record: directory.write_info({"compiled": record})
+            later.begin(trainer)
         directory.write_info({"status": "running", **process, "networks": networks})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):

@@ -6,6 +6,7 @@ way costs 10 to 60 microseconds more for each gradient step, which small network
 
 import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_map
 
-__all__ = ["MovableModule", "call", "can_compile", "compiled_method", "scan", "submodules"]
+__all__ = ["MovableModule", "call", "can_compile", "compiled_method", "compiler_missing", "scan", "submodules"]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
 _KERNELS: dict[bool, Any] = {
@@ -297,6 +298,13 @@ def _trust_instructions() -> None:
     if not accepted:  # an old compiler: PyTorch finds out which it knows
         config.cpp.vec_isa_ok = None
         cpu_vec_isa.valid_vec_isa_list.cache_clear()
+
+
+def compiler_missing() -> str:
+    """What this machine lacks to compile; empty where it lacks nothing."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "a C++ compiler and none was found"
+    return "" if can_compile() else f"PyTorch 2.13, and this is {torch.__version__}"
 
 
 def can_compile() -> bool:

@@ -134,14 +134,17 @@ class Collector:
         """
         return self.env.get_attr(name, lanes)
 
-    def compile(self) -> None:
+    def compile(self, graph: CompiledStep | None = None) -> None:
         """Acts and steps in one compiled graph where the environments are tensors, and as before everywhere else.
 
         That is for policies that draw actions from one distribution (of PPO and A2C) or are epsilon-greedy (of DQN and
         PQN), without a memory. The first step then takes seconds longer.
+
+        Args:
+            graph: of these environments and this policy, where it is there already.
         """
         if self.preprocess is None:
-            self._compiled = CompiledStep.of(self.env, self.policy)
+            self._compiled = graph or CompiledStep.of(self.env, self.policy)
 
     # -- asking for data
 

@@ -96,10 +96,9 @@ class CompiledStep:
         done, steps, lanes, newest = 0, list[_Steps](), env.lanes, time_step
         while done < rows and not stop():
             count = self._at_once if rows - done >= self._at_once else 1
-            given = _Given(lanes, newest.observation, torch.stack([draw() for _ in range(count)]))
-            if count not in self._graphs:
-                self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
-            lanes, taken = self._graphs[count](given)
+            noise = torch.stack([draw() for _ in range(count)])
+            given = _Given(lanes, newest.observation.contiguous(), noise)
+            lanes, taken = self._graph(given)(given)
             newest = TimeStep(*(field[-1] for field in taken.fields), env_id=time_step.env_id)
             steps.append(taken)
             done += count
@@ -114,6 +113,30 @@ class CompiledStep:
         if names := steps[0].behaviour:
             acted["policy_info"] = Batch.of({key: torch.cat([part.behaviour[key] for part in steps]) for key in names})
         return Batch.of(rows_of | acted), newest
+
+    def prepare(self, rows: int) -> None:
+        """Compiles now what the first `unroll` of so many rows will call, where that is one call.
+
+        Args:
+            rows: steps.
+        """
+        spec, env, generator = self.policy.observation_spec, self.env, self.policy.generator
+        if not isinstance(spec, TensorSpec) or self._at_once:
+            return
+        with torch.inference_mode():
+            observation = torch.zeros(env.batch_size, *spec.shape, dtype=spec.dtype, device=env.device)
+            before = generator.get_state()
+            draw = self.policy.acting_noise(observation)
+            assert draw is not None
+            noise = torch.stack([draw() for _ in range(rows)])
+            generator.set_state(before)
+            self._graph(_Given(env.lanes, observation, noise))
+
+    def _graph(self, given: _Given) -> Callable[[_Given], tuple[LaneTensors, _Steps]]:
+        count = len(given.noise)
+        if count not in self._graphs:
+            self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
+        return self._graphs[count]
 
     def _steps(self, given: _Given) -> tuple[LaneTensors, _Steps]:
         """One graph: a step for each row of the noise."""

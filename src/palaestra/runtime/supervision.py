@@ -8,10 +8,14 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +24,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
+import cloudpickle
+
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.semaphore import SharedSemaphore
 
 __all__ = [
+    "Companion",
     "SupervisedProcess",
     "WorkerDiedError",
     "WorkerTimeoutError",
@@ -269,6 +276,83 @@ class SupervisedProcess:
             self._process.join(5.0)
         self.connection.close()
         self._stacks.close()
+
+
+class Companion:
+    """Another process that calls a function beside what this one does, with the lowest priority.
+
+    It is an interpreter of its own that gets the function by value and does not import the script that runs, which so
+    needs no `if __name__ == "__main__":`. What it starts, compilers say, is in a process group with it. It hears no
+    Ctrl-C; it ends, and all of its group, when `end` is called or this process is gone.
+
+    Args:
+        call: called without arguments.
+
+    Raises:
+        ConfigError: the function cannot be sent.
+    """
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import accompany; accompany({os.getpid()})"
+        with contextlib.ExitStack() as files:
+            given, said = files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())
+            try:
+                given.write(cloudpickle.dumps(call))
+            except Exception as error:  # whatever an object's own way of being sent raises
+                raise ConfigError(f"{call!r} cannot be sent to another process: {error}") from error
+            given.seek(0)
+            command, streams = [sys.executable, "-c", code], {"stdin": given, "stdout": said, "stderr": said}
+            self._process = subprocess.Popen(command, **streams, start_new_session=True)
+            self._said, self._files = said, files.pop_all()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and that of its group."""
+        return self._process.pid
+
+    def wait(self, timeout_s: float = 0.0) -> str | None:
+        """How it ended; `None` while it has not.
+
+        Args:
+            timeout_s: how long it is waited for.
+
+        Returns:
+            Nothing (an empty text) if the function came to its end; else its error, or what ended the process.
+        """
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        if code < 0:
+            return f"was killed by signal {-code}"
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        return "" if code == 0 else f"ended with {said[-1] if said else f'code {code}'}"
+
+    def end(self) -> None:
+        """Ends it now, with everything that it has started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._files.close()
+
+
+def accompany(parent: int) -> None:
+    """What a `Companion`'s process does.
+
+    Args:
+        parent: its process id.
+    """
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PULSE_S)
+        os.killpg(0, signal.SIGKILL)
+
+    os.nice(19)
+    threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
+    pickle.load(sys.stdin.buffer)()
 
 
 def spin_acquire(semaphore: SharedSemaphore) -> bool:
