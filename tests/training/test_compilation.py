@@ -17,7 +17,7 @@ import torch
 import palaestra
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay
 from palaestra.runtime import Companion
-from palaestra.training import Callback, CompiledLater, planned_gradient_steps
+from palaestra.training import Callback, planned_gradient_steps
 
 AFTER = 20
 SMALL = {
