@@ -466,7 +466,8 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
     _log.info("torch uses %d thread(s)", torch.get_num_threads())
     if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.run.deterministic)
+    if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
+        torch.use_deterministic_algorithms(config.run.deterministic)
 
 
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:

@@ -227,6 +227,7 @@ def _prepare(functions: Sequence[Callable[[], None]], threads: int, exact: bool)
     """In the other process, as the first one is."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    torch.use_deterministic_algorithms(exact)
+    if exact:
+        torch.use_deterministic_algorithms(True)
     for function in functions:
         function()
