@@ -223,6 +223,7 @@ def test_a_companion_says_what_its_function_raised(wait_until):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_runs_with_a_switch_in_the_middle_are_equal_and_resume_exactly(tmp_path, early, caplog):
     caplog.set_level(logging.INFO)
     whole = train(tmp_path / "a")
@@ -235,8 +236,11 @@ def test_runs_with_a_switch_in_the_middle_are_equal_and_resume_exactly(tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
-def test_tensor_environments_are_stepped_compiled_from_the_same_iteration_on(tmp_path, early, algorithm):
+def test_tensor_environments_are_stepped_compiled_from_the_same_iteration_on(tmp_path, early, algorithm, caplog):
+    caplog.set_level(logging.INFO)
+
     def run(name):
         env, settings = "palaestra.envs.tiny:TensorCartPole", SMALL
         if algorithm == "dqn":
@@ -245,6 +249,8 @@ def test_tensor_environments_are_stepped_compiled_from_the_same_iteration_on(tmp
         return palaestra.train(algorithm, env, run__directory=str(tmp_path / name), **settings)
 
     assert same(weights(run("a")), weights(run("b")))
+    assert caplog.text.count("learns compiled after") == 2
+    assert "stay eager" not in caplog.text
 
 
 def companions(pid):
