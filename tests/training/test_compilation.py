@@ -46,7 +46,7 @@ def early(monkeypatch):
 def pretended(monkeypatch, early):
     """Nothing is compiled: `compiled` has the gradient steps made by what would be, `sent` what would compile it."""
     steps = importlib.import_module("palaestra.algorithms.gradient_algorithm")
-    later = importlib.import_module("palaestra.training.compilation")
+    later = importlib.import_module("palaestra.training.callbacks")
     made = {"compiled": [], "sent": []}
 
     def compiled_method(owner, method, example):
@@ -115,7 +115,7 @@ def test_gradient_steps_are_planned_from_settings_alone(plan, lanes, expected):
 
 
 def test_a_short_run_is_eager_starts_no_process_and_says_so_in_its_record(tmp_path, monkeypatch):
-    monkeypatch.setattr("palaestra.training.compilation.Companion", None)
+    monkeypatch.setattr("palaestra.training.callbacks.Companion", None)
     record = said(train(tmp_path))
     assert record["after"] == {}
     assert "about 80 gradient steps" in record["eager"]["policy"]

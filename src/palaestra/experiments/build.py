@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,18 +135,16 @@ class KeepEvaluations(training.Callback):
                     save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
 
 
-def make_compiled_later(learner: Learner) -> training.CompiledLater | None:
-    """What lets a run begin eagerly and go on compiled; decided by its configuration alone.
+def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:
+    """What lets a run begin eagerly and go on compiled, where `run.compile` is auto; decided by its settings alone.
 
     Args:
         learner: of the run.
-
-    Returns:
-        `None` where `run.compile` is not auto.
+        tell: as `CompiledLater` takes it.
     """
     config, settings = learner.config, learner.config.distributed
     if config.run.compile != "auto":
-        return None
+        return training.CompiledLater({})
     budget, lanes = config.trainer.total_env_steps, config.env.num_envs
     planned = {
         name: training.planned_gradient_steps(algorithm.plan, budget, lanes * learner.num_agents[name])
@@ -167,9 +165,8 @@ def make_compiled_later(learner: Learner) -> training.CompiledLater | None:
         elif why:
             stays[name] = why
             _log.warning("policy %r learns eagerly, without --compile auto: %s", name, why)
-    return training.CompiledLater(
-        {name: training.COMPILED_AFTER for name in planned if name not in stays}, stays, planned
-    )
+    after = {name: training.COMPILED_AFTER for name in planned if name not in stays}
+    return training.CompiledLater(after, stays, planned, tell=tell)
 
 
 def make_trainer(

@@ -22,7 +22,7 @@ from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.initial import begin_from, with_initial_path
-from palaestra.experiments.learner import Learner, evaluation_environment
+from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import (
     FaultRecord,
@@ -267,21 +267,14 @@ def active(
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
-        trainer.callbacks += [faults, _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))]
-        later = make_compiled_later(learner)
-        if later is not None:
-            trainer.callbacks.append(later)
-            stack.callback(later.end)
+        later = make_compiled_later(learner, lambda record: directory.write_info({"compiled": record}))
+        leaks = NoteLeaks(directory.path, here=_steps_here(config))
+        trainer.callbacks += [faults, _StillThere(directory), leaks, later]
+        stack.callback(later.end)
         if resumed:
-            exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
-            why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
-            why += [] if whole else ["without rows of a replay buffer that were damaged"]
-            why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
-            directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
+            _resume(directory, trainer, config, collecting)
         process = {"process": process_info(), "threads": torch.get_num_threads()}
-        if later is not None:
-            later.tell = lambda record: directory.write_info({"compiled": record})
-            later.begin(trainer)
+        later.begin(trainer)
         directory.write_info({"status": "running", **process, "networks": networks})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
@@ -302,6 +295,15 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, collecting: Collecting) -> None:
+    """Puts the newest checkpoint into a trainer, and writes down how exactly the run goes on."""
+    exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
+    why += [] if whole else ["without rows of a replay buffer that were damaged"]
+    why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
+    directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
 
 
 def _console(config: ExperimentConfig, networks: Mapping[str, str]) -> ConsoleLogger:

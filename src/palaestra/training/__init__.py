@@ -2,7 +2,6 @@
 
 from palaestra.training.callbacks import *
 from palaestra.training.checkpoints import *
-from palaestra.training.compilation import *
 from palaestra.training.config import *
 from palaestra.training.console import *
 from palaestra.training.learning import *
