@@ -301,8 +301,9 @@ class Companion:
             except Exception as error:  # whatever an object's own way of being sent raises
                 raise ConfigError(f"{call!r} cannot be sent to another process: {error}") from error
             given.seek(0)
-            command, streams = [sys.executable, "-c", code], {"stdin": given, "stdout": said, "stderr": said}
-            self._process = subprocess.Popen(command, **streams, start_new_session=True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=given, stdout=said, stderr=said, start_new_session=True
+            )
             self._said, self._files = said, files.pop_all()
 
     @property
