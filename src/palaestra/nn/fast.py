@@ -309,4 +309,4 @@ def compiler_missing() -> str:
 
 def can_compile() -> bool:
     """Whether gradients can be part of a graph; without a look into what takes a second to import."""
-    return torch.__version__ >= (2, 13)
+    return torch.__version__ >= "2.13"  # compared by numbers
