@@ -17,7 +17,7 @@ import torch
 from palaestra import EnvConfig, Trainer, TrainerConfig
 from palaestra.core import Batch, ConfigError
 from palaestra.distributed import ShardMap
-from palaestra.runtime import RayRuntime, RestartPolicy, WorkerDiedError
+from palaestra.runtime import RayRuntime, RestartPolicy, Shared, WorkerDiedError
 from palaestra.runtime.messages import Message
 from tests.contracts.workers import Counter
 from tests.distributed.runs import make_manager
@@ -145,6 +145,23 @@ def test_a_killed_actor_is_named_and_comes_back():
         runtime.restart(worker)
         (result,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
         assert result.unwrap() == 1
+
+
+def test_large_shared_values_are_read_where_the_node_has_them(cluster):
+    """Issue 22, weights: no worker of a node has a copy of its own, so that who breaks the rule changes it for all."""
+    cluster.add_node(num_cpus=2, resources={"there": 2})
+    cluster.wait_for_nodes()
+    with RayRuntime(address=cluster.address) as runtime:
+        there = [runtime.start(Counter, name="counter", resources={"there": 1}) for _ in range(2)]
+        weights = Shared({"w": torch.zeros(50_000)})
+
+        def answers(workers, method, *args):
+            calls = [runtime.call(worker, method, weights, *args) for worker in workers]
+            return [result.unwrap() for result in runtime.wait(calls, timeout_s=SOON)]
+
+        assert [float(value.sum()) for value in answers(there, "scale", 1)] == [0.0, 0.0]
+        answers(there[:1], "overwrite", 1.0)
+        assert [float(value[-1]) for value in answers(there, "scale", 1)] == [1.0, 1.0]
 
 
 class Cutter:
