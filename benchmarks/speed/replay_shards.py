@@ -59,7 +59,7 @@ class Both:
         began = time.process_time()
         for lanes, known in rest["policy"]:
             self.there.extend(known, lanes)
-        self.shards.extend(parcels)
+        self.shards.extend(parcels, ["policy"])
         return time.process_time() - began
 
     def draws(self, source: Any, window_s: float) -> tuple[float, float]:

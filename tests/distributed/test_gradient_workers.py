@@ -12,7 +12,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
 from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
-from palaestra.distributed.policy_host import HostTask
+from palaestra.distributed.policy_host import HostTask, _here
 from palaestra.runtime import RemoteError
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import CASES, any_kind, collected
@@ -47,6 +47,14 @@ def assert_weights_agree(mine, others, tolerance):
         other = others.model.state_dict()[name]
         error = (value - other).double().norm() / other.double().norm().clamp(min=1e-3)
         assert error <= tolerance, f"{name}: {float(error)}"
+
+
+def test_a_replica_computes_on_the_gpu_that_it_was_given(monkeypatch):
+    """Ray shows a process only its own, as the first: the number of the driver's says nothing there."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [_here(name) for name in ("cuda:0", "cuda:1", "cuda", "cpu")] == ["cuda:0", "cuda", "cuda", "cpu"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert _here("cuda:1") == "cuda:1"  # processes of one machine see all
 
 
 @pytest.mark.parametrize("name", LEARNERS)

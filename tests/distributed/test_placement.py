@@ -154,6 +154,35 @@ def test_learners_without_room_are_waited_for_and_what_is_missing_is_said(cluste
         assert len(groups("CREATED")) == 1
 
 
+class Seen:
+    """Says which GPUs it may use."""
+
+    def gpus(self) -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_learners_get_gpus_of_their_own_and_keep_them_and_nobody_else_does(cluster):
+    """Issue 22, devices: by resource, also after a restart; two halves share one."""
+    cluster.add_node(num_cpus=5, num_gpus=2)
+    cluster.wait_for_nodes()
+
+    def seen(runtime: Any, workers: list[str]) -> list[str | None]:
+        calls = [runtime.call(worker, "gpus") for worker in workers]
+        return [result.unwrap() for result in runtime.wait(calls, timeout_s=SOON)]
+
+    with RayRuntime(QUICK, address=cluster.address) as runtime:
+        group = runtime.placement_group([{"GPU": 1.0}] + [{"GPU": 0.5}] * 2, name="learners")
+        workers = [runtime.start(Seen, name="learner", resources=group) for _ in range(3)]
+        first, second, third = seen(runtime, workers)
+        assert {first, second} == {"0", "1"}
+        assert third == second
+        runtime.restart(workers[0])
+        assert seen(runtime, workers) == [first, second, third]
+        assert seen(runtime, [runtime.start(Seen, name="other")]) == [None]
+        with pytest.raises(ClusterError, match=r"need 1 CPU, 1 GPU together.* 0 of 2 GPU of all machines"):
+            runtime.placement_group([{"GPU": 1.0}], name="learners", timeout_s=0.5)
+
+
 TRAIN = (
     *("train", "ppo", "CartPole-v1", "--env.num-envs", "2", "--runtime", "ray", "--num-workers", "1"),
     *("--distributed.num-learners", "3", "--distributed.gradient-shards", "3", "--run.name", "run"),

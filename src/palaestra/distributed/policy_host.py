@@ -29,7 +29,13 @@ def host_factory(algorithms: Mapping[str, Algorithm[Any]]) -> Any:
 
 
 def _placed(algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str]) -> Any:
-    return PolicyHost({name: one.to(devices[name]) for name, one in algorithms.items()})
+    return PolicyHost({name: one.to(_here(devices[name])) for name, one in algorithms.items()})
+
+
+def _here(device: str) -> str:
+    """The device of this name; where fewer GPUs are to be seen, as on Ray, the one that is this process's."""
+    kind, _, number = device.partition(":")
+    return kind if kind == "cuda" and number and int(number) >= torch.cuda.device_count() else device
 
 
 class HostTask(NamedTuple):
