@@ -103,7 +103,7 @@ def on_mixed_data(folder: Path, record: dict[str, Any]) -> list[list[str]]:
 
 
 def going_on(folder: Path, record: dict[str, Any]) -> list[list[str]]:
-    """A row for each algorithm: on data alone, and after steps of its own."""
+    """A row for each algorithm: on data alone, as many updates as both have, and after steps of its own."""
     rows, data = [], str(folder / "medium")
     for algorithm, settings in ONLINE.items():
         alone = {"algorithm": settings, "offline": {"data": data}, "trainer": {"total_env_steps": UPDATES}}
@@ -111,12 +111,13 @@ def going_on(folder: Path, record: dict[str, Any]) -> list[list[str]]:
             "offline": {"data": data, "fraction": 0.5, "updates": UPDATES},
             "trainer": {"total_env_steps": UPDATES + STEPS},
         }
-        pair = [
+        longer = alone | {"trainer": {"total_env_steps": UPDATES + STEPS}}
+        found = [
             returns(folder, f"{phase} {algorithm}", algorithm, PENDULUM, changes)
-            for phase, changes in (("data", alone), ("online", further))
+            for phase, changes in (("data", alone), ("longer", longer), ("online", further))
         ]
-        record["online"][algorithm] = pair
-        rows.append([algorithm, *map(_shown, pair)])
+        record["online"][algorithm] = found
+        rows.append([algorithm, *map(_shown, found)])
     return rows
 
 
@@ -132,7 +133,10 @@ def main() -> None:
     record: dict[str, Any] = provenance("python -m benchmarks.learning.mixed FOLDER")
     record |= {"data": {}, "mixed": {}, "online": {}}
     first = table(["environment", "its three parts", "algorithm", "return"], on_mixed_data(folder, record))
-    second = table(["algorithm", "2,500 updates on the data", "and 5,000 env steps"], going_on(folder, record))
+    second = table(
+        ["algorithm", "2,500 updates on the data", "7,500 updates on the data", "2,500 updates, 5,000 env steps"],
+        going_on(folder, record),
+    )
     write_json(RESULT, record)
     means = "the last policy over 100 episodes; means over five seeds with 95% intervals"
     first = f"Mixed data, {means}:\n\n{first}\n\n{origin(record)}"
