@@ -92,6 +92,7 @@ class Exchange:
         self.error: BrokenGroupError | None = None
         """Why the group is broken; `None` while it is whole."""
         self._group: Any = None
+        self._rows = torch.empty(seat.size, 0, dtype=torch.uint8)  # what ranks tell, kept from step to step
 
     def connect(self) -> None:
         """Finds the other ranks, unless that has happened; waits until the driver says that all are there.
@@ -142,24 +143,33 @@ class Exchange:
         """The gradients of all shards; `None` on rank 0 of a group that broke."""
         group, limit = self._group, timedelta(seconds=self.seat.timeout_s)
         tensors, rest = _packed(mine)
-        length = sum(map(len, tensors))
+        length, rank = sum(map(len, tensors)), self.seat.rank
         sizes = torch.empty(self.seat.size, 2, dtype=torch.int64)
         try:
             if group is None:
                 raise RuntimeError("it was left")
             group._allgather_base(sizes, torch.tensor([[length, len(rest)]])).wait(limit)
-            sent = torch.empty(-(-int(sizes.sum(1).max()) // 8) * 8, dtype=torch.uint8)  # rows begin at whole numbers
-            torch.cat([*tensors, rest], out=sent[: length + len(rest)])
-            received = sent.new_empty(self.seat.size, len(sent))
-            group._allgather_base(received.view(-1), sent).wait(limit)
+            rows = self._rows_of(sizes.sum(1).tolist())
+            torch.cat([*tensors, rest], out=rows[rank])
+            others = [other for other in range(self.seat.size) if other != rank]  # a gather of gloo takes twice as long
+            arriving = [group.recv([rows[other]], other, 0) for other in others]
+            leaving = [group.send([rows[rank]], other, 0) for other in others]
+            for one in (*arriving, *leaving):
+                one.wait(limit)
         except RuntimeError as error:
             self._broken(error)
             return None
         return [
             part
-            for row, (first, second) in zip(received, sizes.tolist(), strict=True)
-            for part in _unpacked(row[:first], row[first : first + second])
+            for row, (first, _) in zip(rows, sizes.tolist(), strict=True)
+            for part in _unpacked(row[:first], row[first:])
         ]
+
+    def _rows_of(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Memory for what every rank tells, so many bytes each; that of the step before, if it is enough."""
+        if max(sizes) > self._rows.shape[1]:
+            self._rows = torch.empty(len(sizes), -(-max(sizes) // 8) * 8, dtype=torch.uint8)  # begin at whole numbers
+        return [row[:size] for row, size in zip(self._rows, sizes, strict=True)]
 
     def _broken(self, error: Exception) -> None:
         self.close()
@@ -202,6 +212,7 @@ def _layout(name: str, leaf: Tensor) -> tuple[str, str, list[int]]:
 
 
 def _unpacked(data: Tensor, told: Tensor) -> list[Gradients]:
+    """Gradients in the memory of the message; metrics and priorities are kept for longer and have their own."""
     parts, begin = [], 0
     for num_valid, *layouts in json.loads(told.numpy().tobytes()):
         groups: list[dict[str, Tensor]] = [{}, {}, {}]
@@ -209,7 +220,8 @@ def _unpacked(data: Tensor, told: Tensor) -> list[Gradients]:
             for name, kind, shape in layout:
                 dtype: torch.dtype = getattr(torch, kind)
                 leaf = data[begin : begin + torch.Size(shape).numel() * dtype.itemsize]
-                group[name] = (leaf.clone() if begin % dtype.itemsize else leaf).view(dtype).reshape(shape)
+                own = group is not groups[0] or begin % dtype.itemsize
+                group[name] = (leaf.clone() if own else leaf).view(dtype).reshape(shape)
                 begin += len(leaf)
         parts.append(Gradients(groups[0], num_valid, groups[1], groups[2].get("")))
     return parts

@@ -378,7 +378,7 @@ def combine_gradients(
     for gradient, share in zip(gradients, shares, strict=True):
         for name, value in gradient.items():
             part = value * (share / total) if total else torch.zeros_like(value)
-            combined[name] = combined[name] + part if name in combined else part
+            combined[name] = combined[name].add_(part) if name in combined else part
     return combined
 
 
