@@ -90,10 +90,11 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "ConfigError offline.fraction is 0.001, so that of a minibatch of 256 rows 0 would be loaded ones; give at "
         "least one row to each side",
     ),
-    "a share where there is nothing else": (
-        "train cql Pendulum-v1 --offline.data demos --offline.fraction 0.5",
+    "steps of its own for what only imitates": (
+        "train behaviour_cloning Pendulum-v1 --offline.data demos --offline.fraction 0.5",
         2,
-        "ConfigError cql learns from offline.data alone, so that there is no offline.fraction of it; leave it out",
+        "ConfigError behaviour_cloning imitates its data, so that steps of its own would teach it nothing; leave out "
+        "offline.fraction. What behaviour cloning has learned can go on in PPO: `palaestra train ppo ENV --from RUN`",
     ),
     "unknown verb": (
         "trian ppo CartPole-v1",
