@@ -96,6 +96,11 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "ConfigError behaviour_cloning imitates its data, so that steps of its own would teach it nothing; leave out "
         "offline.fraction. What behaviour cloning has learned can go on in PPO: `palaestra train ppo ENV --from RUN`",
     ),
+    "neither of several kinds of value": (
+        "train ppo CartPole-v1 --compile atuo",
+        2,
+        "ConfigError run.compile is 'atuo': true or false or 'auto' is needed",
+    ),
     "unknown verb": (
         "trian ppo CartPole-v1",
         2,

@@ -273,7 +273,9 @@ def value_of(hint: Any, value: Any) -> Any:
     try:
         return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
-        raise ConfigError(" or ".join(dict.fromkeys(_reason(e) for e in error.errors() if _counts(e)))) from None
+        reasons = list(dict.fromkeys(_reason(one) for one in error.errors() if _counts(one)))
+        first = [reason.removesuffix(" is needed") for reason in reasons[:-1]]
+        raise ConfigError(" or ".join([*first, *reasons[-1:]])) from None
 
 
 @functools.cache
