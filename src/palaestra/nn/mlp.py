@@ -96,7 +96,7 @@ class UnitLinear(Linear):
 
     Examples:
         >>> layer = UnitLinear(4, 2)
-        >>> layer.weight.norm(dim=1).detach()
+        >>> layer.weight.norm(dim=1).detach().round(decimals=3)
         tensor([1., 1.])
     """
 
