@@ -11,12 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import palaestra
 from benchmarks.learning import offline
 from benchmarks.numbers import mean_interval
 from benchmarks.record import origin, provenance, publish, table, write_json
-from palaestra import ReplayBuffer, load_policy
-from palaestra.experiments import collect_data, evaluate_run, preset, train_seeds
+from palaestra import ReplayBuffer
+from palaestra.experiments import evaluate_run, preset, train_seeds
 
 RESULT = Path(__file__).parent / "results" / "mixed.json"
 PENDULUM, CARTPOLE = "Pendulum-v1", "CartPole-v1"
@@ -34,21 +33,6 @@ MIXED: dict[str, dict[str, dict[str, Any]]] = {
 ONLINE: dict[str, dict[str, Any]] = {"td3_bc": {"value_weight": 10.0, "gradient_steps": 2}}
 UPDATES, STEPS = 2_500, 5_000
 SEEDS = list(range(5))
-
-
-def cartpole_data(folder: Path) -> dict[str, float]:
-    """Makes what is not there yet; returns the mean return of each data set's episodes."""
-    for name, steps in CARTPOLE_DATA.items():
-        if (folder / f"{name}.json").exists():
-            continue
-        policy = None
-        if steps is not None:
-            path = str(folder / f"ppo_{name}")
-            palaestra.train("ppo", CARTPOLE, run__directory=path, trainer__total_env_steps=steps)
-            policy = load_policy(next(Path(path).iterdir()) / "policy")
-        summary = collect_data(policy, preset("ppo", CARTPOLE).env, folder / name, steps=20_000, seed=1)
-        (folder / f"{name}.json").write_text(json.dumps(summary.return_mean))
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in CARTPOLE_DATA}
 
 
 def mixed(folder: Path, names: list[str], called: str) -> Path:
@@ -89,7 +73,10 @@ def returns(folder: Path, called: str, algorithm: str, env: str, changes: dict[s
 
 def on_mixed_data(folder: Path, record: dict[str, Any]) -> list[list[str]]:
     """A row for each environment and algorithm."""
-    made = {PENDULUM: offline.data(folder), CARTPOLE: cartpole_data(folder)}
+    made = {
+        PENDULUM: offline.data(folder),
+        CARTPOLE: offline.data(folder, CARTPOLE_DATA, algorithm="ppo", env=CARTPOLE),
+    }
     rows = []
     for env, algorithms in MIXED.items():
         data = mixed(folder, list(made[env]), f"mixed_{env}")

@@ -42,19 +42,34 @@ ALGORITHMS: dict[str, list[dict[str, float]]] = {
 CHOOSING, REPORTED = [100, 101], list(range(5))
 
 
-def data(folder: Path) -> dict[str, float]:
-    """Makes what is not there yet; returns the mean return of each data set's episodes."""
-    for name, steps in DATA.items():
-        if (folder / name).exists():
+def data(
+    folder: Path,
+    kinds: dict[str, int | None] = DATA,
+    *,
+    algorithm: str = "sac",
+    env: str = ENV,
+    steps: int = STEPS,
+) -> dict[str, float]:
+    """Makes what is not there yet; returns the mean return of each data set's episodes.
+
+    Args:
+        folder: where data sets are.
+        kinds: by name, the env steps of training of the policy that collects it; `None` is chance.
+        algorithm: that trains it.
+        env: of both.
+        steps: in a data set.
+    """
+    for name, trained in kinds.items():
+        if (folder / f"{name}.json").exists():
             continue
         policy = None
-        if steps is not None:
-            path = str(folder / f"sac_{name}")
-            palaestra.train("sac", ENV, run__directory=path, trainer__total_env_steps=steps)
+        if trained is not None:
+            path = str(folder / f"{algorithm}_{name}")
+            palaestra.train(algorithm, env, run__directory=path, trainer__total_env_steps=trained)
             policy = load_policy(next(Path(path).iterdir()) / "policy")
-        summary = collect_data(policy, preset("sac", ENV).env, folder / name, steps=STEPS, seed=1)
+        summary = collect_data(policy, preset(algorithm, env).env, folder / name, steps=steps, seed=1)
         (folder / f"{name}.json").write_text(json.dumps(summary.return_mean))
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in DATA}
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in kinds}
 
 
 def returns(folder: Path, algorithm: str, name: str, seeds: list[int], setting: dict[str, float]) -> list[float]:
