@@ -35,7 +35,7 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
     if row.zoo is not None:
         bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
     if peer and row.rival is not None:
-        bars.append(rival_bar(final(seeds), rival_title(row), sample(final(peer))))
+        bars.append(rival_bar(final(seeds), rival_title(row), sample(final(peer)), row.times))
     elif peer:
         bars.append(level_bar(final(seeds), "Stable-Baselines3", sample(final(peer)), chance()[row.env]))
     if row.solved is not None:
@@ -76,16 +76,17 @@ def level_bar(returns: Sequence[float], whom: str, theirs: Sample, random: float
     return {"text": f"{text}, above {least:.3g}", "verdict": verdict}
 
 
-def rival_bar(returns: Sequence[float], whom: str, theirs: Sample) -> dict[str, Any]:
-    """Superiority: whether the interval of our mean minus theirs lies above 0.
+def rival_bar(returns: Sequence[float], whom: str, theirs: Sample, times: float = 1.0) -> dict[str, Any]:
+    """Superiority: whether the interval of our mean minus theirs, or several times theirs, lies above 0.
 
     Args:
         returns: our seeds'.
         whom: theirs.
         theirs: their seeds.
+        times: what theirs are multiplied by.
     """
-    mean, half_width = difference(sample(returns), theirs)
-    text = f"above {whom} at equal steps: {mean:.4g}"
+    mean, half_width = difference(sample(returns), Sample(times * theirs.mean, times * theirs.std, theirs.count))
+    text = f"above {'' if times == 1 else f'{times:g} times '}{whom} at equal steps: {mean:.4g}"
     if half_width is None:
         return {"text": text, "verdict": "undecided"}
     verdict = "met" if mean > half_width else "not met" if mean < -half_width else "undecided"
