@@ -46,7 +46,9 @@ def main() -> None:
 
 
 def speed_record(name: str, arguments: argparse.Namespace, origin: dict[str, Any]) -> dict[str, Any]:
-    installed = {peer: peers.installed_peer(arguments.peer_dir, peer) for peer in ["sb3", *WORKLOADS[name].beside]}
+    installed = {
+        peer: peers.installed_peer(arguments.peer_dir, peer) for peer in [WORKLOADS[name].peer, *WORKLOADS[name].beside]
+    }
     pythons = {peer: python for peer, (python, _) in installed.items()}
     versions = {package: version for _, found in reversed(installed.values()) for package, version in found.items()}
     with tempfile.TemporaryDirectory() as cache:

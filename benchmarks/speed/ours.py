@@ -5,6 +5,7 @@ CartPole-v1 does. Evaluation, checkpoints and TensorBoard are off, as they are o
 JSON.
 """
 
+import contextlib
 import json
 import shutil
 import signal
@@ -13,29 +14,50 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import (
     WORKLOADS,
     CheetahPPOSettings,
+    CQLSettings,
+    CrossQSettings,
     DQNSettings,
+    IQLSettings,
+    OfflineSettings,
     PongPPOSettings,
     PPOSettings,
     QRDQNSettings,
     SACSettings,
     TD3Settings,
+    offline_rows,
 )
 from palaestra import Collector, EnvConfig, ExperimentConfig, NetworkConfig, RunConfig, RunSeeds, Trainer, TrainerConfig
-from palaestra.algorithms import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, QRDQNConfig, SACConfig, TD3Config
+from palaestra.algorithms import (
+    Algorithm,
+    AlgorithmConfig,
+    CQLConfig,
+    CrossQConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    QRDQNConfig,
+    SACConfig,
+    TD3Config,
+)
+from palaestra.buffers import ReplayBuffer
+from palaestra.core import StepType, TensorSpec, TimeStep
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
 from palaestra.experiments.learner import choose_threads
 from palaestra.nn import Precision
+from palaestra.rollout import OfflineData
 from palaestra.training import FileLogger
 
 LOG_EVERY_STEPS = dict.fromkeys((PPOSettings, CheetahPPOSettings, PongPPOSettings), 1000)
-LOG_EVERY_STEPS |= {DQNSettings: 500, QRDQNSettings: 500, SACSettings: 100, TD3Settings: 100}
+LOG_EVERY_STEPS |= {DQNSettings: 500, QRDQNSettings: 500}
+LOG_EVERY_STEPS |= dict.fromkeys((SACSettings, TD3Settings, CrossQSettings, CQLSettings, IQLSettings), 100)
 ENDLESS = 10**9
 
 
@@ -96,10 +118,12 @@ def configuration(name: str, *, compiled: bool, precision: Precision = "float32"
     )
 
 
-def algorithm_config(settings: PPOSettings | DQNSettings | SACSettings) -> AlgorithmConfig:
+def algorithm_config(settings: PPOSettings | DQNSettings | SACSettings | OfflineSettings) -> AlgorithmConfig:
     if isinstance(settings, PPOSettings):
         return ppo(settings)
-    return sac_or_td3(settings) if isinstance(settings, SACSettings) else dqn(settings)
+    if isinstance(settings, OfflineSettings):
+        return offline(settings)
+    return off_policy(settings) if isinstance(settings, SACSettings) else dqn(settings)
 
 
 def ppo(settings: PPOSettings) -> PPOConfig:
@@ -139,8 +163,8 @@ def dqn(settings: DQNSettings) -> DQNConfig | QRDQNConfig:
     return DQNConfig(**shared)
 
 
-def sac_or_td3(settings: SACSettings) -> SACConfig | TD3Config:
-    shared = {
+def off_policy(settings: SACSettings) -> SACConfig | TD3Config | CrossQConfig:
+    shared: dict[str, Any] = {
         "learning_rate": settings.learning_rate,
         "unroll_length": settings.unroll_length,
         "gradient_steps": settings.gradient_steps,
@@ -148,13 +172,56 @@ def sac_or_td3(settings: SACSettings) -> SACConfig | TD3Config:
         "capacity": settings.capacity,
         "learning_starts": settings.initial_steps,
         "gamma": settings.gamma,
-        "tau": settings.tau,
-        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+        "network": NetworkConfig(
+            hidden_sizes=settings.hidden_sizes,
+            activation=settings.activation,
+            batch_norm=isinstance(settings, CrossQSettings),
+        ),
     }
+    if isinstance(settings, CrossQSettings):
+        return CrossQConfig(**shared, policy_period=settings.policy_period)
+    shared["tau"] = settings.tau
     if not isinstance(settings, TD3Settings):
         return SACConfig(**shared)
     names = ("policy_period", "exploration_std", "target_noise_std", "target_noise_clip")
     return TD3Config(**shared, **{name: getattr(settings, name) for name in names})
+
+
+def offline(settings: OfflineSettings) -> CQLConfig | IQLConfig:
+    shared: dict[str, Any] = {
+        "learning_rate": settings.learning_rate,
+        "mini_batch_size": settings.minibatch_size,
+        "gamma": settings.gamma,
+        "tau": settings.tau,
+        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
+    }
+    if isinstance(settings, CQLSettings):
+        return CQLConfig(**shared, num_actions=settings.num_actions, conservative_cost=settings.conservative_cost)
+    assert isinstance(settings, IQLSettings)
+    names = ("expectile", "inverse_temperature")
+    return IQLConfig(**shared, **{name: getattr(settings, name) for name in names})
+
+
+def data(algorithm: Algorithm) -> OfflineData:
+    """The rows of `offline_rows`, an episode in each lane."""
+    observation, action, reward = offline_rows()
+    length, episodes = reward.shape
+    ones, policy = np.ones(episodes, np.float32), algorithm.policy
+    buffer = ReplayBuffer(
+        reward.size + episodes,
+        episodes,
+        observation_spec=TensorSpec(observation.shape[2:]),
+        action_spec=policy.raw_action_spec,
+    )
+
+    def step(kind: StepType, number: int) -> TimeStep:
+        return TimeStep(np.full(episodes, kind, np.int32), reward[number], ones, observation[number])
+
+    buffer.open(step(StepType.FIRST, 0))
+    for number in range(length):  # an observation more than there are, at the end, is the last one again
+        kind = StepType.LAST if number == length - 1 else StepType.MID
+        buffer.append(action[number], step(kind, min(number + 1, length - 1)))
+    return OfflineData(buffer)
 
 
 def measure(name: str, variant: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
@@ -164,11 +231,16 @@ def measure(name: str, variant: str, *, warmup_s: float, window_s: float) -> dic
     config = configuration(name, compiled=compiled, precision="bf16" if variant == "bf16" else "float32")
     algorithm = make_algorithm(config)
     torch.set_num_threads(choose_threads(config, algorithm.policy.observation_spec))
-    lanes = [RunSeeds(0).integer("environments", lane) for lane in range(config.env.num_envs)]
     timer = WindowLogger(algorithm, warmup_s, window_s)
-    with create_environment(config.env, lane_seeds=lanes) as env, tempfile.TemporaryDirectory() as directory:
-        loggers = [FileLogger(directory), timer]
-        Trainer(Collector.of(env, algorithm), algorithm, config.trainer, loggers=loggers).run()
+    with contextlib.ExitStack() as stack:
+        loggers = [FileLogger(stack.enter_context(tempfile.TemporaryDirectory())), timer]
+        if WORKLOADS[name].is_offline:
+            collector = data(algorithm)
+        else:
+            lanes = [RunSeeds(0).integer("environments", lane) for lane in range(config.env.num_envs)]
+            env = stack.enter_context(create_environment(config.env, lane_seeds=lanes))
+            collector = Collector.of(env, algorithm)
+        Trainer(collector, algorithm, config.trainer, loggers=loggers).run()
     return {**timer.window.result, "threads": torch.get_num_threads()}
 
 

@@ -16,7 +16,6 @@ from unittest import mock
 
 import gymnasium
 import torch
-from torch.utils import tensorboard
 
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
@@ -65,13 +64,13 @@ class TransformObservation(gymnasium.wrappers.TransformObservation):
         super().__init__(env, func, env.observation_space)
 
 
-def switches(workload: Workload) -> list[str]:
+def ppo_switches(workload: Workload, env: str) -> list[str]:
     settings = workload.settings
     assert isinstance(settings, PPOSettings)
     assert settings.hidden_sizes == (64, 64)  # which the scripts have
     rows = settings.num_envs * settings.unroll_length
     numbers = {
-        "env-id": workload.env,
+        "env-id": env,
         "total-timesteps": ENDLESS,
         "num-envs": settings.num_envs,
         "num-steps": settings.unroll_length,
@@ -93,10 +92,10 @@ def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
     workload, writer = WORKLOADS[name], WindowWriter(warmup_s, window_s)
     script = Path(os.environ["PEER_REPOSITORY"]) / "cleanrl" / SCRIPTS[workload.env]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tensorboard, "SummaryWriter", return_value=writer))
+        stack.enter_context(mock.patch("torch.utils.tensorboard.SummaryWriter", return_value=writer))
         stack.enter_context(mock.patch.object(gymnasium.wrappers, "TransformObservation", TransformObservation))
         stack.enter_context(mock.patch.object(torch.optim.Adam, "step", writer.counted(torch.optim.Adam.step)))
-        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *switches(workload)]))
+        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *ppo_switches(workload, workload.env)]))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(contextlib.suppress(WindowOverError))
         runpy.run_path(str(script), run_name="__main__")

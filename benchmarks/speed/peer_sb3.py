@@ -1,6 +1,7 @@
-"""One run of Stable-Baselines3 (QR-DQN: sb3-contrib): `python -m benchmarks.speed.peer_sb3 ppo WARMUP_S WINDOW_S`.
+"""One run of Stable-Baselines3: `python -m benchmarks.speed.peer_sb3 ppo WARMUP_S WINDOW_S`.
 
-Runs in the peer's own virtual environment, without loggers (its default). Prints one line of JSON.
+Runs in the peer's own virtual environment, without loggers (its default). QR-DQN and CrossQ are those of sb3-contrib.
+Prints one line of JSON.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sb3_contrib import QRDQN
+from sb3_contrib import QRDQN, CrossQ
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import VecFrameStack
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import (
     WORKLOADS,
+    CrossQSettings,
     DQNSettings,
     PongPPOSettings,
     PPOSettings,
@@ -69,7 +71,7 @@ def model(workload: Workload, seed: int = 0) -> Any:
     env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=seed)
     network = {"net_arch": list(settings.hidden_sizes), "activation_fn": ACTIVATIONS[settings.activation]}
     if isinstance(settings, SACSettings):
-        return sac_or_td3(settings, env, network, seed)
+        return off_policy(settings, env, network, seed)
     if isinstance(settings, PPOSettings):
         return ppo("MlpPolicy", settings, env, network, seed)
     return dqn(settings, env, network, seed)
@@ -116,8 +118,8 @@ def dqn(settings: DQNSettings, env: Any, network: dict[str, Any], seed: int) -> 
     return DQN("MlpPolicy", env, policy_kwargs=network, **shared)
 
 
-def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any], seed: int) -> SAC | TD3:
-    shared = {
+def off_policy(settings: SACSettings, env: Any, network: dict[str, Any], seed: int) -> SAC | TD3 | CrossQ:
+    shared: dict[str, Any] = {
         "policy_kwargs": network,
         "learning_rate": settings.learning_rate,
         "train_freq": settings.unroll_length,
@@ -126,10 +128,12 @@ def sac_or_td3(settings: SACSettings, env: Any, network: dict[str, Any], seed: i
         "buffer_size": settings.capacity,
         "learning_starts": settings.initial_steps,
         "gamma": settings.gamma,
-        "tau": settings.tau,
         "device": "cpu",
         "seed": seed,
     }
+    if isinstance(settings, CrossQSettings):
+        return CrossQ("MlpPolicy", env, **shared, policy_delay=settings.policy_period)
+    shared["tau"] = settings.tau
     if not isinstance(settings, TD3Settings):
         return SAC("MlpPolicy", env, **shared)
     size = env.action_space.shape[0]

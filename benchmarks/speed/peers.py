@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.record import versions
 
 SHARED = ("torch", "gymnasium", "numpy", "mujoco", "imageio", "packaging")
+"""Packages that a peer has in our versions, unless it says itself which ones it shares."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,26 @@ class Peer:
     """The repository that its scripts are run from, cloned to `DIRECTORY/NAME/repository`; empty for a package."""
     prefix: tuple[str, ...] = ()
     """What its command begins with, to keep it to one core."""
+    shared: tuple[str, ...] = SHARED
 
 
 _SB3 = {"stable-baselines3": "2.9.2", "sb3-contrib": "2.9.2"}  # QR-DQN is in the second
 _ATARI = {"ale-py": "0.12.1", "opencv-python-headless": "5.0.0.93"}
-STABLE_BASELINES = Peer("Stable-Baselines3", {**_SB3, **_ATARI})
-OTHERS = {
+PEERS = {
+    "sb3": Peer("Stable-Baselines3", {**_SB3, **_ATARI}),
     "sbx": Peer("SBX (JAX)", {"sbx-rl": "0.28.0", **_SB3, "jax": "0.10.2"}, prefix=("taskset", "-c", "1")),
     "cleanrl": Peer("CleanRL", {"tyro": "1.0.17", "tensorboard": "2.21.0"}, clone="https://github.com/vwxyzjn/cleanrl"),
     "torchrl": Peer("TorchRL", {"torchrl": "0.14.1", "tensordict": "0.14.3"}),
     "tianshou": Peer("Tianshou", {"tianshou": "2.0.1"}),
+    "leanrl": Peer(
+        "LeanRL, compiled",
+        {"torch": "2.5.1", "torchrl": "0.6.0", "tensordict": "0.6.2", "gymnasium": "0.29.1", "numpy": "1.26.4"}
+        | {"tyro": "1.0.17", "tqdm": "4.67.1"},  # of the time that its scripts are of: newer ones break them
+        clone="https://github.com/meta-pytorch/LeanRL",
+        shared=("mujoco", "imageio", "packaging"),
+    ),
+    "d3rlpy": Peer("d3rlpy", {"d3rlpy": "2.8.1"}, shared=("torch",)),  # it asks for another Gymnasium
+    "sample_factory": Peer("Sample Factory", {"sample-factory": "2.1.1"}, shared=("torch",)),  # so does it
 }
 
 
@@ -44,8 +55,8 @@ def default_directory() -> Path:
 
 def installed_peer(directory: Path, name: str) -> tuple[Path, dict[str, str]]:
     """The interpreter in `DIRECTORY/NAME`, which is made where it is missing, and the versions it has."""
-    peer = STABLE_BASELINES if name == "sb3" else OTHERS[name]
-    python, found = environment(directory, name, peer.packages, SHARED)
+    peer = PEERS[name]
+    python, found = environment(directory, name, peer.packages, peer.shared)
     if peer.clone:
         repository = directory / name / "repository"
         if not repository.exists():

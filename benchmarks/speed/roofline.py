@@ -1,28 +1,33 @@
-"""`python -m benchmarks.speed.roofline`: how far each workload is from what its matrix products and environments need.
+"""`python -m benchmarks.speed.roofline`: how far each workload is from what its products and environments need.
 
-The products of one iteration, acting and learning, are noted as PyTorch makes them, and each of their shapes is timed
-alone, on one thread: no faster program makes the same products in the same precision. The environment is stepped alone,
-without ours around it. What an iteration takes beyond both is the rest: activations, optimizers, targets, the draw from
-replay, checks, logs, and calls of Python. Results: `results/roofline.*`.
+The matrix products and convolutions of one iteration, acting and learning, are noted as PyTorch makes them, and each is
+timed alone for its shapes, on one thread: no faster program makes the same ones in the same precision. The environment
+is stepped alone, without ours around it. What an iteration takes beyond both is the rest: activations, optimizers,
+targets, the draw from replay, checks, logs, and calls of Python. Results: `results/roofline.*`.
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed import compare, ours
-from benchmarks.speed.workloads import WORKLOADS, Workload
+from benchmarks.speed.workloads import WORKLOADS, PongPPOSettings, Workload
 from palaestra import Collector
 from palaestra.core import POLICY
 from palaestra.envs import create_environment
@@ -30,24 +35,42 @@ from palaestra.experiments import make_algorithm
 from palaestra.training import SimplePolicyManager
 
 RESULT = Path(__file__).parent / "results" / "roofline.json"
-NAMES = ("ppo", "ppo_cheetah", "dqn", "sac", "td3")
-Shape = tuple[int, int, int, int]
+NAMES = tuple(name for name in WORKLOADS if name != "sac_as_it_comes")
+
+
+@dataclass(frozen=True)
+class Product:
+    """An operation that PyTorch can count the products of, and what it was called with."""
+
+    operation: Any
+    arguments: tuple[Any, ...]
+    """Shapes stand for tensors."""
+    flops: int
+
+    def __call__(self) -> Any:
+        """Makes it anew, of random numbers; call what comes back."""
+        drawn = [torch.randn(value) if isinstance(value, torch.Size) else value for value in self.arguments]
+        return functools.partial(self.operation, *(list(v) if isinstance(v, tuple) else v for v in drawn))
 
 
 class Products(TorchDispatchMode):
-    """Notes the shape of every matrix product: batch, rows, inner, columns."""
+    """Counts every product."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[Shape] = Counter()
+        self.counts: Counter[Product] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "bmm", "baddbmm"):
-            first, second = args[-2:] if len(args) >= 2 else (args[0], args[1])
-            batch = first.shape[0] if first.ndim == 3 else 1
-            self.counts[batch, first.shape[-2], first.shape[-1], second.shape[-1]] += 1
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func.overloadpacket in flop_registry:
+            flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=made)
+            self.counts[Product(func, tuple(map(_hashable, args)), int(flops))] += 1
+        return made
+
+
+def _hashable(value: Any) -> Any:
+    return value.shape if isinstance(value, Tensor) else tuple(value) if isinstance(value, list) else value
 
 
 def best_s(function: Callable[[], Any], least_s: float = 0.02) -> float:
@@ -61,17 +84,12 @@ def best_s(function: Callable[[], Any], least_s: float = 0.02) -> float:
     return fastest
 
 
-def product_s(shape: Shape) -> float:
-    """Seconds of one product alone."""
-    batch, rows, inner, columns = shape
-    a, b = torch.randn(batch, rows, inner), torch.randn(batch, inner, columns)
-    out = torch.empty(batch, rows, columns)
-    return best_s(lambda: torch.bmm(a, b, out=out)) if batch > 1 else best_s(lambda: torch.mm(a[0], b[0], out=out[0]))
-
-
-def env_step_s(name: str, steps: int = 2000) -> float:
+def env_step_s(workload: Workload, steps: int = 2000) -> float:
     """Seconds of a step of the environment alone, under random actions that were drawn before."""
-    env = gymnasium.make(name)
+    if isinstance(workload.settings, PongPPOSettings):
+        env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make(workload.env, frameskip=1))
+    else:
+        env = gymnasium.make(workload.env)
     actions = [env.action_space.sample() for _ in range(steps)]
     env.reset(seed=0)
     began = time.perf_counter()
@@ -82,22 +100,27 @@ def env_step_s(name: str, steps: int = 2000) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def products_of(name: str) -> Counter[Shape]:
+def products_of(name: str) -> dict[Product, float]:
     """Of one iteration of ours."""
     config = ours.configuration(name, compiled=False)
     algorithm = make_algorithm(config)
-    settings, rounds = WORKLOADS[name].settings, 4
-    with create_environment(config.env) as env:
-        collector = Collector.of(env, algorithm)
-        manager = SimplePolicyManager({POLICY: algorithm})
+    settings, rounds = WORKLOADS[name].settings, 6
+    manager = SimplePolicyManager({POLICY: algorithm})
+    with contextlib.ExitStack() as stack:
+        if WORKLOADS[name].is_offline:
+            collector = ours.data(algorithm)
+            sources = collector.sources
+        else:
+            collector = Collector.of(stack.enter_context(create_environment(config.env)), algorithm)
+            sources = collector.buffers
         collector.unroll(max(settings.unroll_length, getattr(settings, "initial_steps", 0) + settings.minibatch_size))
-        manager.update({POLICY: collector.buffers[POLICY]})
+        manager.update({POLICY: sources[POLICY]})
         collector.unroll(settings.unroll_length)
         with Products() as noted:
-            for _ in range(rounds):  # a step of TD3's actor is due in every other one
-                manager.update({POLICY: collector.buffers[POLICY]})
+            for _ in range(rounds):  # a step of TD3's actor is due in every second one, of CrossQ's in every third
+                manager.update({POLICY: sources[POLICY]})
                 collector.unroll(settings.unroll_length)
-    return Counter({shape: count / rounds for shape, count in noted.counts.items()})  # pyright: ignore
+    return {product: count / rounds for product, count in noted.counts.items()}
 
 
 def measured(name: str, workload: Workload, plan: compare.Plan) -> dict[str, float]:
@@ -112,9 +135,9 @@ def measured(name: str, workload: Workload, plan: compare.Plan) -> dict[str, flo
 def line_of(name: str, plan: compare.Plan) -> dict[str, Any]:
     workload = WORKLOADS[name]
     counts = products_of(name)
-    products_ms = 1e3 * sum(count * product_s(shape) for shape, count in counts.items())
-    flops = sum(2 * batch * rows * inner * columns * n for (batch, rows, inner, columns), n in counts.items())
-    env_ms = 1e3 * workload.rows_per_iteration * env_step_s(workload.env)
+    products_ms = 1e3 * sum(count * best_s(product()) for product, count in counts.items())
+    flops = sum(product.flops * count for product, count in counts.items())
+    env_ms = 0.0 if workload.is_offline else 1e3 * workload.rows_per_iteration * env_step_s(workload)
     return {
         "name": name,
         "env_ms": env_ms,
@@ -145,13 +168,14 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=4.0, help="seconds measured in each run")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    square = torch.randn(1024, 1024)
     command = f"python -m benchmarks.speed.roofline --rounds {given.rounds} --window {given.window:g}"
     record: dict[str, Any] = {
         **provenance(command),
-        "peak_gflops": 2 * 1024**3 / product_s((1, 1024, 1024, 1024)) / 1e9,
+        "peak_gflops": 2 * 1024**3 / best_s(functools.partial(torch.mm, square, square)) / 1e9,
     }
     with tempfile.TemporaryDirectory() as cache:
-        plan = compare.Plan(given.rounds, 2.0, given.window, Path(), None, cache)
+        plan = compare.Plan(given.rounds, 2.0, given.window, {}, cache)
         record["rows"] = []
         for name in given.names:
             record["rows"].append(line_of(name, plan))

@@ -14,7 +14,7 @@ from benchmarks.record import ROOT, origin, table
 from benchmarks.speed.first_step import VARIABLE
 
 IMPORT_BAR = 1.5
-FIRST_STEP_BAR_S = 4.0
+FIRST_STEP_BAR_S = 2.5
 TYPED = ("train", "ppo", "benchmarks.speed.first_step:FirstStep", "--env.num-envs", "8")
 """`palaestra train ppo CartPole-v1`, with the environment that tells when it is stepped."""
 

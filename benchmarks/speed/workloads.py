@@ -6,6 +6,8 @@ Plain Python: the peers' environments, which know nothing of Palaestra, read thi
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 ENV = "CartPole-v1"
 
 
@@ -99,17 +101,55 @@ class TD3Settings(SACSettings):
 
 
 @dataclass(frozen=True)
+class CrossQSettings(SACSettings):
+    """Twin critics without targets, batch renormalisation, Adam's first beta 0.5; every third step moves the actor."""
+
+    learning_rate: float = 1e-3
+    policy_period: int = 3
+
+
+@dataclass(frozen=True)
+class OfflineSettings:
+    """What `offline_rows` makes, in memory; one gradient step of everything in each iteration."""
+
+    num_envs: int = 1
+    unroll_length: int = 1
+    minibatch_size: int = 256
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    activation: str = "relu"
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    tau: float = 0.005
+
+
+@dataclass(frozen=True)
+class CQLSettings(OfflineSettings):
+    """Ten actions of each kind; the weight of the conservative term is fixed, the temperature is learned."""
+
+    num_actions: int = 10
+    conservative_cost: float = 5.0
+
+
+@dataclass(frozen=True)
+class IQLSettings(OfflineSettings):
+    """Twin critics, a value network, an actor with a standard deviation that does not depend on the observation."""
+
+    expectile: float = 0.7
+    inverse_temperature: float = 3.0
+
+
+@dataclass(frozen=True)
 class Workload:
     title: str
-    settings: PPOSettings | DQNSettings | SACSettings
-    eager: float
-    """Least median ratio to the peer."""
-    compiled: float
+    settings: PPOSettings | DQNSettings | SACSettings | OfflineSettings
+    eager: float | None = None
+    """Least median ratio to the peer, where there is a bar."""
+    compiled: float | None = None
     """The same with `--compile`."""
     bfloat16: bool = False
     """Whether `--compile --run.precision bf16` is measured as well."""
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
-    """Other peers that are measured, by their keys in `peers.OTHERS`: least median ratios to them, by variant."""
+    """Other peers that are measured, by their keys in `peers.PEERS`: least median ratios to them, by variant."""
     metric: str = "updates_per_s"
     """What is compared: `env_steps_per_s` or `updates_per_s`."""
     updates_per_iteration: int = 1
@@ -119,16 +159,24 @@ class Workload:
     env: str = ENV
     algorithm: str = ""
     """Of ours; by default called as the workload is."""
+    peer: str = "sb3"
+    """What the bars are held against, by its key in `peers.PEERS`."""
 
     @property
     def bars(self) -> dict[str, float]:
         """By variant of ours."""
-        return {"eager": self.eager, "compiled": self.compiled}
+        return {
+            variant: bar for variant, bar in (("eager", self.eager), ("compiled", self.compiled)) if bar is not None
+        }
 
     @property
     def variants(self) -> list[str]:
-        """What one round measures, in this order; `peer` is Stable-Baselines3."""
+        """What one round measures, in this order."""
         return ["eager", "peer", "compiled", *(["bf16"] if self.bfloat16 else []), *self.beside]
+
+    @property
+    def is_offline(self) -> bool:
+        return isinstance(self.settings, OfflineSettings)
 
     @property
     def unit(self) -> str:
@@ -147,7 +195,7 @@ WORKLOADS = {
         updates_per_iteration=16,
         eager=3.0,
         compiled=5.0,
-        beside={"cleanrl": {"compiled": 5.0}, "torchrl": {"compiled": 12.0}, "tianshou": {}},
+        beside={"cleanrl": {"compiled": 5.0}, "torchrl": {"compiled": 12.0}, "tianshou": {}, "sample_factory": {}},
     ),
     "ppo_cheetah": Workload(
         title="PPO, 8 environments x 256 steps",
@@ -158,7 +206,7 @@ WORKLOADS = {
         compiled=4.5,
         env="HalfCheetah-v5",
         algorithm="ppo",
-        beside={"cleanrl": {"compiled": 4.0}, "torchrl": {}, "tianshou": {}},
+        beside={"cleanrl": {"compiled": 4.0}, "leanrl": {}, "torchrl": {}, "tianshou": {}},
     ),
     "ppo_pong": Workload(
         title="PPO, 8 environments x 128 steps",
@@ -170,7 +218,7 @@ WORKLOADS = {
         env="ALE/Pong-v5",
         algorithm="ppo",
     ),
-    "dqn": Workload("DQN, one update per step", DQNSettings(), eager=2.5, compiled=4.0),
+    "dqn": Workload("DQN, one update per step", DQNSettings(), eager=2.5, compiled=4.0, beside={"leanrl": {}}),
     "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),
     "sac": Workload(
         "SAC, one update per step",
@@ -178,7 +226,7 @@ WORKLOADS = {
         eager=1.6,
         compiled=2.2,
         bfloat16=True,
-        beside={"sbx": {"compiled": 1.05, "bf16": 1.4}},
+        beside={"sbx": {"compiled": 1.05, "bf16": 1.4}, "leanrl": {}},
         env="HalfCheetah-v5",
     ),
     "sac_as_it_comes": Workload(
@@ -192,6 +240,33 @@ WORKLOADS = {
         algorithm="sac",
     ),
     "td3": Workload(
-        "TD3, one update per step", TD3Settings(), eager=1.5, compiled=2.0, bfloat16=True, env="HalfCheetah-v5"
+        "TD3, one update per step",
+        TD3Settings(),
+        eager=1.5,
+        compiled=2.0,
+        bfloat16=True,
+        env="HalfCheetah-v5",
+        beside={"leanrl": {}},
     ),
+    "crossq": Workload(
+        "CrossQ, one update per step", CrossQSettings(), compiled=2.0, bfloat16=True, env="HalfCheetah-v5"
+    ),
+    "cql": Workload("CQL, offline", CQLSettings(), compiled=2.0, bfloat16=True, env="HalfCheetah-v5", peer="d3rlpy"),
+    "iql": Workload("IQL, offline", IQLSettings(), compiled=2.0, bfloat16=True, env="HalfCheetah-v5", peer="d3rlpy"),
 }
+
+
+def offline_rows(length: int = 1_000, episodes: int = 100) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Episodes as long and as wide as HalfCheetah's, of noise: both sides learn from the same ones.
+
+    Args:
+        length: T, steps of an episode, after which it is cut off.
+        episodes: N.
+
+    Returns:
+        [T, N, 17] observations, [T, N, 6] actions in [-1, 1] and [T, N] rewards.
+    """
+    noise, shape = np.random.default_rng(0), (length, episodes)
+    arrays = noise.normal(size=(*shape, 17)), noise.uniform(-1, 1, (*shape, 6)), noise.normal(size=shape)
+    observation, action, reward = (array.astype(np.float32) for array in arrays)
+    return observation, action, reward

@@ -88,13 +88,15 @@ def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_m
         "cleanrl": [result(s) for s in (4_000.0, 2_600.0, 4_000.0)],
         "torchrl": [result(s) for s in (4_000.0, 4_000.0, 4_000.0)],
         "tianshou": [result(s) for s in (4_000.0, 4_000.0, 4_000.0)],
+        "sample_factory": [result(s) for s in (4_000.0, 4_000.0, 4_000.0)],
     }
     record = compare.make_record("ppo", runs, ORIGIN, {"stable-baselines3": "2.9.2"})
     summary = record["summary"]
     assert summary["ratios"]["eager"]["median"] == 3.1
     assert summary["bars"] == {"eager": {"least": 3.0, "met": True}, "compiled": {"least": 5.0, "met": False}}
-    assert summary["compile_s"] == {"cold": 24.0, "cached": 18.5}
+    assert summary["compile_s"] == {"cold": 24.0, "cached": 18.5, "met": False}
     text = compare.markdown(record)
+    assert "it took 24.0 s, 18.5 s from its cache (bar 3: **not met**)." in text
     assert "| Palaestra | 31,000 | 14,500 to 32,000 | 3.10 | 3.10, 2.90, 3.20 | 3.0 | yes |" in text
     assert "| Palaestra, `--compile` | 24,000 | 13,000 to 24,000 | 2.40 | 2.40, 2.60, 2.40 | 5.0 | **no** |" in text
     assert "| CleanRL | 4,000 | 2,600 to 4,000 | 0.40 |" in text
@@ -110,7 +112,7 @@ def test_the_report_has_the_median_ratio_of_the_rounds_and_whether_each_bar_is_m
 def test_one_round_has_no_cached_compilation():
     runs = {variant: [result(1000.0)] for variant in WORKLOADS["ppo"].variants}
     record = compare.make_record("ppo", runs, ORIGIN, {})
-    assert record["summary"]["compile_s"] == {"cold": 1.0, "cached": None}
+    assert record["summary"]["compile_s"] == {"cold": 1.0, "cached": None, "met": False}
     assert "it took 1.0 s." in compare.markdown(record)
 
 
@@ -126,7 +128,7 @@ def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch
     python = tmp_path / "sb3" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    found = {**peers.STABLE_BASELINES.packages, **peers.versions(peers.SHARED)}
+    found = {**peers.PEERS["sb3"].packages, **peers.versions(peers.SHARED)}
     monkeypatch.setattr(peers, "installed", lambda *_: found)
     assert peers.installed_peer(tmp_path, "sb3") == (python, found)
     monkeypatch.setattr(peers, "installed", lambda *_: {**found, "torch": "1.0.0"})
@@ -200,6 +202,13 @@ def test_every_kind_of_workload_can_be_built(workload):
 def test_the_products_of_an_iteration_are_those_that_its_layers_need():
     """DQN, minibatches of 128 rows, layers of 120 and 84: values and targets are two passes, gradients one more."""
     counts = roofline.products_of("dqn")
-    assert counts[1, 128, 120, 84] == 2  # forward
-    assert counts[1, 84, 128, 120] + counts[1, 120, 128, 84] == 1  # the layer's weight
-    assert counts[1, 128, 84, 120] == 1  # its input
+
+    def made(*shapes):
+        return sum(
+            count for product, count in counts.items() if product.arguments[-2:] == tuple(map(torch.Size, shapes))
+        )
+
+    assert made((128, 120), (120, 84)) == 2  # forward
+    assert made((84, 128), (128, 120)) + made((120, 128), (128, 84)) == 1  # the layer's weight
+    assert made((128, 84), (84, 120)) == 1  # its input
+    assert all(product.flops > 0 and len(product()()) for product in counts)
