@@ -77,6 +77,7 @@ cases = pytest.mark.parametrize(
         (TensorCartPole, "a2c", {"normalize_observation": True}),
         (TensorCartPole, "pqn", {"epsilon": 0.3}),
         (Drift, "ppo", {"normalize_observation": True}),
+        (Drift, "sac", {"normalize_observation": True}),
     ],
 )
 

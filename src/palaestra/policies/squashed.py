@@ -1,6 +1,7 @@
 """Policies whose actions end within bounds: squashed Gaussian and deterministic."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -131,6 +132,15 @@ class SquashedGaussianPolicy(SquashedPolicy):
     def sample(self, observation: Any) -> tuple[Tensor, Tensor]:
         distribution = self.distribution(observation, self._initial_state(len(observation)) if self.splits else ())
         return distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        if self.state_spec or self.exploration is not None:
+            return None
+        mean = self.distribution(observation).mean
+        return lambda: torch.empty_like(mean).normal_(generator=self.generator)
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.distribution(observation).at(noise)[0], {}
 
     def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
         if deterministic:

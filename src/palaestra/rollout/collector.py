@@ -137,8 +137,8 @@ class Collector:
     def compile(self, graph: CompiledStep | None = None) -> None:
         """Acts and steps in one compiled graph where the environments are tensors, and as before everywhere else.
 
-        That is for policies that draw actions from one distribution (of PPO and A2C) or are epsilon-greedy (of DQN and
-        PQN), without a memory. The first step then takes seconds longer.
+        That is for policies that draw actions from one distribution (of PPO, A2C and SAC) or are epsilon-greedy (of DQN
+        and PQN), without a memory. The first step then takes seconds longer.
 
         Args:
             graph: of these environments and this policy, where it is there already.
