@@ -118,7 +118,13 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
         "title": workload.title,
         "unit": workload.unit,
         "environment": f"{workload.env}, "
-        + ("rows in memory" if workload.is_offline else "in-process Python environments"),
+        + (
+            "rows in memory"
+            if workload.is_offline
+            else "a pool in C++"
+            if workload.is_pool
+            else "in-process Python environments"
+        ),
         "threads": "1 thread"
         if workload.threads
         else "threads as each chooses: "

@@ -5,6 +5,7 @@ TensorBoard ticks the window, and nothing is written. Prints one line of JSON.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -21,6 +22,7 @@ from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
 
 SCRIPTS = {"CartPole-v1": "ppo.py", "HalfCheetah-v5": "ppo_continuous_action.py"}
+SCRIPTS |= {"envpool:Pong-v5": "ppo_atari_envpool.py"}
 LAST_OF_ITERATION = "charts/SPS"
 ENDLESS = 10**9
 
@@ -64,10 +66,50 @@ class TransformObservation(gymnasium.wrappers.TransformObservation):
         super().__init__(env, func, env.observation_space)
 
 
+class OldPool:
+    """A pool of EnvPool with the signatures of gym before 0.26, for which the script was written."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.observation_space = pool.observation_space
+        self.action_space = importlib.import_module("gym").spaces.Discrete(pool.action_space.n)
+
+    def reset(self) -> Any:
+        return self._pool.reset()[0]
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any]:
+        observation, reward, terminated, truncated, info = self._pool.step(action)
+        return observation, reward, terminated | truncated, {**info, "terminated": terminated}
+
+
+class PoolWrapper:
+    """In the place of `gym.Wrapper`, which takes no pool."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, **options: Any) -> Any:
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+def old_pools(stack: contextlib.ExitStack) -> None:
+    """Lets scripts make them, until the stack ends."""
+    envpool, gym = importlib.import_module("envpool"), importlib.import_module("gym")
+    make = envpool.make
+    stack.enter_context(mock.patch.object(envpool, "make", lambda *names, **options: OldPool(make(*names, **options))))
+    stack.enter_context(mock.patch.object(gym, "Wrapper", PoolWrapper))
+
+
 def ppo_switches(workload: Workload, env: str) -> list[str]:
     settings = workload.settings
     assert isinstance(settings, PPOSettings)
-    assert settings.hidden_sizes == (64, 64)  # which the scripts have
+    assert settings.hidden_sizes in ((64, 64), ())  # which the scripts have; the last is a network for pictures
     rows = settings.num_envs * settings.unroll_length
     numbers = {
         "env-id": env,
@@ -92,10 +134,16 @@ def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
     workload, writer = WORKLOADS[name], WindowWriter(warmup_s, window_s)
     script = Path(os.environ["PEER_REPOSITORY"]) / "cleanrl" / SCRIPTS[workload.env]
     with contextlib.ExitStack() as stack:
+        if workload.is_pool:
+            old_pools(stack)
         stack.enter_context(mock.patch("torch.utils.tensorboard.SummaryWriter", return_value=writer))
         stack.enter_context(mock.patch.object(gymnasium.wrappers, "TransformObservation", TransformObservation))
         stack.enter_context(mock.patch.object(torch.optim.Adam, "step", writer.counted(torch.optim.Adam.step)))
-        stack.enter_context(mock.patch.object(sys, "argv", [str(script), *ppo_switches(workload, workload.env)]))
+        stack.enter_context(
+            mock.patch.object(
+                sys, "argv", [str(script), *ppo_switches(workload, workload.env.removeprefix("envpool:"))]
+            )
+        )
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(contextlib.suppress(WindowOverError))
         runpy.run_path(str(script), run_name="__main__")

@@ -35,7 +35,7 @@ from palaestra.experiments import make_algorithm
 from palaestra.training import SimplePolicyManager
 
 RESULT = Path(__file__).parent / "results" / "roofline.json"
-NAMES = tuple(name for name in WORKLOADS if name != "sac_as_it_comes")
+NAMES = tuple(name for name, one in WORKLOADS.items() if one.threads and not one.is_pool)
 
 
 @dataclass(frozen=True)

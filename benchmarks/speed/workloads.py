@@ -175,6 +175,10 @@ class Workload:
         return ["eager", "peer", "compiled", *(["bf16"] if self.bfloat16 else []), *self.beside]
 
     @property
+    def is_pool(self) -> bool:
+        return self.env.startswith("envpool:")
+
+    @property
     def is_offline(self) -> bool:
         return isinstance(self.settings, OfflineSettings)
 
@@ -217,6 +221,16 @@ WORKLOADS = {
         compiled=1.6,
         env="ALE/Pong-v5",
         algorithm="ppo",
+    ),
+    "ppo_envpool": Workload(
+        title="PPO, 8 environments x 128 steps, both on EnvPool",
+        settings=PongPPOSettings(),
+        metric="env_steps_per_s",
+        updates_per_iteration=16,
+        compiled=1.5,
+        env="envpool:Pong-v5",
+        algorithm="ppo",
+        peer="cleanrl",
     ),
     "dqn": Workload("DQN, one update per step", DQNSettings(), eager=2.5, compiled=4.0, beside={"leanrl": {}}),
     "qr_dqn": Workload("QR-DQN, one update per step", QRDQNSettings(), eager=1.4, compiled=1.8),
