@@ -57,7 +57,7 @@ from palaestra.training import FileLogger
 
 LOG_EVERY_STEPS = dict.fromkeys((PPOSettings, CheetahPPOSettings, PongPPOSettings), 1000)
 LOG_EVERY_STEPS |= {DQNSettings: 500, QRDQNSettings: 500}
-LOG_EVERY_STEPS |= dict.fromkeys((SACSettings, TD3Settings, CrossQSettings, CQLSettings, IQLSettings), 100)
+LOG_EVERY_STEPS |= dict.fromkeys((SACSettings, TD3Settings, CrossQSettings, IQLSettings), 100) | {CQLSettings: 20}
 ENDLESS = 10**9
 
 
