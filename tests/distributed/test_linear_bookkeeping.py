@@ -6,7 +6,8 @@ from functools import partial
 
 from benchmarks.speed.instant import Instant
 from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.worker_group import EventLog, WorkerFault, WorkerGroup
+from palaestra.distributed.worker_group import WorkerFault, WorkerGroup
+from palaestra.envs import EventLog
 from palaestra.runtime import Call, RestartPolicy, WorkerDiedError
 from palaestra.runtime.calls import Arrival
 

@@ -9,8 +9,8 @@ import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.distributed import EventLog, WorkerFault
-from palaestra.envs import Fault
+from palaestra.distributed import WorkerFault
+from palaestra.envs import EventLog, Fault
 from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
 from tests.experiments.parts import trained
@@ -161,7 +161,8 @@ class Reported:
 
     def __init__(self, handled: Literal["raise", "restart", "drop"]) -> None:
         where = {"episode": 3, "seed": 7, "step": 2, "action": "1"}
-        self.faults = [Fault(env_id=1, kind="died", what="died", detail="signal 9", handled=handled, **where)]
+        self.faults = EventLog()
+        self.faults.append(Fault(env_id=1, kind="died", what="died", detail="signal 9", handled=handled, **where))
 
 
 def test_faults_that_were_survived_are_kept_once(tmp_path):

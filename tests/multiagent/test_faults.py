@@ -127,6 +127,16 @@ def test_evaluation_counts_only_episodes_that_came_to_their_end():
         assert len(envs.faults) == 3
 
 
+def test_all_that_are_restarted_in_one_step_are_known_though_only_the_newest_faults_are_kept():
+    """F14."""
+    envs = MultiAgentEnvs([functools.partial(Fragile, fails_at=2)] * 101, faults=RESTART)
+    for _ in collected(envs, rounds=8, length=1):
+        if envs.faults:
+            break
+    assert envs.restarted == frozenset(range(101))
+    assert (len(envs.faults), envs.faults.total) == (100, 101)
+
+
 def test_restarts_are_counted_and_end():
     """F1: too many faults stop the run, and the first one is named."""
     policy = FaultPolicy(on_fault="restart", max_restarts=2, backoff_s=0)

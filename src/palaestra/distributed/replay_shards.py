@@ -36,7 +36,8 @@ from palaestra.core import (
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order
-from palaestra.distributed.worker_group import EventLog, WorkerFault, WorkersLostError
+from palaestra.distributed.worker_group import WorkerFault, WorkersLostError
+from palaestra.envs import EventLog
 from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 
 __all__ = ["ReplayShards", "ShardedReplay"]

@@ -18,7 +18,8 @@ from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shards import ShardedReplay
 from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker, shared_out
-from palaestra.distributed.worker_group import EventLog, Worker, WorkerGroup
+from palaestra.distributed.worker_group import Worker, WorkerGroup
+from palaestra.envs import EventLog
 from palaestra.envs.attributes import as_json, require_lanes
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota

@@ -253,9 +253,9 @@ class RolloutWorker:
             info = collector.unroll(amount, random=random)
         info.episodes += collector.drain()
         pieces = {name: [_sent(*piece) for piece in b.pieces()] for name, b in self._buffers.items()}
-        faults = list(self._parts.env.faults[self._faults_told :])
-        self._faults_told += len(faults)
-        faults += self._found_leaks()
+        log = self._parts.env.faults
+        faults = log.since(self._faults_told) + self._found_leaks()
+        self._faults_told = log.total
         versions = {name: policy.version for name, policy in self._parts.policies.items()}
         firsts = {name: self._number * buffer.num_lanes for name, buffer in self._buffers.items()}
         pieces, parcels = self._shards.split(pieces, firsts)

@@ -4,16 +4,16 @@ import functools
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from palaestra.core import PalaestraError
 from palaestra.distributed.config import DistributedConfig
+from palaestra.envs import EventLog
 from palaestra.runtime import Call, RemoteError, Result, Runtime, WorkerDiedError
 
-__all__ = ["Dropped", "EventLog", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"]
+__all__ = ["Dropped", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"]
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.2  # how soon a pause is noticed
@@ -63,51 +63,6 @@ class Dropped(NamedTuple):
     """Who collected it ended, or it is too old."""
     policies: tuple[str, ...] = ()
     """That do not learn from it, where others do."""
-
-
-class EventLog(list[Any]):
-    """The newest events of a run, and exact counts of all that there were: it does not grow with the run.
-
-    Args:
-        most: events that are kept.
-
-    Examples:
-        >>> log = EventLog(most=2)
-        >>> for number in range(5):
-        ...     log.append(Dropped("actor-0", 0, number, "it was killed"))
-        >>> [one.sequence for one in log], log.total, dict(log.counts)
-        ([3, 4], 5, {('lost', 'actor-0'): 5})
-        >>> [one.sequence for one in log.since(4)]
-        [4]
-    """
-
-    def __init__(self, most: int = 100) -> None:
-        super().__init__()
-        self._most = most
-        self.total = 0
-        """Events so far."""
-        self.counts: Counter[tuple[str, str]] = Counter()
-        """How many of each kind, of each worker or environment."""
-
-    def append(self, event: Any) -> None:
-        """Adds one, and forgets the oldest.
-
-        Args:
-            event: has a `kind`, and a `worker` or an `env_id`.
-        """
-        super().append(event)
-        self.total += 1
-        self.counts[event.kind, event.worker if hasattr(event, "worker") else f"environment {event.env_id}"] += 1
-        if len(self) > self._most:
-            del self[0]
-
-    def since(self, number: int) -> list[Any]:
-        """The events after the first so many, as far as they are kept.
-
-        Args:
-            number: a `total` that was.
-        """
-        return self[max(0, len(self) - (self.total - number)) :]
 
 
 @dataclass

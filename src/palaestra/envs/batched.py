@@ -10,7 +10,7 @@ from palaestra.core import Batch, ConfigError, EnvError, SpecError, SpecTree, Te
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.boundary import outside, tolerant_bounds
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment, layer_of
-from palaestra.envs.faults import Fault
+from palaestra.envs.faults import EventLog
 from palaestra.envs.nest import flatten, to_rows, unstacked
 from palaestra.envs.untransformed import with_raw
 from palaestra.envs.wrappers.episode_ends import TimeLimit
@@ -92,7 +92,7 @@ class BatchedWrapper(Environment):
 
     @property
     @final
-    def faults(self) -> Sequence[Fault]:
+    def faults(self) -> EventLog:
         return self.env.faults
 
     @property

@@ -16,7 +16,7 @@ import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of
-from palaestra.envs.faults import Fault, Incident, failure_of
+from palaestra.envs.faults import EventLog, Fault, Incident, failure_of
 from palaestra.envs.nest import copied, leaf_arrays, problem, unflatten, unstacked, zeros
 from palaestra.envs.rows import Specs
 
@@ -143,9 +143,9 @@ class Environment(_Specified):
         return kept
 
     @property
-    def faults(self) -> Sequence[Fault]:
-        """Every fault so far: those that did not stop the run, and the one that did."""
-        return ()
+    def faults(self) -> EventLog:
+        """The newest faults, those that did not stop the run and the one that did; and how many there were."""
+        return EventLog()
 
     @property
     def num_ready(self) -> int:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
@@ -15,7 +15,7 @@ import numpy as np
 from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, require_at_least
 from palaestra.runtime import Leak
 
-__all__ = ["Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]
+__all__ = ["EventLog", "Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]
 
 OnFault = Literal["raise", "restart", "drop"]
 Handled = Literal["raise", "restart", "drop", "warn"]
@@ -171,6 +171,52 @@ class Fault:
             memory_bytes=incident.memory_bytes,
             time_s=time.time(),
         )
+
+
+class EventLog(list[Any]):
+    """The newest events of a run, such as faults, and exact counts of all of them: it does not grow with the run.
+
+    Args:
+        most: events that are kept.
+
+    Examples:
+        >>> log = EventLog(most=2)
+        >>> for episode in range(5):
+        ...     place = {"episode": episode, "seed": 1, "step": 1, "action": "0"}
+        ...     log.append(Fault(env_id=0, kind="died", what="died", detail="", handled="restart", **place))
+        >>> [one.episode for one in log], log.total, dict(log.counts)
+        ([3, 4], 5, {('died', 'environment 0'): 5})
+        >>> [one.episode for one in log.since(4)]
+        [4]
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self._most = most
+        self.total = 0
+        """Events so far."""
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How many of each kind, of each worker or environment."""
+
+    def append(self, event: Any) -> None:
+        """Adds one, and forgets the oldest.
+
+        Args:
+            event: has a `kind`, and a `worker` or an `env_id`.
+        """
+        super().append(event)
+        self.total += 1
+        self.counts[event.kind, event.worker if hasattr(event, "worker") else f"environment {event.env_id}"] += 1
+        if len(self) > self._most:
+            del self[0]
+
+    def since(self, number: int) -> list[Any]:
+        """The events after the first so many, as far as they are kept.
+
+        Args:
+            number: a `total` that was.
+        """
+        return self[max(0, len(self) - (self.total - number)) :]
 
 
 class RestartBudget:

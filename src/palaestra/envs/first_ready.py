@@ -13,7 +13,7 @@ from palaestra.core import Batch, ConfigError, EnvError, SpecError, TimeStep
 from palaestra.envs.attributes import require_lanes
 from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import attributes_of, saved_seeds
-from palaestra.envs.faults import Fault
+from palaestra.envs.faults import EventLog
 from palaestra.envs.lane_environment import LaneEnvironment
 
 __all__ = ["FirstReadyEnvironment"]
@@ -70,8 +70,10 @@ class FirstReadyEnvironment(HasSpecs, Environment):
         self._size, self._num_ready = size, num_ready
         self.batch_size = size * len(groups)
         self._lanes = [torch.arange(number * size, (number + 1) * size) for number in range(len(groups))]
+        self._faults = EventLog()
         for number, group in enumerate(self.groups):
             group.driver.first_id = number * size
+            group.record_in(self._faults)
         self._slices = [slice(start, start + size) for start in range(0, self.batch_size, size)]
         self._waiting: list[int] = []
         self._latest: list[int] = list(range(len(groups)))
@@ -81,8 +83,8 @@ class FirstReadyEnvironment(HasSpecs, Environment):
         return self._num_ready
 
     @property
-    def faults(self) -> list[Fault]:
-        return [fault for group in self.groups for fault in group.faults]
+    def faults(self) -> EventLog:
+        return self._faults
 
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere and returns all B rows; actions sent are abandoned."""

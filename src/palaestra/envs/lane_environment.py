@@ -19,7 +19,7 @@ from palaestra.envs.boundary import batched_time_step, require_all
 from palaestra.envs.driver import Driver
 from palaestra.envs.environment import Environment, HasSpecs
 from palaestra.envs.episodes import EpisodeLog, LaneEpisode, attributes_of, is_forgotten, lane_seeds_of
-from palaestra.envs.faults import Fault, Handled, Incident, RestartBudget
+from palaestra.envs.faults import EventLog, Fault, Handled, Incident, RestartBudget
 from palaestra.envs.nest import neutral_rows, to_batched
 from palaestra.envs.rows import Rows, completed, put
 from palaestra.envs.untransformed import split
@@ -82,7 +82,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self._env_id = torch.arange(self.batch_size)
         self._log = EpisodeLog(seeds, self._bare.action)
         self._budget = RestartBudget(self._policy)
-        self._faults: list[Fault] = []
+        self._faults, self._first_fault = EventLog(), ""
         self._seeds: dict[int, int] = {}
         self._sent: list[np.ndarray] | None = None
         self._ended_by = ""
@@ -91,8 +91,16 @@ class LaneEnvironment(HasSpecs, Environment):
         driver.lost = functools.partial(_lost, weakref.ref(self))
 
     @property
-    def faults(self) -> Sequence[Fault]:
+    def faults(self) -> EventLog:
         return self._faults
+
+    def record_in(self, log: EventLog) -> None:
+        """Records faults from now on in a log that is of several.
+
+        Args:
+            log: that gets them.
+        """
+        self._faults = log
 
     def reset(self) -> TimeStep:
         """Starts the next episode everywhere; running ones, and actions sent, are abandoned."""
@@ -325,7 +333,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self.driver.drop(lanes, fatal=incident.fatal)
         if len(self._log.dropped) == self.batch_size:
             self._stop("every environment was dropped")
-            raise EnvError(f"the last environment was dropped. The first fault was: {self._faults[0]}")
+            raise EnvError(f"the last environment was dropped. The first fault was: {self._first_fault}")
         _log.warning("environments %s are stepped no more: %s", lanes, fault)
         return lanes
 
@@ -363,6 +371,7 @@ class LaneEnvironment(HasSpecs, Environment):
         place = self._log.place(incident.failure.lane)
         fault = Fault.of(incident, place, handled=handled, first_id=self.driver.first_id)
         self._faults.append(fault)
+        self._first_fault = self._first_fault or str(fault)
         return fault
 
     def _answer(self, answer: Any) -> Any:

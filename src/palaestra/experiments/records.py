@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError
-from palaestra.distributed import EventLog
+from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
@@ -264,7 +264,7 @@ class Reporter(Protocol):
     """Environments, or who has those of workers or agents: they know their faults and how exactly they resume."""
 
     @property
-    def faults(self) -> Sequence[Any]:
+    def faults(self) -> EventLog:
         """Records in the order in which they happened; more may follow."""
         ...
 
@@ -305,22 +305,19 @@ class KeepFaults(Callback):
             The file of what ends the run; `None` if nothing does.
         """
         ended: Path | None = None
-        faults = self._env.faults if self._env is not None else ()
-        if isinstance(faults, EventLog):
-            new, total = faults.since(self._written), faults.total
-            if missing := total - self._written - len(new):
-                told = f"{missing:,} faults since the last row of metrics are not written down, for only the newest are"
-                counts = {f"{kind}, {who}": count for (kind, who), count in faults.counts.items()}
-                write_fault(self._path, FaultRecord("FaultsMissing", told, now(), env_steps, "warned", counts))
-        else:
-            new, total = faults[self._written :], len(faults)
+        faults = self._env.faults if self._env is not None else EventLog()
+        new = faults.since(self._written)
+        if missing := faults.total - self._written - len(new):
+            told = f"{missing:,} faults since the last row of metrics are not written down, for only the newest are"
+            counts = {f"{kind}, {who}": count for (kind, who), count in faults.counts.items()}
+            write_fault(self._path, FaultRecord("FaultsMissing", told, now(), env_steps, "warned", counts))
         for fault in new:
             handled = _HANDLED.get(fault.handled, "stopped")
             kind = type(fault.error()).__name__
             path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
             if fault.handled == "raise" and ended is None:
                 ended = path
-        self._written = total
+        self._written = faults.total
         if error is not None and ended is None:
             trace = "".join(traceback.format_exception(error))
             record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps, trace=trace)

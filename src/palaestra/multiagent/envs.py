@@ -15,7 +15,7 @@ import numpy as np
 
 from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
-from palaestra.envs import EnvConfig, Fault, FaultPolicy, episodes
+from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy, episodes
 from palaestra.envs.attributes import as_json, require_found, require_lanes
 from palaestra.envs.create import is_environment
 from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
@@ -111,8 +111,9 @@ class MultiAgentEnvs:
         """Whether rewards come later than time steps."""
         self.interrupted = False
         """Whether something else has stepped them since their collector last did; it then begins new episodes."""
-        self.faults: list[Fault] = []
-        """Every fault, in order."""
+        self.faults = EventLog()
+        """The newest faults, in order, and how many there were."""
+        self._failed: set[int] = set()
         self.restarted: frozenset[int] = frozenset()
         """Environments whose running episode broke off in the newest step, which begins another; or when they were
         restored, and the next step does."""
@@ -146,12 +147,12 @@ class MultiAgentEnvs:
                 actions.
             SpecError: what it emitted breaks the contract, and it may not be restarted.
         """
-        before = len(self.faults)
+        self._failed.clear()
         outcomes = [
             self._stepped_or_restarted(number, lane, mine)
             for number, (lane, mine) in enumerate(zip(self._lanes, actions, strict=True))
         ]
-        self.restarted = frozenset(fault.env_id - self._first_id for fault in self.faults[before:])
+        self.restarted = frozenset(self._failed)
         return outcomes
 
     def global_state(self) -> list[Any]:
@@ -244,6 +245,7 @@ class MultiAgentEnvs:
         incident = Incident(Failure(number, kind, what, detail))
         fault = Fault.of(incident, place, handled=self._policy.on_fault, first_id=self._first_id)
         self.faults.append(fault)
+        self._failed.add(number)
         text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
         return ({"malformed": SpecError, "non-finite": NonFiniteError}.get(kind, EnvError))(text)
 

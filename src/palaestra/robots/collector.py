@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Self, final
 
 from palaestra.core import ConfigError, TimeStep
-from palaestra.envs import SingleEnvironment
+from palaestra.envs import EventLog, SingleEnvironment
 from palaestra.policies import Phase, Policy
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
 from palaestra.robots.helpers import AgentHelper
@@ -94,7 +94,7 @@ class RobotCollector:
         """When an agent fails: stop; restart it; or continue without it."""
         self.max_restarts = 10
         """Of one agent; one more fault stops the run."""
-        self.faults: tuple[Any, ...] = ()
+        self.faults = EventLog()
         """None are kept: a fault that does not stop the run is logged."""
         self._runtime, self._num_workers = runtime, num_workers
         self._incarnations = dict.fromkeys(range(num_agents), 0)
