@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import ConfigError
-from palaestra.experiments import RunDirectory, policies_of_run, policy_of_run, read_faults
+from palaestra.experiments import RunDirectory, evaluate_run, policies_of_run, policy_of_run, read_faults
 from tests.cli.parts import exit_code, output
 
 MEETING = "palaestra.multiagent:Meeting"
@@ -277,6 +277,11 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert {"elo", "elo_low", "elo_high"} <= evaluation["parts"].keys()
     assert row["eval/info/pool_elo_low"] < row["eval/info/pool_elo"] < row["eval/info/pool_elo_high"]
     capsys.readouterr()
+    last = answer(capsys, "eval", "a", "--episodes", "4", "--which", "last", "--stochastic")["runs"]["runs/a"]["parts"]
+    assert last["pool_elo_low"] < last["pool_elo"] < last["pool_elo_high"]
+    assert "pool_elo" in answer(capsys, "eval", "a", "--episodes", "4")["runs"]["runs/a"]["parts"]
+    assert exit_code("eval", "a", "--episodes", "4") == 0
+    assert "Elo above the mean of its pool: " in output(capsys)
     rated = answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline")
     assert rated["players"] == ["runs/a", "runs/b@last", "random actions"]
     scores = np.array(rated["scores"])
@@ -302,15 +307,18 @@ def test_what_cannot_be_rated_is_refused(capsys):
 @pytest.mark.slow
 def test_self_play_in_workers_is_the_same_on_every_runtime():
     """MARO-11: the same pool and seats, here and in processes."""
-    weights, rated = [], []
+    weights, rated, again = [], [], []
     for runtime in ("local", "process"):
         run = trained_against_itself(runtime, "--runtime", runtime, "--num-workers", "2")
         weights.append(policy_of_run(RunDirectory(run), "last").state_dict())
         evaluations = sorted(run.glob("evals/*.json"))
         rated.append({path.name: json.loads(path.read_text())["parts"] for path in evaluations})
+        again.append(evaluate_run(run, episodes=4, which="last").parts)
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     assert rated[0] == rated[1]
     assert "pool_elo" in next(reversed(rated[0].values()))
+    assert again[0] == again[1]
+    assert "pool_elo" in again[0]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What runs have left: their policies, evaluations of these, and the data that they learned from."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
 from palaestra.experiments.stats import Interval, elo_ratings
 from palaestra.experiments.team import Player, TeamLearner, play_match
+from palaestra.multiagent import saved_pool
 from palaestra.policies import Policy, ReturnConditionedPolicy
 from palaestra.rollout import Evaluation
 from palaestra.training import part_name
@@ -49,7 +51,7 @@ class RunsEvaluation:
     """Of a policy that acts at random, where it was asked for."""
 
     def __str__(self) -> str:
-        lines = [f"{path}  {evaluation}" for path, evaluation in self.runs.items()]
+        lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
         if len(self.runs) > 1:
             low, high = self.return_ci95
             interval = f"95% bootstrap interval over {len(self.runs)} runs: {low:.1f} to {high:.1f}"
@@ -57,6 +59,15 @@ class RunsEvaluation:
         if self.baseline is not None:
             lines.append(f"random actions  {self.baseline}")
         return "\n".join(lines)
+
+
+def _elo(parts: dict[str, float]) -> str:
+    """How strong a policy of self-play is, for reading."""
+    return "".join(
+        f"\n    Elo above {whom}: {parts[name]:+.0f} [{parts[f'{name}_low']:+.0f}, {parts[f'{name}_high']:+.0f}] (95%)"
+        for name, whom in (("elo", "random actions"), ("pool_elo", "the mean of its pool"))
+        if name in parts
+    )
 
 
 def evaluate_run(
@@ -97,7 +108,17 @@ def evaluate_run(
                     f"{type(policy).__name__}, which acts for no return in particular; leave it out"
                 )
             policy.target_return = target_return
-    return learner.evaluation()(policies, episodes=episodes, seed=seed, deterministic=deterministic)
+    return learner.evaluation()(
+        policies, episodes=episodes, seed=seed, deterministic=deterministic, **_pool_of(directory, which)
+    )
+
+
+def _pool_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+    """What evaluates a policy of self-play besides: the pool of its checkpoint; for the best one, of the newest."""
+    if not directory.config.agents.self_play.pool_size or not directory.checkpoints().steps():
+        return {}
+    state = _checkpoint(directory, "last" if which == "best" else which)
+    return {"pool": functools.partial(saved_pool, state["collect"])}
 
 
 def evaluate_runs(

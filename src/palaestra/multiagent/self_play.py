@@ -14,7 +14,7 @@ from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig
 from palaestra.policies import Phase, Policy
 
-__all__ = ["SelfPlay", "match_score", "snapshot_of"]
+__all__ = ["SelfPlay", "match_score", "saved_pool", "snapshot_of"]
 
 
 class SelfPlay:
@@ -182,6 +182,17 @@ class SelfPlay:
             load_weights(snapshot.policy, saved["weights"])
             snapshot.policy.generator.set_state(saved["generator"])
             snapshot.load_state_dict(saved["actor"], ())
+
+
+def saved_pool(collect: Mapping[str, Any]) -> dict[int, list[Tensor]]:
+    """`SelfPlay.weights` as they are in a checkpoint; with workers those of the first that has any.
+
+    Args:
+        collect: the state of a collector, or of one that has workers.
+    """
+    workers = [position["collector"] for position in collect.get("workers", {}).values() if position]
+    saved: Any = next((one["self_play"] for one in (collect, *workers) if "self_play" in one), {"pool": ()})
+    return {int(version): saved["snapshots"][str(version)]["weights"] for version in saved["pool"]}
 
 
 def snapshot_of(policy: Policy, weights: Sequence[Tensor] | None = None) -> Policy:
