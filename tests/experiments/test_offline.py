@@ -295,6 +295,29 @@ def test_what_collects_explores(tmp_path):
     data, learner = loaded("td3_bc", saved(tmp_path / "data"), fraction=0.5, updates=3)
     with learner.collecting(data) as made:
         collector: Any = made.collector
+def test_an_offline_run_that_has_ended_goes_online(tmp_path):
+    """F25: resumed with a fraction; what it has made are the updates on the data, and it collects from then on."""
+    run, data = {"run__directory": str(tmp_path / "runs")}, saved(tmp_path / "data")
+    done = palaestra.train("td3_bc", "Pendulum-v1", offline__data=data, **run, **SMALL)
+    own: list[int] = []
+
+    class Watch(Callback):
+        def iteration_ended(self, trainer, updates):
+            own.append(len(trainer.collector.buffers[POLICY]))
+
+    more = {"callbacks": [Watch()], "trainer__total_env_steps": 90}
+    gone_on = palaestra.resume(done.directory, offline__fraction=0.5, **more)
+    assert (gone_on.result.status, gone_on.result.env_steps) == ("done", 90)
+    assert (own[0], own[-1]) == (1, 32)  # 30 env steps, and a row after each of the episodes that have ended
+    assert palaestra.load_config(done.directory / "config.yaml").offline == DataConfig(
+        data=data, fraction=0.5, updates=60
+    )
+    assert palaestra.resume(done.directory, trainer__total_env_steps=95).result.env_steps == 95
+    for back in ({"offline__fraction": None}, {"offline__updates": 0}):
+        with pytest.raises(ConfigError, match=r"cannot become .* an offline run goes online by a fraction alone"):
+            palaestra.resume(done.directory, trainer__total_env_steps=100, **back)
+
+
         for _ in range(3):
             assert collector.unroll(1).env_steps == 0
             assert isinstance(collector.sources[POLICY], ReplayBuffer)

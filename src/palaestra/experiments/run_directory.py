@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import crash_of, provenance
@@ -303,6 +304,8 @@ _FIXED = (
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
     """A run's configuration with other settings, as far as it can continue with them.
 
+    An offline run that is given `offline.fraction` goes online: `offline.updates` are then those that it has made.
+
     Args:
         run: that continues.
         settings: values by path, with dots or `__`.
@@ -325,6 +328,15 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         if any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
     ]
     reached, budget = run.env_steps, changed.trainer.total_env_steps
+    before, now = config.offline, changed.offline
+    offline = changed.algorithm.plan_class is Offline
+    if offline and before.fraction is None and now.fraction is not None:
+        changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
+    elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):
+        refused.append(
+            f"offline.fraction {before.fraction} and offline.updates {before.updates} cannot become {now.fraction} and "
+            f"{now.updates} in a run that continues; an offline run goes online by a fraction alone, and never back"
+        )
     if "trainer.total_env_steps" in changes and budget <= reached:
         refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
     elif changes and not refused and budget <= reached:

@@ -225,10 +225,11 @@ class OfflineFirst:
         """Restores what `state` returned.
 
         Args:
-            state: of a run on the same data.
+            state: of a run on the same data; or of `OfflineData`, whose run has collected nothing so far.
         """
-        self._offline.load_state(state["offline"])
-        self.collector.load_state(state["collector"])
+        self._offline.load_state(state.get("offline", state))
+        if "collector" in state:
+            self.collector.load_state(state["collector"])
 
 
 def buffer_for(

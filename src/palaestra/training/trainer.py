@@ -371,7 +371,8 @@ class Trainer:
         self._loaded.load_state(state.get("loaded", []))
         self.learner.load_state({name: state[part_name("algorithm", name)] for name in self.algorithms})
         for name, buffer in self.collector.buffers.items():
-            buffer.load_state_tensors(state[part_name("buffer", name)])
+            if (saved := state.get(part_name("buffer", name))) is not None:  # none, where an offline run goes online
+                buffer.load_state_tensors(saved)
         self.collector.load_state(state["collect"])
         trainer = state["trainer"]
         self._rows_logged = trainer["position"]["metrics"]
