@@ -231,7 +231,7 @@ def collector_for(env: Environment, algorithm: Algorithm) -> Collector:
     if not isinstance(algorithm.plan, Offline):
         return Collector.of(env, algorithm)
     policy = algorithm.policy
-    memory: dict[str, Any] = {"state_spec": policy.state_spec} if policy.state_spec else {}
+    memory: dict[str, Any] = {"state_spec": policy.stored_state_spec or None}
     buffer = ReplayBuffer(
         120, env.batch_size, observation_spec=env.observation_spec, action_spec=policy.raw_action_spec, **memory
     )

@@ -10,9 +10,10 @@ from torch.testing import assert_close
 import palaestra
 from palaestra import Batch, ReplayBuffer, RunSeeds
 from palaestra.algorithms import DecisionTransformer, DecisionTransformerConfig, RewardConfig
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, ShapeError, StepType, TensorSpec, TimeStep
+from palaestra.buffers import MixtureSource
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, Replay, ShapeError, StepType, TensorSpec, TimeStep
 from palaestra.nn import NetworkConfig
-from palaestra.policies import load_policy, save_policy
+from palaestra.policies import Phase, load_policy, save_policy
 from tests.algorithms.parts import ATTENTION, collected, environment
 from tests.cli.parts import exit_code, output
 from tests.experiments.data import SMALL, saved
@@ -181,9 +182,11 @@ def test_it_acts_in_any_nest_of_actions_with_masks():
     config = DecisionTransformerConfig(network=ATTENTION, mini_batch_length=2, mini_batch_size=8)
     algorithm = DecisionTransformer(env.observation_spec, env.action_spec, config)
     buffer = ReplayBuffer(
-        200, 3, observation_spec=env.observation_spec, action_spec=algorithm.policy.raw_action_spec,
-        state_spec=algorithm.policy.state_spec,
-    )  # fmt: skip
+        200,
+        3,
+        observation_spec=env.observation_spec,
+        action_spec=algorithm.policy.raw_action_spec,
+    )
     palaestra.Collector(env, algorithm.policy, buffer).collect(n_step=60)
     losses = [algorithm.update(buffer).metrics["policy"] for _ in range(30)]
     assert all(map(math.isfinite, losses))
@@ -222,6 +225,85 @@ def test_a_run_is_evaluated_for_another_return_from_the_command_line(tmp_path, c
     output(capsys)
     assert exit_code("eval", str(other.directory), "--target-return", "1") == 2
     assert "acts for no return in particular" in output(capsys)
+
+
+# -- online
+
+
+ONLINE = Replay(unroll_length=1, mini_batch_size=200, mini_batch_length=5, returns=True)
+
+
+@pytest.mark.parametrize(("action_spec", "aim"), [(BOX, -2.0), (DiscreteSpec(num=3), 0.1 * math.log(3))])
+def test_online_the_entropy_is_kept_at_its_aim(action_spec, aim):
+    """Zheng et al. 2022, equations (5) to (7), beside the offline loss of the same batch."""
+    algorithm = made(action_spec, initial_temperature=0.3)
+    batch = prepared(algorithm, stream(action_spec))
+    offline = algorithm.losses(batch)
+    assert set(offline.terms) == {"policy"}
+    algorithm.plan = ONLINE
+    entropy = offline.metrics["entropy"]
+    assert_close(algorithm.losses(batch).terms["policy"], offline.terms["policy"] - 0.3 * entropy)
+    assert_close(algorithm.gradients(batch).values["temperature.log"], entropy.detach() - aim)
+    assert made(action_spec, target_entropy=0.5).target_entropy == 0.5
+
+
+def test_steps_of_its_own_count_once_their_episode_has_ended():
+    """Ten of them say by their mean what to act for; units stay as they were at first."""
+    algorithm, data = made(), stream(BOX)
+    own = stream(BOX, [(FIRST, 0.0), *[(MID, 2.0)] * 9])
+    algorithm.plan, source = ONLINE, MixtureSource([(own, 0.5), (data, 0.5)])
+    algorithm.update(source)
+    assert algorithm.policy.target_return == 9.0
+    batch = prepared(algorithm, source)
+    mine = batch.index < own.positions.ring_size
+    assert not batch.valid[:, mine].any()
+    own.append(torch.zeros(1, 2), told(LAST, 2.0))
+    batch = prepared(algorithm, source)
+    assert batch.valid[:, mine].all()
+    assert_close(batch.return_to_go[0, mine], 2.0 - batch.index[mine] * 0.2)
+    algorithm.update(source)
+    assert algorithm.policy.target_return == 9.0  # may have been luck
+    for number in range(9):
+        own.append(torch.zeros(1, 2), told(FIRST, 0.0))
+        own.append(torch.zeros(1, 2), told(LAST, 10.0 + number))
+    algorithm.update(source)
+    assert algorithm.policy.target_return == pytest.approx(14.6)  # 20 and 10 to 18
+    for _ in range(9):
+        own.append(torch.zeros(1, 2), told(FIRST, 0.0))
+        own.append(torch.zeros(1, 2), told(LAST, 0.0))
+    algorithm.update(source)
+    assert algorithm.policy.target_return == pytest.approx(14.6)  # the best that it was
+    assert (algorithm.policy.encoder.return_scale, algorithm.policy.encoder.time_scale) == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [({}, 13.5), ({"exploration_return": 12.0}, 12.0), ({"target_return": -4.0, "exploration_return": -3.0}, -3.0)],
+)
+def test_it_explores_for_more_than_it_acts_for(settings, asked):
+    """One and a half times as much, or what is said."""
+    algorithm = made(**settings)
+    policy = algorithm.policy.eval()
+
+    def action(phase):
+        policy.generator.manual_seed(1)
+        return policy.act(told(FIRST, 0.0), policy.initial_state(1), phase=phase).action
+
+    algorithm.update(stream(BOX))
+    assert_close(action(Phase.COLLECT), action(Phase.EVAL), rtol=0, atol=0)  # offline
+    algorithm.plan = ONLINE
+    algorithm.update(stream(BOX))
+    explored, acted = action(Phase.COLLECT), action(Phase.EVAL)
+    policy.target_return = asked
+    assert_close(action(Phase.EVAL), explored, rtol=0, atol=0)
+    assert not torch.equal(acted, explored)
+
+
+def test_for_more_than_a_return_below_zero_it_does_not_ask():
+    algorithm = made(target_return=-4.0)
+    algorithm.plan = ONLINE
+    algorithm.update(stream(BOX))
+    assert (algorithm.policy.target_return, algorithm.policy.encoder.exploration_gain) == (-4.0, 0.0)
 
 
 def test_where_nobody_tells_rewards_it_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from palaestra.experiments import RunDirectory
 from tests.cli.parts import exit_code, output
+from tests.faults.parts import differences
 
 SIZES = ("--algorithm.network.hidden-sizes", "8", "--algorithm.mini-batch-size", "16", "--env.max-episode-steps", "10")
 SHORT = ("--trainer.total-env-steps", "40", "--trainer.eval-episodes", "2", "--run.no-tensorboard")
@@ -43,6 +44,23 @@ def test_a_hybrid_run_and_its_buffer(capsys):
     assert exit_code("data", "export", "run", "own", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["path"], summary["steps"], summary["episodes"]) == ("own", 40, 4)  # its own experience alone
+
+
+def test_a_decision_transformer_goes_online_and_resumes_bit_for_bit():
+    """Issue 21, F9: 20 updates on the data, then 20 env steps; cut in an episode, it goes on as if it never was."""
+    assert chance() == 0
+    memory = ("--algorithm.network.recurrent", "attention", "--algorithm.network.recurrent-size", "8")
+    lengths = ("--algorithm.network.attention-window", "4", "--algorithm.mini-batch-length", "4")
+    online = ("--offline.data", "demo", "--offline.updates", "20", "--offline.fraction", "0.5", *memory, *lengths)
+    train = ("train", "decision_transformer", "Pendulum-v1", *online, *SIZES, *SHORT)
+    assert exit_code(*train, "--run.name", "whole") == 0
+    assert exit_code(*train, "--run.name", "cut", "--trainer.total-env-steps", "33") == 0
+    assert exit_code("resume", "cut", "--until", "40") == 0
+    whole, cut = (RunDirectory(f"runs/{name}").checkpoints().load_newest()[1] for name in ("whole", "cut"))
+    assert RunDirectory("runs/cut").info["resume"] == "exact"
+    assert differences(whole["algorithm"], cut["algorithm"]) == []
+    assert differences(whole["buffer"], cut["buffer"]) == []
+    assert exit_code("data", "export", "whole", "own") == 0
 
 
 @pytest.mark.parametrize("name", ["iql", "sac"])

@@ -14,11 +14,13 @@ from tests.faults.test_resume import CUTS, DQN, SMALL, child
 OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__gradient_steps": 1, "algorithm__normalize_observation": True}
 MEMORY = {"recurrent": "attention", "recurrent_size": 8, "attention_window": 5, "hidden_sizes": [8]}
 ENDS: dict[str, Any] = {"offline__fraction": 0.25}
+TRANSFORMER = OFFLINE | {"algorithm__mini_batch_length": 4, "algorithm__network": MEMORY}
 RUNS = {
-    "offline-decision_transformer": (
+    "offline-decision_transformer": ("decision_transformer", "CartPole-v1", TRANSFORMER),
+    "then-hybrid-decision_transformer": (
         "decision_transformer",
         "CartPole-v1",
-        OFFLINE | {"algorithm__mini_batch_length": 4, "algorithm__network": MEMORY},
+        TRANSFORMER | ENDS | {"offline__updates": 130},
     ),
     "offline-rebrac": ("rebrac", "Pendulum-v1", OFFLINE),
     "offline-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE),

@@ -1,11 +1,16 @@
 """Decision Transformer: the actions behind the returns that followed them; acts for a return that it is asked for.
 
 Paper: Chen et al. 2021, https://arxiv.org/abs/2106.01345, section 3 and algorithm 1.
+Going on with steps of its own it is the Online Decision Transformer: Zheng et al. 2022,
+https://arxiv.org/abs/2202.05607, section 4 and algorithms 1 and 2.
 Departures: a step is one token, of its return-to-go, its observation, its number in the episode and the action before,
-where the paper has three; the transformer is `nn.AttentionMemory`, gated; the loss is the negative log-likelihood for
-boxes as well, as in https://arxiv.org/abs/2202.05607, equation (2).
+where the papers have three; the transformer is `nn.AttentionMemory`, gated; the loss is the negative log-likelihood for
+boxes as well, as in equation (2) of the second paper. There, the spread is one for all steps, not squashed, and its
+entropy is exact; the temperature is learned through its logarithm, and only where a run goes online. An update follows
+each env step, own steps and data have fixed shares of a minibatch, and rows leave the buffer by age, not by episode.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +24,27 @@ from palaestra.core import (
     Batch,
     ConfigError,
     DataSource,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
     Offline,
     Plan,
     RunSeeds,
     Schedule,
+    ShapeError,
     SpecTree,
     StepType,
     seeded_initialisation,
+    spec_leaves,
 )
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import masked_mean
 from palaestra.policies import ReturnConditionedPolicy
 
 __all__ = ["DecisionTransformer", "DecisionTransformerBatch", "DecisionTransformerConfig"]
+
+
+_ENOUGH = 10  # episodes whose mean return says what can be reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +76,17 @@ class DecisionTransformerConfig(AlgorithmConfig):
     max_grad_norm: Positive[float] = 0.25
     """Longest gradient, Euclidean norm over all parameters."""
     target_return: float | None = None
-    """The return to act for; by default that of the best episode of the data."""
+    """The return to act for; by default that of the best episode of the data, and online the best mean return that its
+    own episodes have come to, where that is more."""
+    exploration_return: float | None = None
+    """The return to collect for, online; by default one and a half times the one to act for, or the same below 0."""
+    initial_temperature: Positive[float] = 0.1
+    """Weight of the entropy at the start, online; nats of the loss per nat."""
+    temperature_learning_rate: NotNegative[Schedule] = 1e-4
+    """Step size of the temperature; 0 leaves it as it is."""
+    target_entropy: float | None = None
+    """Entropy of the policy that the temperature aims at, nats; by default -1 for each number of a box, and a tenth of
+    the largest possible one for each choice."""
 
     plan_class = Offline
 
@@ -88,7 +111,7 @@ class DecisionTransformerBatch(Batch):
     valid: Tensor
     """1.0 in the first episode of a sequence, if its end was recorded."""
     scales: Tensor
-    """[3, N] units of returns and of time, and the return of the best episode of the data; equal in every column."""
+    """[3, N] units of returns and of time, and the return to act for; equal in every column."""
     index: Tensor
 
 
@@ -101,7 +124,6 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
     """
 
     config_class = DecisionTransformerConfig
-    imitates = True
     recurrent = True
 
     def __init__(
@@ -124,18 +146,45 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
             policy = ReturnConditionedPolicy.build(
                 observation_spec, action_spec, layers, normalize=config.normalize_observation
             )
+        self.temperature = parts.Temperature(config.initial_temperature)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"policy": policy.network}, {"policy": adam})
+        slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
+        networks = {"policy": policy.network, "temperature": self.temperature}
+        model = CoreModel(networks, {"policy": adam, "temperature": slow})
+        least = sum(_least_entropy(leaf) for leaf in spec_leaves(policy.raw_action_spec).values())
+        self.target_entropy = least if config.target_entropy is None else config.target_entropy
+        """Nats."""
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    @property
+    def _online(self) -> bool:
+        """Whether steps of its own are, or will be, learned from as well."""
+        return self.plan.data == "replay"
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> DecisionTransformerBatch:
-        """What was still to come at every step, and what was done before it."""
+        """What was still to come at every step, and what was done before it; units stay as at first, online.
+
+        Raises:
+            ShapeError: no episode is complete.
+        """
+        known = batch.episode_stats[:, batch.episode_stats[0] > 0]  # [5, N]; own steps may have no episode yet
+        if not known.numel():
+            raise ShapeError(
+                "the data has no episode from beginning to end, so that nothing is known of returns; collect whole ones"
+            )
+        count, least, best, mean, longest = known
+        encoder, own = self.policy.encoder, self.config.target_return
+        scale, longest, target = torch.maximum(least.abs(), best.abs()).max().clamp(min=1e-6), longest.max(), best.max()
+        if self._online and self.policy_version:
+            scale, longest = encoder.return_scale, encoder.time_scale
+            target = torch.cat((encoder.target_return.view(1), mean[count >= _ENOUGH])).max()
+        if own is not None:
+            target = torch.full_like(target, own)
         earned = batch.reward[1:-1].cumsum(0)  # [K-1, N] since row 0
         left = batch.return_to_go.nan_to_num() - torch.cat((torch.zeros_like(earned[:1]), earned))  # [K, N]
-        acted = self.policy.encoder.action(batch.action)  # [K, N, A]
+        acted = encoder.action(batch.action)  # [K, N, A]
         time = batch.time + torch.arange(len(left), device=left.device).unsqueeze(-1)  # [K, N]
-        scale, longest = batch.return_range.abs().amax(0).clamp(min=1e-6), batch.longest  # [N]
         return DecisionTransformerBatch.of(
             {
                 "observation": batch.observation[:-1],
@@ -145,24 +194,43 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
                 "action": batch.action,
                 "step_type": batch.step_type[:-1],
                 "valid": batch.valid * batch.return_to_go.isfinite(),
-                "scales": torch.stack((scale, longest, batch.return_range[1])),
+                "scales": torch.stack((scale, longest, target)).unsqueeze(-1).expand(-1, left.shape[1]),
                 "index": batch.index,
             }
         )
 
     def losses(self, batch: DecisionTransformerBatch) -> Losses:
-        """The negative log-likelihood of the actions, given the return that followed, nats."""
+        """The negative log-likelihood of the actions, given the return that followed, nats.
+
+        Online, the entropy is kept up: equations (5) to (7) of the second paper.
+        """
         names = ("observation", "return_to_go", "time", "prev_action")
         step = Batch.of({name: batch[name] for name in names})
         memory = self.policy.network.initial_state(batch.step_type.shape[1])
         distribution, _ = self.policy.following(step, memory, batch.step_type == StepType.FIRST)
         loss = masked_mean(-distribution.log_prob(batch.action), batch.valid)
-        return Losses({"policy": loss}, {"entropy": masked_mean(distribution.entropy(), batch.valid)})
+        entropy = masked_mean(distribution.entropy(), batch.valid)
+        if not self._online:
+            return Losses({"policy": loss}, {"entropy": entropy})
+        alpha = self.temperature()
+        terms = {"policy": loss - alpha * entropy, "temperature": self.temperature.loss(self.target_entropy - entropy)}
+        return Losses(terms, {"negative_log_likelihood": loss, "entropy": entropy, "alpha": alpha})
 
     def after_update(self, batch: DecisionTransformerBatch) -> None:
-        """Tells the policy what returns the data has."""
-        encoder, own = self.policy.encoder, self.config.target_return
-        return_scale, time_scale, best = batch.scales[:, 0]
+        """Tells the policy what returns there are, and what to ask for."""
+        encoder, explored_for = self.policy.encoder, self.config.exploration_return
+        return_scale, time_scale, target = batch.scales[:, 0]
         encoder.return_scale.copy_(return_scale)
         encoder.time_scale.copy_(time_scale)
-        encoder.target_return.copy_(best if own is None else torch.tensor(own))
+        encoder.target_return.copy_(target)
+        if self._online:
+            encoder.exploration_gain.copy_(0.5 * target.relu() if explored_for is None else explored_for - target)
+
+
+def _least_entropy(action: SpecTree) -> float:
+    """The entropy that a part of the action keeps by default, nats."""
+    if isinstance(action, DiscreteSpec):
+        return 0.1 * math.log(action.num)
+    if isinstance(action, MultiDiscreteSpec):
+        return 0.1 * sum(map(math.log, action.nvec))
+    return 0.1 * action.size * math.log(2) if isinstance(action, MultiBinarySpec) else -float(action.size)

@@ -18,8 +18,8 @@ class Unroll(Batch):
     sequence's first row, for `write_back`; `weight` `[N]` float32, by which a loss is multiplied where rows were
     drawn by priority; `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them; and for a plan that wants
     returns `return_to_go` `[N]` of the first row, NaN where the end of its episode was not recorded, `time` `[N]`, how
-    many steps of its episode came before, and of the buffer's complete episodes, the same in every column,
-    `return_range` `[2, N]`, the least and the greatest return, and `longest` `[N]`, the most steps.
+    many steps of its episode came before, and `episode_stats` `[5, N]`, the same in every column: how many complete
+    episodes the buffer has, their least, greatest and mean return, and the most steps of one; zeros without any.
     """
 
     step_type: Tensor

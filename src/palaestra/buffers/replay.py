@@ -202,26 +202,19 @@ class ReplayBuffer:
         Args:
             plan: what is drawn.
             index: [N] row numbers, of `chosen`.
-
-        Raises:
-            ShapeError: the plan wants returns, and no episode is complete.
         """
         reader = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if plan.mini_batch_length == 1:
             return reader.windows(index, plan.n_step)
         sequences = reader.sequences(index, plan.window, plan.burn_in)
-        if not (isinstance(plan, Offline) and plan.returns):
+        if not plan.returns:
             return sequences
         to_go, returns, longest = self._returns()
-        if not len(returns):
-            raise ShapeError(
-                "the data has no episode from beginning to end, so that nothing is known of returns; collect whole ones"
-            )
+        stats = [len(returns), returns.min(), returns.max(), returns.mean(), longest] if len(returns) else [0] * 5
         return sequences.replace(
             return_to_go=torch.from_numpy(to_go[index]),
             time=torch.from_numpy(reader.steps_from_begin(index)).float(),
-            return_range=torch.tensor([[returns.min()], [returns.max()]]).expand(-1, len(index)),
-            longest=torch.full((len(index),), float(longest)),
+            episode_stats=torch.tensor(stats, dtype=torch.float32).unsqueeze(-1).expand(-1, len(index)),
         )
 
     def _all_starts(self, plan: Replay) -> np.ndarray:

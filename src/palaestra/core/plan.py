@@ -142,6 +142,8 @@ class Replay:
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
     prioritized: Prioritized | None = None
     """How rows are drawn by priority; `None` draws all equally often."""
+    returns: bool = False
+    """Whether sequences come with what was still to come in their episodes."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "unroll_length", "capacity", "gradient_steps", "mini_batch_size", "mini_batch_length")

@@ -148,7 +148,7 @@ def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str)
         algorithm.plan = replace(plan, learning_starts=0)
 
 
-_OF_BOTH = ("gradient_steps", "mini_batch_size", "mini_batch_length", "n_step", "burn_in")
+_OF_BOTH = ("gradient_steps", "mini_batch_size", "mini_batch_length", "n_step", "burn_in", "returns")
 
 
 def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
@@ -164,7 +164,7 @@ def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str)
             f"offline.fraction is {config.offline.fraction} and offline.updates {config.offline.updates}, but {name} "
             "learns from offline.data alone; leave out both, or give a fraction to go on with steps of one agent"
         )
-    if algorithm.stored_fields or (algorithm.policy.state_spec and plan.data == "replay"):
+    if algorithm.stored_fields or (algorithm.policy.stored_state_spec and plan.data == "replay"):
         what = ", ".join(algorithm.stored_fields) or "the memory of its policy"
         raise ConfigError(f"{name} stores {what} with every step, which loaded data does not have; leave the data out")
     if plan.data == "replay":
@@ -359,7 +359,7 @@ def _unbounded(policy: Policy, specs: Environment | PolicySpec, num_lanes: int) 
         observation_spec=specs.observation_spec,
         action_spec=policy.raw_action_spec,
         reward_spec=specs.reward_spec,
-        state_spec=policy.state_spec or None,
+        state_spec=policy.stored_state_spec or None,
     )
 
 

@@ -189,6 +189,8 @@ class StepEncoder(nn.Module):
     """0-dim, the number of steps whose code is 1."""
     target_return: Tensor
     """0-dim, what is to come in an episode that begins, as far as the network is asked."""
+    exploration_gain: Tensor
+    """0-dim, how much more than that is asked for where a policy explores."""
 
     def __init__(self, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> None:
         super().__init__()
@@ -197,6 +199,7 @@ class StepEncoder(nn.Module):
         self.register_buffer("return_scale", torch.ones(()))
         self.register_buffer("time_scale", torch.ones(()))
         self.register_buffer("target_return", torch.zeros(()))
+        self.register_buffer("exploration_gain", torch.zeros(()))
 
     def forward(self, step: Any) -> Tensor:
         """The features of every row.

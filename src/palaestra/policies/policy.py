@@ -237,6 +237,11 @@ class Policy(MovableModule, ABC):
         """What the memory of one lane looks like: a dict of `TensorSpec`; `()` for a policy without."""
         return ()
 
+    @property
+    def stored_state_spec(self) -> Any:
+        """What of the memory is stored with rows, for sequences to begin from: by default all; `()` for none."""
+        return self.state_spec
+
     def initial_state(self, batch_size: int) -> Any:
         """The memory before the first step of an episode: a `Batch` with the keys of `state_spec`; `()` without one.
 

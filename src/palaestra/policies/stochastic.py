@@ -164,7 +164,8 @@ class CompositePolicy(StochasticPolicy):
 class ReturnConditionedPolicy(NetworkPolicy):
     """Draws actions as `CompositePolicy` does, asking at every step for the return that is still to come.
 
-    At the beginning of an episode that is `target_return`; each reward lowers it. The network sees it beside the
+    At the beginning of an episode that is `target_return`, and more where it explores, if its algorithm says so; each
+    reward lowers it. The network sees it beside the
     observation, the number of the step and the action before, and its memory has seen those of the steps before. The
     memory of a lane is the network's, with `earned`, the rewards so far; `time`, the steps so far; and `prev_action`,
     as the network sees it.
@@ -227,6 +228,10 @@ class ReturnConditionedPolicy(NetworkPolicy):
         own = {"prev_action": TensorSpec((self.encoder.action.out_size,))}
         return {**self.network.state_spec, "earned": TensorSpec(()), "time": TensorSpec(()), **own}
 
+    @property
+    def stored_state_spec(self) -> Any:
+        return ()  # sequences are learned from an empty memory on
+
     def _initial_state(self, batch_size: int) -> Any:
         own = {name: spec for name, spec in self.state_spec.items() if name not in self.network.state_spec}
         zeros = {name: torch.zeros(batch_size, *spec.shape, device=self.device) for name, spec in own.items()}
@@ -264,7 +269,8 @@ class ReturnConditionedPolicy(NetworkPolicy):
                 "the state that came back after that"
             )
         encoder, earned, time = self.encoder, state["earned"], state["time"]
-        to_go = (encoder.target_return - earned) / encoder.return_scale
+        asked = encoder.target_return + encoder.exploration_gain if explore else encoder.target_return
+        to_go = (asked - earned) / encoder.return_scale
         step = {"observation": observation, "return_to_go": to_go, "time": time / encoder.time_scale}
         distribution, memory = self.following(Batch.of(step | {"prev_action": state["prev_action"]}), state)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)

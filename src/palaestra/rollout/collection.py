@@ -270,7 +270,7 @@ def buffer_for(
         action_spec=policy.raw_action_spec,
         info_spec={name: spec for name, spec in policy.behaviour_spec.items() if name in algorithm.stored_fields},
         reward_spec=reward_spec,
-        state_spec=policy.state_spec or None,
+        state_spec=policy.stored_state_spec or None,
         state_period=1 if isinstance(plan, OnPolicy) or fragments else plan.mini_batch_length,
         complete_episodes_only=complete_episodes_only,
         **rest,

@@ -276,6 +276,7 @@ class Collector:
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
+        keeps_state = self._writer.keeps_state
         write, append, add, version = self._writer.write, self.buffer.append, self._tracker.add, policy.version
         env_s, inference_s, resets, done, appended = 0.0, 0.0, 0, 0, 0
         time_step, state = self._current(), self._state
@@ -299,7 +300,7 @@ class Collector:
             elif ended is not None:
                 write(step.action, time_step, state, None, ended)
             else:  # what `write` does, without the call
-                append(step.action, time_step, policy_version=version, state=None if type(state) is tuple else state)
+                append(step.action, time_step, policy_version=version, state=state if keeps_state else None)
                 add(time_step)
                 appended += 1
             state = step.state

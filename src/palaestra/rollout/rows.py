@@ -39,6 +39,8 @@ class RowWriter:
 
     def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
         self._buffer, self._policy, self._tracker = buffer, policy, tracker
+        self.keeps_state = bool(policy.stored_state_spec)
+        """Whether the policy's hidden state is appended as well."""
         self.together = 0
         """Rows of all lanes since the last `write_log_probs` that were appended without `write`."""
         self._apart: np.ndarray | None = None  # [B] those of each lane that `write` appended
@@ -78,7 +80,7 @@ class RowWriter:
             lanes: [n] which they are; `None` is all.
             ended: LAST rows of lanes that began a new episode within the step; others than `lanes` are left out.
         """
-        hidden = None if type(state) is tuple else state
+        hidden = state if self.keeps_state else None
         append, version = self._buffer.append, self._policy.version
         if ended is not None:
             place = np.full(self._buffer.num_lanes, -1)
