@@ -18,6 +18,7 @@ from palaestra.core import (
     Batch,
     ConfigError,
     NonFiniteError,
+    Offline,
     OnPolicy,
     StepType,
     minibatches,
@@ -193,9 +194,13 @@ def test_optimizers_cover_each_trainable_parameter_exactly_once(name, kind):
 
 @every_case
 def test_an_update_reaches_every_trainable_parameter(name, kind):
+    """Where it can go from data to steps of its own, an update of each."""
     algorithm, collector = collected(name, kind)
     before = parameters(shaken(algorithm))
     algorithm.update(collector.buffer)
+    if isinstance(algorithm.plan, Offline) and not algorithm.imitates:
+        algorithm.plan = algorithm.plan.online()
+        algorithm.update(collector.buffer)
     trained = {key for optimizer in algorithm.model.optimizers.values() for key in optimizer.names}
     moved = set(different(before, parameters(algorithm)))
     assert {f"component.{key}" for key in trained} <= moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -216,6 +216,10 @@ class Offline:
     def window(self) -> int:
         """Rows of a lane that one draw needs, besides the open one: n steps, or a sequence with its burn-in."""
         return _window(self)
+
+    def online(self) -> Replay:
+        """The plan to go on with when steps of its own join the data: a step from every environment between updates."""
+        return Replay(unroll_length=1, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     def capacity_for(self, num_lanes: int) -> int:
         """Refused: a fixed data set is a loaded buffer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from palaestra.core import (
     POLICY,
     ConfigError,
     MissingExtraError,
+    Offline,
     Replay,
     RunSeeds,
     ShapeError,
@@ -141,14 +142,10 @@ def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str)
             f"offline.updates is {settings.updates} and trainer.total_env_steps is {budget}, of which an update on the "
             "data takes one, so that none is left for env steps; raise the budget, or leave out offline.updates"
         )
-    if goes_on:
-        shared = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name in _OF_BOTH}
-        algorithm.plan = Replay(unroll_length=1, **shared)
+    if goes_on and isinstance(plan, Offline):
+        algorithm.plan = plan.online()
     elif settings.updates and isinstance(plan, Replay):
         algorithm.plan = replace(plan, learning_starts=0)
-
-
-_OF_BOTH = ("gradient_steps", "mini_batch_size", "mini_batch_length", "n_step", "burn_in", "returns")
 
 
 def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
