@@ -13,12 +13,14 @@ import torch
 from gymnasium import spaces
 
 import palaestra
+from palaestra.core import EnvError
 from palaestra.distributed import CollectorFactory, RolloutWorker, worker
 from palaestra.distributed.worker import acting_weights
-from palaestra.envs import EnvConfig, FaultPolicy, GymEnvironment, LaneEnvironment, ProcessDriver
+from palaestra.envs import EnvConfig, FaultPolicy, GymEnvironment, LaneEnvironment, ProcessDriver, SerialDriver
 from palaestra.experiments import read_faults, records
 from palaestra.runtime import LeakWatch, Usage, leaks
 from tests.algorithms.parts import make
+from tests.envs.worlds import Counter
 from tests.experiments.parts import SMALL
 
 STEPS = 1100  # until a worker has looked five times
@@ -184,3 +186,28 @@ def test_a_system_that_does_not_tell_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(leaks, "_SELF", tmp_path / "none")
     assert leaks.usage() is None
     assert LeakWatch().look() == []
+
+
+class FailsAlways(Counter):
+    """Raises in every step."""
+
+    def step(self, action):
+        raise KeyError("again")
+
+
+def test_of_faults_the_newest_are_kept_and_all_are_counted():
+    """F14: what is kept does not grow with the run; the first fault is named where it ends one."""
+    faults = FaultPolicy(on_fault="restart", max_restarts=1000, backoff_s=0)
+    env = LaneEnvironment(SerialDriver([lambda: GymEnvironment(FailsAlways())] * 2, faults=faults))
+    env.reset()
+    for _ in range(75):
+        env.step([0, 0])
+    assert (len(env.faults), env.faults.total) == (100, 150)
+    assert env.faults.counts == {("raised", "environment 0"): 75, ("raised", "environment 1"): 75}
+    assert [fault.episode for fault in env.faults.since(148)] == [74, 74]
+    lanes = [GymEnvironment(FailsAlways()) for _ in range(101)]
+    dropped = LaneEnvironment(SerialDriver(lanes, faults=FaultPolicy(on_fault="drop")))
+    dropped.reset()
+    with pytest.raises(EnvError, match=r"The first fault was: environment 0 raised KeyError"):
+        dropped.step([0] * 101)
+    assert dropped.faults.total == 101

@@ -380,28 +380,3 @@ def test_an_environment_cannot_end_the_process_with_success():
         env.step(ZEROS[:1])
     with pytest.raises(EnvError, match=r"raised SystemExit in episode 0 \(seed \d+\), at step 4 with action 0: 0\n"):
         env.step(ZEROS[:1])
-
-
-class FailsAlways(Counter):
-    """Raises in every step."""
-
-    def step(self, action):
-        raise KeyError("again")
-
-
-def test_of_faults_the_newest_are_kept_and_all_are_counted():
-    """F14: what is kept does not grow with the run; the first fault is named where it ends one."""
-    faults = FaultPolicy(on_fault="restart", max_restarts=1000, backoff_s=0)
-    env = LaneEnvironment(SerialDriver([lambda: GymEnvironment(FailsAlways())] * 2, faults=faults))
-    env.reset()
-    for _ in range(75):
-        env.step([0, 0])
-    assert (len(env.faults), env.faults.total) == (100, 150)
-    assert env.faults.counts == {("raised", "environment 0"): 75, ("raised", "environment 1"): 75}
-    assert [fault.episode for fault in env.faults.since(148)] == [74, 74]
-    lanes = [GymEnvironment(FailsAlways()) for _ in range(101)]
-    dropped = LaneEnvironment(SerialDriver(lanes, faults=FaultPolicy(on_fault="drop")))
-    dropped.reset()
-    with pytest.raises(EnvError, match=r"The first fault was: environment 0 raised KeyError"):
-        dropped.step([0] * 101)
-    assert dropped.faults.total == 101

@@ -276,10 +276,9 @@ class Collector:
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
-        keeps_state = self._writer.keeps_state
         write, append, add, version = self._writer.write, self.buffer.append, self._tracker.add, policy.version
         env_s, inference_s, resets, done, appended = 0.0, 0.0, 0, 0, 0
-        time_step, state = self._current(), self._state
+        time_step, state, keeps_state = self._current(), self._state, self._writer.keeps_state
         while done < rows and not self._pausing:
             kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
             resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
