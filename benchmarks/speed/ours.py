@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from benchmarks.speed.workloads import (
     DQNSettings,
     IQLSettings,
     OfflineSettings,
+    OffPolicySettings,
     PongPPOSettings,
     PPOSettings,
     QRDQNSettings,
@@ -59,6 +61,7 @@ LOG_EVERY_STEPS = dict.fromkeys((PPOSettings, CheetahPPOSettings, PongPPOSetting
 LOG_EVERY_STEPS |= {DQNSettings: 500, QRDQNSettings: 500}
 LOG_EVERY_STEPS |= dict.fromkeys((SACSettings, TD3Settings, CrossQSettings, IQLSettings), 100) | {CQLSettings: 20}
 ENDLESS = 10**9
+Settings = PPOSettings | DQNSettings | OffPolicySettings | OfflineSettings
 
 
 class WindowLogger:
@@ -120,88 +123,58 @@ def configuration(name: str, *, compiled: bool, precision: Precision = "float32"
     )
 
 
-def algorithm_config(settings: PPOSettings | DQNSettings | SACSettings | OfflineSettings) -> AlgorithmConfig:
+def algorithm_config(settings: Settings) -> AlgorithmConfig:
     if isinstance(settings, PPOSettings):
         return ppo(settings)
     if isinstance(settings, OfflineSettings):
         return offline(settings)
-    return off_policy(settings) if isinstance(settings, SACSettings) else dqn(settings)
+    return off_policy(settings) if isinstance(settings, OffPolicySettings) else dqn(settings)
+
+
+def shared(settings: Settings) -> dict[str, Any]:
+    """What every algorithm has."""
+    network = NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation)
+    rest = {"mini_batch_size": settings.minibatch_size, "gamma": settings.gamma, "network": network}
+    return {"learning_rate": settings.learning_rate, **rest}
+
+
+def replayed(settings: DQNSettings | OffPolicySettings) -> dict[str, Any]:
+    """What algorithms have that learn from a replay buffer."""
+    names = ("unroll_length", "gradient_steps", "capacity")
+    own = {name: getattr(settings, name) for name in names}
+    return {**shared(settings), **own, "learning_starts": settings.initial_steps}
 
 
 def ppo(settings: PPOSettings) -> PPOConfig:
-    return PPOConfig(
-        learning_rate=settings.learning_rate,
-        unroll_length=settings.unroll_length,
-        num_epochs=settings.epochs,
-        mini_batch_size=settings.minibatch_size,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
-        clip=settings.clip,
-        value_cost=settings.value_cost,
-        entropy_cost=settings.entropy_cost,
-        max_grad_norm=settings.max_grad_norm,
-        network=NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
-    )
+    names = ("unroll_length", "gae_lambda", "clip", "value_cost", "entropy_cost", "max_grad_norm")
+    own = {name: getattr(settings, name) for name in names}
+    return PPOConfig(**shared(settings), **own, num_epochs=settings.epochs)
 
 
 def dqn(settings: DQNSettings) -> DQNConfig | QRDQNConfig:
-    shared: dict[str, Any] = {
-        "learning_rate": settings.learning_rate,
-        "unroll_length": settings.unroll_length,
-        "gradient_steps": settings.gradient_steps,
-        "mini_batch_size": settings.minibatch_size,
-        "capacity": settings.capacity,
-        "learning_starts": settings.initial_steps,
-        "gamma": settings.gamma,
-        "n_step": 1,
-        "double": False,
-        "target_period": settings.target_period,
-        "epsilon": settings.epsilon,
-        "max_grad_norm": settings.max_grad_norm,
-        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
-    }
+    names = ("target_period", "epsilon", "max_grad_norm")
+    given = {**replayed(settings), **{name: getattr(settings, name) for name in names}, "n_step": 1, "double": False}
     if isinstance(settings, QRDQNSettings):
-        return QRDQNConfig(**shared, num_quantiles=settings.num_quantiles)
-    return DQNConfig(**shared)
+        return QRDQNConfig(**given, num_quantiles=settings.num_quantiles)
+    return DQNConfig(**given)
 
 
-def off_policy(settings: SACSettings) -> SACConfig | TD3Config | CrossQConfig:
-    shared: dict[str, Any] = {
-        "learning_rate": settings.learning_rate,
-        "unroll_length": settings.unroll_length,
-        "gradient_steps": settings.gradient_steps,
-        "mini_batch_size": settings.minibatch_size,
-        "capacity": settings.capacity,
-        "learning_starts": settings.initial_steps,
-        "gamma": settings.gamma,
-        "network": NetworkConfig(
-            hidden_sizes=settings.hidden_sizes,
-            activation=settings.activation,
-            batch_norm=isinstance(settings, CrossQSettings),
-        ),
-    }
+def off_policy(settings: OffPolicySettings) -> SACConfig | TD3Config | CrossQConfig:
+    given = replayed(settings)
     if isinstance(settings, CrossQSettings):
-        return CrossQConfig(**shared, policy_period=settings.policy_period)
-    shared["tau"] = settings.tau
+        given["network"] = replace(given["network"], batch_norm=True)
+        return CrossQConfig(**given, policy_period=settings.policy_period)
+    assert isinstance(settings, SACSettings)
     if not isinstance(settings, TD3Settings):
-        return SACConfig(**shared)
-    names = ("policy_period", "exploration_std", "target_noise_std", "target_noise_clip")
-    return TD3Config(**shared, **{name: getattr(settings, name) for name in names})
+        return SACConfig(**given, tau=settings.tau)
+    names = ("tau", "policy_period", "exploration_std", "target_noise_std", "target_noise_clip")
+    return TD3Config(**given, **{name: getattr(settings, name) for name in names})
 
 
 def offline(settings: OfflineSettings) -> CQLConfig | IQLConfig:
-    shared: dict[str, Any] = {
-        "learning_rate": settings.learning_rate,
-        "mini_batch_size": settings.minibatch_size,
-        "gamma": settings.gamma,
-        "tau": settings.tau,
-        "network": NetworkConfig(hidden_sizes=settings.hidden_sizes, activation=settings.activation),
-    }
-    if isinstance(settings, CQLSettings):
-        return CQLConfig(**shared, num_actions=settings.num_actions, conservative_cost=settings.conservative_cost)
-    assert isinstance(settings, IQLSettings)
-    names = ("expectile", "inverse_temperature")
-    return IQLConfig(**shared, **{name: getattr(settings, name) for name in names})
+    kind: Any = CQLConfig if isinstance(settings, CQLSettings) else IQLConfig
+    own = ("num_actions", "conservative_cost") if kind is CQLConfig else ("expectile", "inverse_temperature")
+    return kind(**shared(settings), **{name: getattr(settings, name) for name in ("tau", *own)})
 
 
 def data(algorithm: Algorithm) -> OfflineData:

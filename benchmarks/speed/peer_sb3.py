@@ -23,6 +23,7 @@ from benchmarks.speed.workloads import (
     WORKLOADS,
     CrossQSettings,
     DQNSettings,
+    OffPolicySettings,
     PongPPOSettings,
     PPOSettings,
     QRDQNSettings,
@@ -70,7 +71,7 @@ def model(workload: Workload, seed: int = 0) -> Any:
         return ppo("CnnPolicy", settings, VecFrameStack(env, 4), {"net_arch": []}, seed)
     env = make_vec_env(workload.env, n_envs=settings.num_envs, seed=seed)
     network = {"net_arch": list(settings.hidden_sizes), "activation_fn": ACTIVATIONS[settings.activation]}
-    if isinstance(settings, SACSettings):
+    if isinstance(settings, OffPolicySettings):
         return off_policy(settings, env, network, seed)
     if isinstance(settings, PPOSettings):
         return ppo("MlpPolicy", settings, env, network, seed)
@@ -118,7 +119,7 @@ def dqn(settings: DQNSettings, env: Any, network: dict[str, Any], seed: int) -> 
     return DQN("MlpPolicy", env, policy_kwargs=network, **shared)
 
 
-def off_policy(settings: SACSettings, env: Any, network: dict[str, Any], seed: int) -> SAC | TD3 | CrossQ:
+def off_policy(settings: OffPolicySettings, env: Any, network: dict[str, Any], seed: int) -> SAC | TD3 | CrossQ:
     shared: dict[str, Any] = {
         "policy_kwargs": network,
         "learning_rate": settings.learning_rate,
@@ -133,6 +134,7 @@ def off_policy(settings: SACSettings, env: Any, network: dict[str, Any], seed: i
     }
     if isinstance(settings, CrossQSettings):
         return CrossQ("MlpPolicy", env, **shared, policy_delay=settings.policy_period)
+    assert isinstance(settings, SACSettings)
     shared["tau"] = settings.tau
     if not isinstance(settings, TD3Settings):
         return SAC("MlpPolicy", env, **shared)

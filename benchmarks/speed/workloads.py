@@ -74,20 +74,28 @@ class QRDQNSettings(DQNSettings):
 
 
 @dataclass(frozen=True)
-class SACSettings:
-    """Twin critics, an automatic temperature, one gradient step of everything after each step."""
-
+class ActorCriticSettings:
     num_envs: int = 1
     unroll_length: int = 1
     minibatch_size: int = 256
-    gradient_steps: int = 1
     hidden_sizes: tuple[int, ...] = (256, 256)
     activation: str = "relu"
     learning_rate: float = 3e-4
     gamma: float = 0.99
-    tau: float = 0.005
+
+
+@dataclass(frozen=True)
+class OffPolicySettings(ActorCriticSettings):
+    gradient_steps: int = 1
     capacity: int = 1_000_000
     initial_steps: int = 500
+
+
+@dataclass(frozen=True)
+class SACSettings(OffPolicySettings):
+    """Twin critics, an automatic temperature, one gradient step of everything after each step."""
+
+    tau: float = 0.005
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class TD3Settings(SACSettings):
 
 
 @dataclass(frozen=True)
-class CrossQSettings(SACSettings):
+class CrossQSettings(OffPolicySettings):
     """Twin critics without targets, batch renormalisation, Adam's first beta 0.5; every third step moves the actor."""
 
     learning_rate: float = 1e-3
@@ -109,16 +117,9 @@ class CrossQSettings(SACSettings):
 
 
 @dataclass(frozen=True)
-class OfflineSettings:
+class OfflineSettings(ActorCriticSettings):
     """What `offline_rows` makes, in memory; one gradient step of everything in each iteration."""
 
-    num_envs: int = 1
-    unroll_length: int = 1
-    minibatch_size: int = 256
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    activation: str = "relu"
-    learning_rate: float = 3e-4
-    gamma: float = 0.99
     tau: float = 0.005
 
 
@@ -141,7 +142,7 @@ class IQLSettings(OfflineSettings):
 @dataclass(frozen=True)
 class Workload:
     title: str
-    settings: PPOSettings | DQNSettings | SACSettings | OfflineSettings
+    settings: PPOSettings | DQNSettings | OffPolicySettings | OfflineSettings
     eager: float | None = None
     """Least median ratio to the peer, where there is a bar."""
     compiled: float | None = None

@@ -165,10 +165,9 @@ class ReturnConditionedPolicy(NetworkPolicy):
     """Draws actions as `CompositePolicy` does, asking at every step for the return that is still to come.
 
     At the beginning of an episode that is `target_return`, and more where it explores, if its algorithm says so; each
-    reward lowers it. The network sees it beside the
-    observation, the number of the step and the action before, and its memory has seen those of the steps before. The
-    memory of a lane is the network's, with `earned`, the rewards so far; `time`, the steps so far; and `prev_action`,
-    as the network sees it.
+    reward lowers it. The network sees it beside the observation, the number of the step and the action before, and its
+    memory has seen those of the steps before. The memory of a lane is the network's, with `earned`, the rewards so far;
+    `time`, the steps so far; and `prev_action`, as the network sees it.
 
     Args:
         network: a `RecurrentNetwork` with a `StepEncoder`: made by `build`.

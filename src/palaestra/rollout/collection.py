@@ -221,15 +221,26 @@ class OfflineFirst:
         """Of both, for a checkpoint."""
         return {"offline": self._offline.state(), "collector": self.collector.state()}
 
+    @staticmethod
+    def is_of_offline_run(state: Mapping[str, Any]) -> bool:
+        """Whether a state is of `OfflineData`: of an offline run, which goes online now and has no rows of its own.
+
+        Args:
+            state: that was saved.
+        """
+        return "collector" not in state
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `state` returned.
 
         Args:
-            state: of a run on the same data; or of `OfflineData`, whose run has collected nothing so far.
+            state: of a run on the same data, or of an offline run.
         """
-        self._offline.load_state(state.get("offline", state))
-        if "collector" in state:
-            self.collector.load_state(state["collector"])
+        if self.is_of_offline_run(state):
+            self._offline.load_state(state)
+            return
+        self._offline.load_state(state["offline"])
+        self.collector.load_state(state["collector"])
 
 
 def buffer_for(

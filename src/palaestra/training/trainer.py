@@ -11,7 +11,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
-from palaestra.rollout import Episode, Evaluation, Metric, default_metrics
+from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.async_evaluation import Evaluator
 from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
@@ -370,9 +370,9 @@ class Trainer:
         """
         self._loaded.load_state(state.get("loaded", []))
         self.learner.load_state({name: state[part_name("algorithm", name)] for name in self.algorithms})
-        for name, buffer in self.collector.buffers.items():
-            if (saved := state.get(part_name("buffer", name))) is not None:  # none, where an offline run goes online
-                buffer.load_state_tensors(saved)
+        goes_online = isinstance(self.collector, OfflineFirst) and OfflineFirst.is_of_offline_run(state["collect"])
+        for name, buffer in () if goes_online else self.collector.buffers.items():
+            buffer.load_state_tensors(state[part_name("buffer", name)])
         self.collector.load_state(state["collect"])
         trainer = state["trainer"]
         self._rows_logged = trainer["position"]["metrics"]
