@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import Seeds, curve, rival_title
+from benchmarks.learning.summary import Seeds, curve, peer_title
 from benchmarks.numbers import mean_interval
 
 
@@ -30,7 +30,7 @@ def draw(name: str, record: Mapping[str, Any], folder: Path, peer: Seeds = ()) -
     if row.zoo is not None:
         axes.axhline(row.zoo.mean, color="grey", linestyle="--", linewidth=1, label="RL Baselines3 Zoo")
     if peer:
-        peer_label = "Stable-Baselines3" if row.rival is None else rival_title(row)
+        peer_label = peer_title(row)
         theirs = [(x, y.mean) for x, y in curve(peer)]
         axes.plot(*zip(*theirs, strict=True), color="C1", marker="o", markersize=3, label=peer_label)
     axes.set(title=f"{row.title} on {row.task}", xlabel="env steps", ylabel="evaluation return")

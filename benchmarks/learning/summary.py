@@ -35,9 +35,9 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
     if row.zoo is not None:
         bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
     if peer and row.rival is not None:
-        bars.append(rival_bar(final(seeds), rival_title(row), sample(final(peer)), row.times))
+        bars.append(rival_bar(final(seeds), peer_title(row), sample(final(peer)), row.times))
     elif peer:
-        bars.append(level_bar(final(seeds), "Stable-Baselines3", sample(final(peer)), chance()[row.env]))
+        bars.append(level_bar(final(seeds), peer_title(row), sample(final(peer)), chance()[row.env]))
     if row.solved is not None:
         bars.append(solved_bar(final(seeds), row.solved, row.seeds))
     if row.env == "CartPole-v1" and not row.variant:
@@ -93,10 +93,12 @@ def rival_bar(returns: Sequence[float], whom: str, theirs: Sample, times: float 
     return {"text": f"{text} ± {half_width:.3g}", "verdict": verdict}
 
 
-def rival_title(row: Row) -> str:
-    """Of the row to surpass: what differs, the algorithm or the variant."""
-    rival = ROWS[str(row.rival)]
-    return rival.title if rival.algorithm != row.algorithm else rival.variant
+def peer_title(row: Row) -> str:
+    """Of its `peer_of`: what differs, the library, the algorithm or the variant."""
+    peer = ROWS[row.rival or row.level_with or f"sb3_{row.name}"]
+    if peer.peer:
+        return "Stable-Baselines3"
+    return peer.title if peer.algorithm != row.algorithm else peer.variant or f"that without {row.variant}"
 
 
 def solved_bar(returns: Sequence[float], least: float, wanted: int) -> dict[str, Any]:
