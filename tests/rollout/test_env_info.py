@@ -15,7 +15,8 @@ from palaestra import EnvConfig
 from palaestra.core import PalaestraError
 from palaestra.envs import load
 from palaestra.envs.wrappers import ObservationMap
-from palaestra.policies import RulePolicy
+from palaestra.policies import RandomPolicy, RulePolicy
+from palaestra.rollout import evaluate
 from tests.cli.parts import exit_code
 
 EPISODE = 4
@@ -134,6 +135,16 @@ def test_where_an_episode_begins_within_a_step_named_entries_are_zeros_and_the_l
             assert step.env_info.cost.tolist() == step.env_info.never.tolist() == [0.0, 0.0]
         assert env.ended is not None and env.ended.env_info.cost.tolist() == [10.0 * EPISODE] * 2
         assert env.ended.env_info.never.isnan().all()
+
+
+@pytest.mark.parametrize("pool", ["restarting_pool", "pool_that_is_reset"])
+def test_such_pools_are_evaluated_and_measured(pool):
+    """ALF-33: their episodes end where the next ones begin."""
+    config = EnvConfig(name=f"{__name__}:{pool}", num_envs=2, vectorization="native")
+    with palaestra.create_environment(config, seed=1) as env:
+        policy = RandomPolicy(env.observation_spec, env.action_spec)
+        found = evaluate(policy, env, episodes=5, time_limit_s=60.0)
+        assert (found.episodes, found.length_mean, found.parts["cost"]) == (5, EPISODE, COSTS["cost"])
 
 
 def test_entries_that_are_not_named_come_and_go():

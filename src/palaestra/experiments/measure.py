@@ -21,6 +21,7 @@ from palaestra.experiments.records import memory_bytes, network_lines, networks_
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.training import Trainer
+from palaestra.training.console import duration
 
 __all__ = ["EnvironmentSpeed", "Estimate", "bench_environment", "dry_run"]
 
@@ -56,7 +57,7 @@ class Estimate:
     def __str__(self) -> str:
         lines = [
             f"speed       {self.env_steps_per_s:,.0f} env steps per second, after {self.updates} updates",
-            f"time        {_duration(self.train_s)}, without evaluations and checkpoints",
+            f"time        {duration(self.train_s)}, without evaluations and checkpoints",
             *network_lines(self.networks),
             f"parameters  {self.num_parameters:,} ({decimal(self.model_bytes)} with optimizer state)",
             f"buffer      {decimal(self.buffer_bytes)} when full",
@@ -129,13 +130,6 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
 
 def _bytes_of(tensors: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tensors))
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    if hours:
-        return f"{hours} h {rest // 60:02d} min"
-    return f"{rest // 60} min {rest % 60:02d} s" if rest >= 60 else f"{seconds:.1f} s"
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,8 @@ def _play(config: EnvConfig) -> Generator[tuple[int, float]]:
             begin_s = time.perf_counter()
             time_step = env.step(action)
             took_s = time.perf_counter() - begin_s
-            yield int((time_step.step_type != StepType.FIRST).sum()), took_s
+            begun_again = 0 if env.ended is None else len(env.ended.env_id)
+            yield int((time_step.step_type != StepType.FIRST).sum()) + begun_again, took_s
 
 
 def _play_envs(config: EnvConfig) -> Generator[tuple[int, float]]:

@@ -144,6 +144,8 @@ def _episode(policy: Policy, env: Environment, number: int) -> Iterator[tuple[li
         said = f"reward {reward:.3g}, return {total:.4g}"
         yield [f"episode {number}, step {length}", f"action {_short(action)}", said], []
         time_step, state = env.step(action), step.state
+        if env.ended is not None:  # it began again in the same step
+            time_step = env.ended
         total, length = total + float(time_step.reward.sum()), length + 1
     yield [f"episode {number}, step {length}", "", f"the end, return {total:.4g}"], [total]
 

@@ -157,8 +157,11 @@ def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[li
     while True:
         step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
         time_step, state = env.step(policy.env_action(step.action)), step.state
+        if env.ended is not None:  # episodes that ended and began again in one step
+            tracker.add(env.ended, np.asarray(env.ended.env_id))
         tracker.add(time_step)
-        yield tracker.finished() if (time_step.step_type == StepType.LAST).any() else []
+        over = env.ended is not None or (time_step.step_type == StepType.LAST).any()
+        yield tracker.finished() if over else []
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice", "duration"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 
@@ -39,7 +39,7 @@ class TimeSplit:
         self._since = time.perf_counter()
 
     def start(self) -> None:
-        """The run begins or resumes; earlier metrics are not shown."""
+        """The run begins or resumes: what comes before is nobody's time."""
         self._since = time.perf_counter()
 
     def spent(self, part: str) -> None:
@@ -221,7 +221,7 @@ class ConsoleLogger:
         speed = row["time/env_steps_per_s"]
         left_s = max(0, self._total - done) / max(speed, 1e-9)
         table = Table.grid(padding=(0, 2))
-        table.add_row("env steps", f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{_duration(left_s)} left")
+        table.add_row("env steps", f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{duration(left_s)} left")
         table.add_row(
             "return",
             f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet",
@@ -280,6 +280,13 @@ def _bars(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people, such as `2 h 05 min`.
+
+    Args:
+        seconds: how long.
+    """
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.3g} s"
