@@ -281,9 +281,9 @@ def test_what_is_appended_without_versions_has_none():
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_a_fragment_brings_the_policy_version_of_each_row(complete):
-    """MARO-12: lag is counted by rows, so none may take the version of its neighbour."""
-    buffer = make_buffer(40, 2, complete_episodes_only=complete)
+def test_a_fragment_brings_version_and_policy_info_of_each_row(complete):
+    """MARO-12: lag is counted by rows, so none may take the version of its neighbour; nor its log-probability."""
+    buffer = make_buffer(40, 2, complete_episodes_only=complete, info_spec={"log_prob": TensorSpec(())})
     kinds = torch.tensor([[0, 0], [1, 1], [2, 1], [0, 2], [1, 0], [2, 1]], dtype=torch.int32)
     fields = {
         "step_type": kinds,
@@ -292,10 +292,31 @@ def test_a_fragment_brings_the_policy_version_of_each_row(complete):
         "observation": torch.arange(12).reshape(6, 2),
         "action": torch.zeros(5, 2, dtype=torch.int64),
         "policy_version": torch.tensor([[5, 1], [5, 2], [6, 2], [7, 3], [7, 4]], dtype=torch.int32),
+        "policy_info": {"log_prob": -torch.arange(10.0).reshape(5, 2)},
     }
     buffer.extend(Batch.of(fields))
     newest = buffer.newest(5)
     assert newest.policy_version.tolist() == fields["policy_version"].tolist()
+    assert torch.equal(newest.policy_info.log_prob, fields["policy_info"]["log_prob"])
+    left = {name: value for name, value in fields.items() if name != "policy_info"}
+    buffer.extend(Batch.of(left))
+    assert not buffer.newest(5).policy_info.log_prob.any()
+
+
+def test_an_episode_that_breaks_off_takes_its_versions_with_it():
+    buffer = make_buffer(40, 1, complete_episodes_only=True)
+    fields = {
+        "step_type": torch.tensor([[0], [1], [2], [0], [1], [0], [1], [2]], dtype=torch.int32),
+        "reward": torch.zeros(8, 1),
+        "discount": torch.ones(8, 1),
+        "observation": torch.arange(8).reshape(8, 1),
+        "action": torch.zeros(7, 1, dtype=torch.int64),
+        "policy_version": torch.arange(1, 8, dtype=torch.int32).reshape(7, 1),
+    }
+    buffer.extend(Batch.of(fields))
+    newest = buffer.newest(5)
+    assert newest.observation[:-1].flatten().tolist() == [0, 1, 2, 5, 6]
+    assert newest.policy_version.flatten().tolist() == [1, 2, 3, 6, 7]
 
 
 def test_rows_keep_what_the_environment_reports_beside_observations_of_several_arrays():

@@ -7,7 +7,7 @@ import numpy as np
 from palaestra.buffers.lane_storage import FIRST, LAST, MID
 from palaestra.buffers.reader import StreamReader
 from palaestra.buffers.streams import Streams
-from palaestra.core import Batch, ShapeError, TimeStep, as_array
+from palaestra.core import Batch, ShapeError, TimeStep, as_array, tree_select
 
 __all__ = ["StreamWriter"]
 
@@ -43,7 +43,7 @@ class StreamWriter:
             ShapeError: a structure, shape or dtype is not what the buffer was made for.
         """
         positions, which = self._positions, self._which(env_id)
-        arrived = self._checked_step(time_step, len(which))
+        arrived = self._storage.checked_step(time_step, len(which))
         if positions.spare:
             self._begin_stacks(time_step, which)
         running = which[positions.opened[which]]
@@ -107,17 +107,23 @@ class StreamWriter:
         if streams.log is not None:
             streams.write_log()
 
-    def _append_to(self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: int, hidden: Any) -> None:
+    def _append_to(
+        self, lanes: np.ndarray, action: Any, time_step: TimeStep, version: Any, hidden: Any, info: Any = None
+    ) -> None:
+        """Appends one row of some lanes; the version is one number or [n], `hidden` is checked, `info` is not."""
         positions = self._positions
         if not positions.all_open and not positions.opened[lanes].all():
             closed = lanes[~positions.opened[lanes]].tolist()
             raise ShapeError(f"the lanes {closed} have no open row to complete; call open(time_step, env_id) first")
         taken = self._storage.checked("action", action, len(lanes))
-        arrived = self._checked_step(time_step, len(lanes))
+        taken += [] if info is None else self._storage.checked("policy_info", info, len(lanes))
+        arrived = self._storage.checked_step(time_step, len(lanes))
         if self.used:
             self._discard()
         self._make_room(lanes)
         completed = positions.numbers(lanes)
+        if info is None and self._streams.info_fields:
+            self._storage.zero(("policy_info",), completed)
         self._storage.write(taken, completed)
         self._storage.policy_versions.flat[completed] = version
         if hidden:
@@ -210,13 +216,15 @@ class StreamWriter:
 
     def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
         arrived = [TimeStep(**{name: rows[name][t] for name in self._storage.step_fields}) for t in range(steps + 1)]
+        versions = as_array(rows["policy_version"]) if "policy_version" in rows else np.zeros((steps, 1), np.int32)
+        infos = rows["policy_info"] if "policy_info" in rows and self._streams.info_fields else None
         self.open(arrived[0], which)
         for t in range(steps):
-            state = rows["state"][t] if self._streams.states is not None else None
-            self.append(rows["action"][t], arrived[t + 1], state=state, env_id=which)
-            completed = (self._positions.cursors[which] - 1) % self._positions.ring_size * len(self._lanes) + which
-            if "policy_version" in rows:
-                self._storage.policy_versions.flat[completed] = rows["policy_version"][t]
+            hidden = (
+                self._checked_state(tree_select(rows["state"], t), which) if self._streams.states is not None else []
+            )
+            info = None if infos is None else tree_select(infos, t)
+            self._append_to(which, rows["action"][t], arrived[t + 1], versions[t], hidden, info)
 
     def update(self, other: StreamReader) -> None:
         """Appends what another buffer holds, lane by lane in time order.
@@ -384,9 +392,6 @@ class StreamWriter:
             )
 
     # -- checks
-
-    def _checked_step(self, time_step: TimeStep, *leading: int) -> list[tuple[str, Any]]:
-        return self._storage.checked_step(time_step, *leading)
 
     def _which(self, lanes: Any) -> np.ndarray:
         if lanes is None:
