@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra.buffers import saving
-from palaestra.core import Batch, CheckpointError
+from palaestra.core import Batch, CheckpointError, files
 from palaestra.core.files import second_copy
 from palaestra.training import CheckpointStore, checkpoints
 from tests.buffers.model import filled
@@ -183,3 +183,22 @@ def test_a_damaged_checkpoint_is_put_aside(tmp_path):
         assert store.load_newest()[0] == 1
         assert [path.name for path in tmp_path.glob("*.corrupt")] == ["step_0000000002.corrupt"]
         store.save(2, state(2))
+
+
+def test_a_checkpoint_that_is_replaced_is_there_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    """F9: a run that ends at an env step that it has saved already writes that step's checkpoint again."""
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, state(1))
+    seal, there = files.seal, []
+
+    def noted(*args: Any, **named: Any) -> None:
+        seal(*args, **named)
+        there.append(CheckpointStore(tmp_path).load(path)[1]["trainer"])
+
+    monkeypatch.setattr(files, "seal", noted)
+    store.save(1, state(2), replace=True)
+    assert there == [state(1)["trainer"]]
+    assert store.load_newest()[1]["trainer"] == state(2)["trainer"]
+    path.rename(tmp_path / f".tmp-{path.name}")  # killed between two renames
+    assert not store.never_saved and store.steps() == []
+    assert store.load_newest()[1]["trainer"] == state(2)["trainer"]

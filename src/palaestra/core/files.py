@@ -435,9 +435,11 @@ def whole_folder(target: Path, what: str) -> Iterator[Path]:
         _flush_directory(temporary)
         temporary.rename(target)
         _flush_directory(target.parent)
-    except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"the {what} at {target} cannot be written: {error}") from error
+        if isinstance(error, OSError | SafetensorError):  # a full disk is the second where tensors are written
+            raise CheckpointError(f"the {what} at {target} cannot be written: {error}") from error
+        raise
 
 
 def _flush_directory(path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = ["FORMAT_VERSION", "CheckpointStore"]
 FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
+_ASIDE = ".tmp-"
 _READ_EVERY = 4  # saves after which a shared segment is read again; its size is compared each time
 
 _log = logging.getLogger(__name__)
@@ -69,10 +70,10 @@ class CheckpointStore:
         target = self.directory / f"step_{step:010d}"
         if target.exists() and not replace:
             return target
+        self._bring_back()
         for leftover in self.directory.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        with _aside(target):
-            self._write(target, step, state)
+        self._write(target, step, state)
         self._saves, self._there = self._saves + 1, True
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
@@ -81,7 +82,7 @@ class CheckpointStore:
     def _write(self, target: Path, step: int, state: Mapping[str, Any]) -> None:
         known = self._shared(name for part in state.values() for name in files.segment_files(part))
         shared = {name: path for name, (path, _) in known.items()}
-        with files.whole_folder(target, "checkpoint") as temporary:
+        with ExitStack() as at_the_end, files.whole_folder(target, "checkpoint") as temporary:
             needed = sum(files.unsaved_bytes(part, shared, self.copies) for part in state.values())
             _require_room(temporary, needed)
             values: dict[str, Any] = {}
@@ -94,6 +95,7 @@ class CheckpointStore:
             whose = {"run": self.run_id} if self.run_id else {}
             prints = {name: fingerprint for name, (_, fingerprint) in known.items()}
             files.seal(temporary, FORMAT_VERSION, prints, step=step, **whose)
+            at_the_end.enter_context(_aside(target))
 
     def steps(self) -> list[Path]:
         """The checkpoints' directories, oldest first, valid or not."""
@@ -102,7 +104,14 @@ class CheckpointStore:
     @property
     def never_saved(self) -> bool:
         """Whether no checkpoint was ever finished: there is none, and none that was damaged and put aside."""
-        return not any(self.directory.glob("step_*"))
+        return not any(self.directory.glob("*step_*"))
+
+    def _bring_back(self) -> None:
+        """A run that was killed while one checkpoint took the place of another may have left both without the name."""
+        for aside in self.directory.glob(f"{_ASIDE}step_*"):
+            target = self.directory / aside.name.removeprefix(_ASIDE)
+            if not target.exists():
+                aside.rename(target)
 
     def load_newest(self, *, rename: bool = True) -> tuple[int, dict[str, Any]]:
         """The newest checkpoint whose hashes are right; damaged ones are renamed to `*.corrupt` on the way.
@@ -120,6 +129,8 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no valid one; training never starts from scratch silently.
         """
+        if rename:
+            self._bring_back()
         problems: list[str] = []
         without: list[tuple[Path, _SegmentsLostError]] = []
         for path in reversed(self.steps()):
@@ -358,11 +369,11 @@ def _leaves(value: Any) -> list[Any]:
 
 @contextmanager
 def _aside(target: Path) -> Iterator[None]:
-    """Lays a checkpoint aside while another is written in its place; it comes back if that fails."""
+    """Lays a checkpoint aside while another, which is whole, gets its name; it comes back if that fails."""
     if not target.exists():
         yield
         return
-    aside = target.with_name(f".tmp-{target.name}")
+    aside = target.with_name(_ASIDE + target.name)
     target.rename(aside)
     try:
         yield
