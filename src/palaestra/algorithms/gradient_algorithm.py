@@ -321,10 +321,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
             rewarded = self._rewarded(drawn, info)
-            batch = self._prepared(rewarded, drawn, source)
+            batch = self.prepared(rewarded, drawn, source)
             minibatch, renew = batch, None
             if self.preprocesses_each_epoch:
-                renew = functools.partial(self._prepared, rewarded, drawn, source)
+                renew = functools.partial(self.prepared, rewarded, drawn, source)
             try:
                 for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew):
                     if step is None:
@@ -360,8 +360,20 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         info.records.append({"bonus_mean": mean})
         return rewarded
 
-    def _prepared(self, rewarded: Batch, drawn: Batch, source: DataSource) -> Batch:
-        batch = self._ready(self._with_rest(self.preprocess(rewarded, source), drawn))
+    @final
+    def prepared(
+        self, rewarded: Batch, drawn: Batch, source: DataSource, generator: torch.Generator | None = None
+    ) -> Batch:
+        """What `losses` read, of a whole update.
+
+        Args:
+            rewarded: what was drawn, with the rewards to learn from.
+            drawn: what was drawn.
+            source: where it came from.
+            generator: of the noise; by default the algorithm's own.
+        """
+        batch = self._with_rest(self.preprocess(rewarded, source), drawn)
+        batch = self._ready(self.noise(batch, generator or self._noise_generator))
         return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
 
     def _with_rest(self, batch: Any, drawn: Batch) -> Any:
@@ -374,11 +386,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return batch.replace(**{name: value for name, value in rest.items() if name not in batch})
 
     def _ready(self, batch: Any) -> Any:
-        """With noise, on the device, and with observations in single precision as networks need them.
+        """On the device, with observations in single precision as networks need them.
 
         Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
         """
-        batch = self.on_device(self.noise(batch, self._noise_generator))
+        batch = self.on_device(batch)
         if self.policy.normalizer is None:
             for name in ("observation", "next_observation"):
                 value = vars(batch).get(name)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -57,68 +56,80 @@ class Evaluator:
         self._broken_off = False
 
     def make(self, env_steps: int, policy: Acting, *, wait: bool = False) -> list[Made] | None:
-        """Begins an evaluation, and hands out those that are over; `None` if a signal broke them off.
-
-        Args:
-            env_steps: as for `begin`.
-            policy: as for `begin`; afterwards it acts as before, wherever an evaluation was broken off.
-            wait: as for `made`.
-        """
-        self._broken_off = False
-        with ExitStack() as stack:
-            stack.enter_context(breakable(lambda: self._broken_off))
-            for one in named_policies(policy).values():
-                stack.enter_context(one.in_phase(one.phase))
-                stack.callback(setattr, one, "generator", one.generator)
-            try:
-                self.begin(env_steps, policy)
-                return self.made(wait=wait)
-            except BrokenOffError:
-                return None
-
-    def break_off(self) -> None:
-        """Ends `make` before the next step of its evaluation; for the handler of a signal."""
-        self._broken_off = True
-
-    def begin(self, env_steps: int, policy: Acting) -> None:
-        """Starts an evaluation; in the main process it is over when this returns.
+        """Begins an evaluation, which is over when this returns if it is made here, and hands out those that are over.
 
         Args:
             env_steps: of the run, for the record.
             policy: as it is now; all of them by name where there are several.
-        """
-        if not self._asynchronous:
-            self._made += self._over(env_steps, policy)
-            return
-        snapshot = _copied(policy)
-        if (submit := getattr(self._evaluate, "submit", None)) is None:
-            if self._pool is None:
-                spawn, one_thread = multiprocessing.get_context("spawn"), functools.partial(torch.set_num_threads, 1)
-                self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=one_thread)
-            submit = functools.partial(self._pool.submit, self._evaluate)
-        self._waiting.append((env_steps, snapshot, submit(snapshot)))
+            wait: for all of them.
 
-    def made(self, *, wait: bool = False) -> list[Made]:
-        """Evaluations that are over since the last call: env steps, result, and the policy that was evaluated.
+        Returns:
+            As `made`.
+        """
+        return self._hand_out(wait, (env_steps, policy))
+
+    def made(self, *, wait: bool = False) -> list[Made] | None:
+        """Evaluations that are over and were not handed out yet.
 
         Args:
             wait: for all of them.
+
+        Returns:
+            Env steps, result, and the policy that was evaluated, of each; `None` if a signal broke one off.
         """
-        while self._waiting and (wait or self._waiting[0][2].done()):
-            env_steps, policy, future = self._waiting[0]
-            while not future.done():
-                continue_evaluation()
-                time.sleep(_POLL_S)
-            del self._waiting[0]
-            try:
-                self._made += self._over(env_steps, policy, future)
-            except (BrokenProcessPool, WorkerDiedError) as error:
-                _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
-                self._asynchronous, waiting = False, [(env_steps, policy, future), *self._waiting]
-                self._waiting = []
-                self._made += [one for steps, copied, _ in waiting for one in self._over(steps, copied)]
+        return self._hand_out(wait) if self._waiting else []
+
+    def break_off(self) -> None:
+        """Ends evaluations of this process before their next step, until `close`; for the handler of a signal."""
+        self._broken_off = True
+
+    def _hand_out(self, wait: bool, *begun: tuple[int, Acting]) -> list[Made] | None:
+        try:
+            with breakable(lambda: self._broken_off):
+                for env_steps, policy in begun:
+                    self._begin(env_steps, policy)
+                while self._waiting and (wait or self._waiting[0][2].done()):
+                    self._take_next()
+        except BrokenOffError:
+            return None
         made, self._made = self._made, []
         return made
+
+    def _begin(self, env_steps: int, policy: Acting) -> None:
+        if self._asynchronous:
+            snapshot = _copied(policy)
+            try:
+                self._waiting.append((env_steps, snapshot, self._submit(snapshot)))
+                return
+            except (BrokenProcessPool, WorkerDiedError) as error:
+                self._go_on_here(error)
+        self._made += self._over(env_steps, policy)
+
+    def _submit(self, policy: Acting) -> Pending:
+        if (submit := getattr(self._evaluate, "submit", None)) is not None:
+            return submit(policy)
+        if self._pool is None:
+            spawn, one_thread = multiprocessing.get_context("spawn"), functools.partial(torch.set_num_threads, 1)
+            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=one_thread)
+        return self._pool.submit(self._evaluate, policy)
+
+    def _take_next(self) -> None:
+        env_steps, policy, future = self._waiting[0]
+        while not future.done():
+            continue_evaluation()
+            time.sleep(_POLL_S)
+        try:
+            self._made += self._over(env_steps, policy, future)
+        except (BrokenProcessPool, WorkerDiedError) as error:
+            self._go_on_here(error)
+        else:
+            del self._waiting[0]
+
+    def _go_on_here(self, error: Exception) -> None:
+        _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
+        self._asynchronous, waiting, self._waiting = False, self._waiting, []
+        for env_steps, policy, _ in waiting:
+            self._made += self._over(env_steps, policy)
 
     def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
         """An evaluation, made elsewhere or now; none, which ends no run, where no episode ended in time."""
@@ -137,6 +148,7 @@ class Evaluator:
             for process in processes:
                 process.terminate()
             self._pool, self._waiting = None, []
+        self._broken_off = False
 
 
 def _copied(acting: Acting) -> Acting:

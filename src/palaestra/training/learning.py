@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
@@ -153,7 +154,7 @@ class PolicyRecord:
                 "state": values,
             }
             (path / "fault.json").write_text(json.dumps(fault, indent=2) + "\n")
-        except OSError as failure:  # the fault itself matters more than its copy
+        except (OSError, SafetensorError) as failure:  # the fault itself matters more than its copy
             _log.warning("the batch of a non-finite update cannot be kept in %s: %s", path, failure)
             return None
         return path

@@ -129,9 +129,9 @@ class _Told:
 
     def close(self) -> str:
         """Ends it; returns what it missed, in a sentence, or nothing."""
-        said = ""
+        said, started, self._started = "", self._started, False
         try:
-            if self._started:
+            if started:
                 self._logger.close()
         except Exception as error:
             said = f"{self._name}: {error}"
@@ -313,3 +313,4 @@ class TensorBoardLogger:
         """See `Logger.close`."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None

@@ -85,19 +85,21 @@ class NetworkLogger(ABC):
         """Episodes are in the metrics as averages."""
 
     def close(self) -> None:
-        """See `Logger.close`; returns after `close_s` at the latest."""
+        """See `Logger.close`; returns after `close_s` at the latest.
+
+        Raises:
+            TimeoutError: rows are left that were not sent.
+        """
         if self._thread is None:
             return
         self._put(self.end)
         self._closing.set()
         self._thread.join(self._close_s)
-        waiting = self._queue.qsize() + self._thread.is_alive()
-        if waiting:
-            _log.warning(
-                "%s: %d call(s) could not be made in %g s; metrics.jsonl has all of the run's metrics",
-                *(type(self).__name__, waiting, self._close_s),
-            )
-        self._thread = None
+        missing = self._queue.qsize() + self._thread.is_alive() + self._left_out
+        self._thread, self._left_out = None, 0
+        if missing:
+            within = f"{self._close_s:g} s"
+            raise TimeoutError(f"{missing} call(s) could not be made in {within}; metrics.jsonl has all of the metrics")
 
     def _put(self, call: Callable[[], None]) -> None:
         try:

@@ -183,7 +183,7 @@ class Histograms(Callback):
         row = _histograms(f"{prefix}/observation", observation)
         row |= _histograms(f"{prefix}/action", drawn["action"])
         with algorithm.policy.in_phase(Phase.UPDATE):
-            batch = algorithm.on_device(algorithm.noise(algorithm.preprocess(drawn, source), self._generator))
+            batch = algorithm.prepared(drawn, drawn, source, self._generator)
             minibatch = next(iter(minibatches(batch, algorithm.plan, generator=self._generator)))
             gradients = algorithm.gradients(minibatch).values
         return row | {f"{prefix}/gradient/{name}": Histogram.of(value) for name, value in gradients.items()}

@@ -13,7 +13,7 @@ from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics
 from palaestra.runtime import keep_freed_memory
-from palaestra.training.async_evaluation import Evaluator
+from palaestra.training.async_evaluation import Evaluator, Made
 from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
@@ -92,7 +92,7 @@ class Trainer:
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
         self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
-        self._evaluated_s = time.monotonic()
+        self._evaluated_s, self._evaluated_at = time.monotonic(), -1  # the clock, and env steps
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
@@ -150,10 +150,15 @@ class Trainer:
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
-        train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
         return TrainResult(
-            *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
-            tuple(not_logged),
+            status=status,
+            exit_code=stop.exit_code,
+            env_steps=self.collector.env_steps,
+            train_s=self._time.train_s,
+            evaluation=self._evaluation,
+            best_return=self.best_return,
+            reason=self._stop_reason if status == "stopped" else "",
+            not_logged=tuple(not_logged),
         )
 
     def train_iter(self) -> None:
@@ -207,8 +212,7 @@ class Trainer:
 
     def _do_what_is_due(self) -> None:
         if self._evaluator is not None:
-            for made in self._evaluator.made():
-                self._take_evaluation(*made)
+            self._take(self._evaluator.made())
         if self._used_up():
             return  # the end does all of it
         if self._is_due("log"):
@@ -237,7 +241,10 @@ class Trainer:
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
         if self._evaluator is not None:
-            self._begin_evaluation(wait=True)
+            if self._evaluated_at == self.collector.env_steps:
+                self._take(self._evaluator.made(wait=True))
+            else:
+                self._begin_evaluation(wait=True)
         if not self._evaluation_broken_off:
             self._log()
             self._finished = self._used_up()
@@ -250,7 +257,10 @@ class Trainer:
         assert self._evaluator is not None
         for callback in self.callbacks:
             callback.evaluation_began(self)
-        made = self._evaluator.make(self.collector.env_steps, acting_policy(self.algorithms), wait=wait)
+        self._evaluated_at = self.collector.env_steps
+        self._take(self._evaluator.make(self._evaluated_at, acting_policy(self.algorithms), wait=wait))
+
+    def _take(self, made: Sequence[Made] | None) -> None:
         self._evaluation_broken_off = made is None
         for one in made or ():
             self._take_evaluation(*one)
@@ -387,7 +397,7 @@ class Trainer:
         self._iterations = trainer["iterations"]
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
-        known = trainer["next"]  # 0 was "never" in format 1
+        known = trainer["next"]  # 0 was "never" before 0.1.0
         self._next = {name: known[name] or self.config.due_after(name, self.collector.env_steps) for name in _PERIODIC}
         self.best_return = trainer["best"]
         if trainer["evaluation"] is not None:
