@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+import typing
 
 import numpy as np
 import pytest
 import torch
 
 from palaestra import PPO, PPOConfig, RunSeeds
-from palaestra.core import ConfigError, EnvError, StepType
+from palaestra.core import ConfigError, EnvError, NonFiniteError, StepType
 from palaestra.envs import EnvConfig, FaultPolicy
 from palaestra.multiagent import (
     Meeting,
@@ -183,3 +184,80 @@ class Late(Failing, Meeting):
     def __init__(self, fails_at: int) -> None:
         super().__init__()
         self.left = fails_at
+
+
+class Leaving(RandomWorld):
+    """Calls `sys.exit` in its third step, as a closed window may."""
+
+    def advance(self, actions):
+        if self._step == 2:
+            raise SystemExit
+        return super().advance(actions)
+
+
+class Blind(RandomWorld):
+    """Its global state is NaN from the third step on."""
+
+    def global_state(self):
+        return super().global_state() * (np.nan if self._step > 2 else 1)
+
+
+@pytest.mark.parametrize("world", [Leaving, Blind])
+def test_an_environment_that_leaves_or_whose_global_state_is_nan_is_named(world):
+    """F1, F5."""
+    envs = MultiAgentEnvs([world], lane_seeds=[1])
+    with pytest.raises((EnvError, NonFiniteError), match=r"environment 0 in episode 0 .*step 3"):
+        _played(envs)
+    assert envs.faults.total == 1
+
+
+def test_an_environment_that_cannot_be_made_again_at_first_is_tried_again():
+    """F1: a port that is still taken, say."""
+    made = itertools.count()
+
+    def make():
+        if next(made) == 1:
+            raise ConnectionRefusedError("port 5000")
+        return Fragile()
+
+    envs = MultiAgentEnvs([make], lane_seeds=[1], faults=RESTART)
+    list(collected(envs, rounds=2))
+    assert next(made) > 2
+    assert any("ConnectionRefusedError" in fault.what for fault in envs.faults)
+
+
+def _played(envs):
+    outcomes, rng = envs.reset(), np.random.default_rng(0)
+    for _ in range(10):
+        envs.global_state()
+        due = [name for name, step in outcomes[0].time_steps.items() if step.step_type != StepType.LAST]
+        outcomes = envs.step([{name: rng.integers(2) for name in due}])
+
+
+class Held(RandomWorld):
+    """Notes that it was closed; a broken one says so when it is."""
+
+    closed: typing.ClassVar[list[str]] = []
+
+    def __init__(self, name: str, broken: bool = False) -> None:
+        super().__init__(num_agents=2)
+        self.name, self.broken = name, broken
+
+    def close(self):
+        self.closed.append(self.name)
+        if self.broken:
+            raise OSError("it is held")
+
+
+def test_all_environments_are_closed_whatever_fails():
+    """F1: where one cannot be made, where one cannot be closed, and where something else went wrong."""
+    Held.closed.clear()
+    with pytest.raises(ZeroDivisionError):
+        MultiAgentEnvs([functools.partial(Held, "a"), lambda: 1 / 0])
+    assert Held.closed == ["a"]
+    envs = MultiAgentEnvs([functools.partial(Held, "b", broken=True), functools.partial(Held, "c")])
+    with pytest.raises(OSError, match="it is held"):
+        envs.close()
+    assert Held.closed == ["a", "b", "c"]
+    with pytest.raises(KeyError), envs:
+        raise KeyError("what ended the run")

@@ -229,6 +229,12 @@ def test_a_dead_agent_frees_its_place_and_the_others_go_on(caplog):
         info = collector.unroll(20)
         assert info.env_steps == 20 * 3 + 5
         assert collector.unroll(10).env_steps == 30
+        saved = collector.state()
+    _, again = setup(on_fault="drop")
+    again.load_state(saved)
+    with again:
+        assert again.unroll(10).env_steps == 30  # the same three
+        assert again.state()["incarnations"] == {"0": 1, "2": 1, "3": 1}
     assert "agent 1 failed" in caplog.text and "the others continue without it" in caplog.text
 
 
@@ -238,7 +244,7 @@ def test_a_dead_agent_begins_anew_with_episodes_of_its_own(caplog):
     with collector:
         collector.unroll(12)
         assert "it is restarted" in caplog.text and collector._incarnations[1] >= 1
-        assert collector.state()["incarnations"] == [0, collector._incarnations[1], 0, 0]
+        assert collector.state()["incarnations"] == {"0": 0, "1": collector._incarnations[1], "2": 0, "3": 0}
 
 
 def test_an_agent_that_fails_again_and_again_ends_the_run():

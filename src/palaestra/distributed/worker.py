@@ -35,6 +35,7 @@ __all__ = [
 
 _MOST_PARTS = 4  # of weights; a worker remembers twice as many shared values
 _UNSEEN = 15  # versions of a policy
+_UNSET = object()  # what is said of an attribute that an environment was not given
 
 _SENT = (
     *("step_type", "reward", "discount", "observation", "action", "policy_version", "policy_info", "state"),
@@ -235,9 +236,15 @@ class RolloutWorker:
             attributes: of environments, by their number and by name, all that were ever set.
         """
         if attributes and attributes != self._attributes:
-            for lane, given in attributes.items():
-                for name, value in given.items():
-                    self._parts.env.set_attr(name, value, [lane])
+            env, lanes = self._parts.env, list(attributes)
+            for name in {name: None for given in attributes.values() for name in given}:
+                values = [attributes[lane].get(name, _UNSET) for lane in lanes]
+                if len(lanes) == env.batch_size and all(value == values[0] for value in values):
+                    env.set_attr(name, values[0])  # some environments have only one value for all lanes
+                    continue
+                for lane, value in zip(lanes, values, strict=True):
+                    if value is not _UNSET:
+                        env.set_attr(name, value, [lane])
             self._attributes = attributes
         known = {id(one) for one in self._weights}
         for one in itertools.dropwhile(

@@ -1,5 +1,6 @@
 """`FirstReadyEnvironment`: groups of environments that do not wait for each other."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -173,8 +174,9 @@ class FirstReadyEnvironment(HasSpecs, Environment):
         return self.groups[0].render()
 
     def close(self) -> None:
-        for group in self.groups:
-            group.close()
+        with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
+            for group in reversed(self.groups):
+                stack.callback(group.close)
 
     def _first(self, count: int) -> list[int]:
         spins = 0

@@ -150,6 +150,7 @@ class ProcessDriver(Driver):
         return done or time.monotonic() >= self._deadline
 
     def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
+        self._settle(self._seats)
         view = self._view
         for target, source in zip(view.action, actions, strict=True):
             target[:] = source
@@ -159,7 +160,7 @@ class ProcessDriver(Driver):
         self._command[:] = STEP
         for number, seat in self._seats.items():
             self._status[number] = BUSY
-            seat.go.release()
+            seat.begin()
         self._deadline = time.monotonic() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
 
     def collect(self) -> Outcome:
@@ -279,6 +280,8 @@ class ProcessDriver(Driver):
         found = [""] * self.batch_size
         for number, answer in self._ask("digests", {number: {} for number in self._seats}).items():
             if isinstance(answer, Incident):
+                if answer.fatal and self.faults.on_fault != "raise":
+                    continue  # its episodes are lost: the next step finds that it is gone
                 return answer
             found[self._seats[number].lanes.start : self._seats[number].lanes.stop] = answer
         return found
@@ -299,6 +302,7 @@ class ProcessDriver(Driver):
 
     def _ask(self, what: str, arguments: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
         """Has workers call a method; returns their answers, or the incident that kept one from answering."""
+        self._settle(arguments)
         deadline = time.monotonic() + self.faults.reset_timeout_s
         answers: dict[int, Any] = {}
         for number, given in arguments.items():
@@ -306,6 +310,12 @@ class ProcessDriver(Driver):
             if lost is not None:
                 answers[number] = lost
         return answers | {n: self._seats[n].answer(deadline) for n in arguments if n not in answers}
+
+    def _settle(self, numbers: Iterable[int]) -> None:
+        """After Ctrl-C, what workers still answer to the command before is not taken for the next answer."""
+        for number in numbers:
+            if self._seats[number].owes:
+                self._seats[number].settle(time.monotonic() + self.faults.reset_timeout_s)
 
     # -- the end
 

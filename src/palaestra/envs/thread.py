@@ -85,6 +85,7 @@ class ThreadDriver(Driver):
         self, seeds: dict[int, int], *, fatal: bool
     ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
         if fatal:
+            self._thread.leave()  # when the call that hangs ends one day
             self._thread = _Thread(self._factory, self.faults)
             try:
                 self._thread.driver.result(self.faults.reset_timeout_s)

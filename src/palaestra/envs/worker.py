@@ -118,11 +118,14 @@ class Seat:
     ) -> None:
         self.number, self.lanes = number, lanes
         self.go: SharedSemaphore
-        """Released for every command; there from `share` on."""
+        """Released by `begin` for every command; there from `share` on."""
         self.done: SharedSemaphore
         """Released by the worker when it was carried out."""
         self.keys: list[str] = []
         """Names of the info columns that the worker uses."""
+        self.owes = False
+        """Whether the answer to a command was not taken yet: it is running, or whoever gave it was interrupted."""
+        self._running = False
         self._shared: SharedArrays | None = None
         name = f"the worker of environments {first_id + lanes.start} to {first_id + lanes.stop - 1}"
         args = (factories, (number, lanes.start, first_id), faults)
@@ -166,8 +169,24 @@ class Seat:
         """
         assert self._shared is not None
         self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
-        self.go.release()  # before the message: a pipe holds only so much, and the worker has to read it meanwhile
+        self.begin()  # before the message: a pipe holds only so much, and the worker has to read it meanwhile
         return self._of_process(self.process.send, message, deadline)
+
+    def begin(self) -> None:
+        """Lets the worker carry out the command that it was given."""
+        self.owes = self._running = True
+        self.go.release()
+
+    def settle(self, deadline: float) -> None:
+        """Takes an answer that is owed and forgets it, so that the next one belongs to the next command.
+
+        Args:
+            deadline: in `time.monotonic()` seconds.
+        """
+        if self._running:
+            self.wait(deadline)
+        if self.owes:
+            self.hear(deadline)
 
     def wait(self, deadline: float) -> Incident | None:
         """Waits until the worker has done what it was told.
@@ -175,7 +194,10 @@ class Seat:
         Args:
             deadline: in `time.monotonic()` seconds.
         """
-        return self._of_process(self.process.acquire, self.done, deadline)
+        lost = self._of_process(self.process.acquire, self.done, deadline)
+        if lost is None and self._shared is not None:
+            self._running, self.owes = False, bool(self._shared["status"][self.number] == NEWS)
+        return lost
 
     def hear(self, deadline: float) -> Any:
         """Reads the worker's next message.
@@ -183,7 +205,9 @@ class Seat:
         Args:
             deadline: in `time.monotonic()` seconds.
         """
-        return self._of_process(self.process.receive, deadline)
+        message = self._of_process(self.process.receive, deadline)
+        self.owes = False
+        return message
 
     def answer(self, deadline: float) -> Any:
         """Waits for the answer to a message; one that failed is an incident.
@@ -214,6 +238,7 @@ class Seat:
             detail = f"{error}. It was doing:\n{stacks}" if stacks else f"{error}. {_NOT_BEGUN}"
             failure = Failure(lane, "timeout", "did not answer in time and was stopped", detail)
         self.process.kill()
+        self.owes = self._running = False
         memory_bytes = int(shared["memory"][self.number]) if shared else 0
         also = tuple(other for other in self.lanes if other != lane)
         return Incident(failure, also, memory_bytes or None, fatal=True)

@@ -18,11 +18,11 @@ from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, Palaest
 from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy, episodes
 from palaestra.envs.attributes import as_json, require_found, require_lanes
 from palaestra.envs.create import is_environment
-from palaestra.envs.faults import Failure, FaultKind, Incident, RestartBudget, describe
+from palaestra.envs.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
 from palaestra.multiagent.attributes import LaneAttributes, is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo
-from palaestra.multiagent.rules import ActionLog, StepCheck, step_digest
+from palaestra.multiagent.rules import ActionLog, StepCheck, require_state, step_digest
 
 __all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "is_multi_agent", "load_multi_agent_env"]
 
@@ -46,6 +46,8 @@ class _Lane:
         self.number, self.steps, self.over = -1, 0, True
         self.empty = 0
         """Episodes in a row in which nobody was asked."""
+        self.gone = False
+        """Whether the environment is closed, after a fault, and has to be made again."""
         self.attributes = LaneAttributes()
 
     @property
@@ -96,15 +98,9 @@ class MultiAgentEnvs:
         if self._policy.on_fault == "drop":
             raise ConfigError("on_fault is 'drop', but environments cannot continue without one of them; use 'restart'")
         self._factories, self._budget, self._first_id = list(factories), RestartBudget(self._policy), first_id
-        envs = [factory() for factory in factories]
+        envs = _made(factories, first_id)
         self.agents: Mapping[str, AgentSpec] = dict(envs[0].agents)
         """Every agent that may ever act, by name."""
-        for number, env in enumerate(envs):
-            if dict(env.agents) != self.agents or env.delayed != envs[0].delayed:
-                raise EnvError(
-                    f"environment {first_id + number} has other agents than environment {first_id}; all must have the "
-                    "same"
-                )
         self.batch_size = len(envs)
         """Number of environments, B."""
         self.delayed = envs[0].delayed
@@ -156,8 +152,23 @@ class MultiAgentEnvs:
         return outcomes
 
     def global_state(self) -> list[Any]:
-        """The global state of every environment, as its newest step left it."""
-        return [lane.env.global_state() for lane in self._lanes]
+        """The global state of every environment, as its newest step left it.
+
+        Raises:
+            EnvError: an environment raised; names it.
+            SpecError: a state is not as `state_spec` says.
+            NonFiniteError: a state is NaN or infinite.
+        """
+        return [self._state_of(number, lane) for number, lane in enumerate(self._lanes)]
+
+    def _state_of(self, number: int, lane: _Lane) -> Any:
+        try:
+            state, spec = lane.env.global_state(), self.state_spec
+            if spec is not None:
+                require_state(state, spec)
+        except (Exception, SystemExit) as error:
+            raise self._failure(number, lane, {}, error, handled="raise") from error
+        return state
 
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
         """Changes an attribute of environments, from their next episode on; saved, and set again where one is remade.
@@ -210,11 +221,13 @@ class MultiAgentEnvs:
                 time.sleep(wait_s)
                 with contextlib.suppress(Exception):
                     lane.env.close()
-                lane.env, actions = self._factories[number](), {}
-                lane.attributes.set_again()
+                lane.gone, actions = True, {}
 
     def _stepped(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
         try:
+            if lane.gone:
+                lane.env, lane.gone = self._factories[number](), False
+                lane.attributes.set_again()
             if lane.over:
                 lane.number, lane.steps = lane.number + 1, 0
                 lane.log.clear()
@@ -229,13 +242,15 @@ class MultiAgentEnvs:
             lane.empty = lane.empty + 1 if outcome.over and not lane.steps else 0
             if lane.empty == _MOST_EMPTY:
                 raise SpecError(f"{_MOST_EMPTY} episodes in a row were over before an agent had acted")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             lane.over = True
             raise self._failure(number, lane, actions, error) from error
         lane.over = outcome.over
         return outcome
 
-    def _failure(self, number: int, lane: _Lane, actions: Any, error: Exception) -> PalaestraError:
+    def _failure(
+        self, number: int, lane: _Lane, actions: Any, error: BaseException, handled: Handled | None = None
+    ) -> PalaestraError:
         kind: FaultKind = "raised"
         if isinstance(error, SpecError | NonFiniteError):
             kind = "malformed" if isinstance(error, SpecError) else "non-finite"
@@ -243,7 +258,7 @@ class MultiAgentEnvs:
         what = {"raised": f"raised {what}", "malformed": "broke a rule"}.get(kind, "gave no number")
         place = lane.number, lane.episode_seed, lane.steps, dict(actions)
         incident = Incident(Failure(number, kind, what, detail))
-        fault = Fault.of(incident, place, handled=self._policy.on_fault, first_id=self._first_id)
+        fault = Fault.of(incident, place, handled=handled or self._policy.on_fault, first_id=self._first_id)
         self.faults.append(fault)
         self._failed.add(number)
         text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
@@ -342,14 +357,36 @@ class MultiAgentEnvs:
 
     def close(self) -> None:
         """Frees what the environments hold. Closing twice is fine."""
-        for lane in self._lanes:
-            lane.env.close()
+        with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
+            for lane in reversed(self._lanes):
+                stack.callback(lane.env.close)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except Exception as another:
+            if error is None:
+                raise
+            _log.warning("an environment cannot be closed: %r", another)  # the first error is what the user needs
+
+
+def _made(factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> list[MultiAgentEnv]:
+    """Environments with the same agents; where one cannot be made, the others are closed."""
+    envs: list[MultiAgentEnv] = []
+    with contextlib.ExitStack() as stack:
+        for number, factory in enumerate(factories):
+            envs.append(factory())
+            stack.callback(envs[-1].close)
+            if dict(envs[-1].agents) != dict(envs[0].agents) or envs[-1].delayed != envs[0].delayed:
+                raise EnvError(
+                    f"environment {first_id + number} has other agents than environment {first_id}; all must have the "
+                    "same"
+                )
+        stack.pop_all()
+    return envs
 
 
 def is_multi_agent(name: str) -> bool:

@@ -6,12 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import NonFiniteError, SpecError, StepType, spec_leaves
+from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, spec_leaves
 from palaestra.envs import episodes
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
-__all__ = ["ActionLog", "StepCheck", "step_digest"]
+__all__ = ["ActionLog", "StepCheck", "require_state", "step_digest"]
+
+
+def require_state(state: Any, spec: SpecTree) -> None:
+    """Refuses a global state that is not as it was said to be.
+
+    Args:
+        state: of an environment.
+        spec: as the environment says it.
+
+    Raises:
+        SpecError: it has another shape or type.
+        NonFiniteError: it is NaN or infinite.
+    """
+    if wrong := problem(state, spec):
+        raise SpecError(f"the global state has {wrong}")
+    if not all(np.isfinite(leaf).all() for leaf in flatten(state, spec)):
+        raise NonFiniteError(f"its global state is {state}; look at the environment, or clip what it gives")
 
 
 class StepCheck:

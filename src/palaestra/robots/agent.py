@@ -1,5 +1,6 @@
 """`Agent`: the control flow of one robot, with its environment and factory; and `AgentGroup`: many of them at work."""
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from palaestra.rollout import Episode, EpisodeTracker
 
 __all__ = ["Agent", "AgentEnvironment", "AgentError", "AgentFactory", "AgentStopped"]
 
+_log = logging.getLogger(__name__)
 Permission: TypeAlias = Callable[[bool, Callable[[], None]], None]
 """Called before an action (`True`) or before tasks are asked (`False`), with what to do before a pause; returns once
 the agent may continue."""
@@ -254,6 +256,10 @@ class AgentGroup:
             if error is not None:
                 self.errors[number] = error
             self.changed.notify_all()
+        try:
+            agent.env.env.close()  # in the thread that stepped it
+        except Exception as another:
+            _log.warning("the environment of agent %d cannot be closed: %s", number, another)
 
     # -- for a collector
 

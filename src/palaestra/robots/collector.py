@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, Literal, Self, final
 
 from palaestra.core import ConfigError, TimeStep
@@ -144,8 +145,9 @@ class RobotCollector:
         return [] if self._group is None else self._group.take_episodes()
 
     def state(self) -> dict[str, Any]:
-        """Env steps, and how often each agent was started before."""
-        return {"env_steps": self.env_steps, "incarnations": [count for _, count in sorted(self._incarnations.items())]}
+        """Env steps, and how often each agent that was not dropped was started before, by its number."""
+        incarnations = {str(number): count for number, count in self._incarnations.items()}
+        return {"env_steps": self.env_steps, "incarnations": incarnations}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; agents begin new episodes, which none of the saved run was.
@@ -155,7 +157,8 @@ class RobotCollector:
         """
         self.env_steps = int(state["env_steps"])
         counts = state["incarnations"] if "incarnations" in state else state["lives"]  # as older versions named it
-        self._incarnations = {number: int(count) + 1 for number, count in enumerate(counts)}
+        known = counts if isinstance(counts, Mapping) else dict(enumerate(counts))  # a list in older checkpoints
+        self._incarnations = {int(number): int(count) + 1 for number, count in known.items()}
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and waits of every task so far."""
@@ -277,13 +280,13 @@ def evaluate_robot(
         for number in range(min(factory.num_agents, episodes)):
             agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)
-            for _ in range(_PATIENCE * quota):
-                if len(agent.env.finished) < quota:
-                    agent.run_one_episode()
+            with closing(agent.env.env):
+                for _ in range(_PATIENCE * quota):
+                    if len(agent.env.finished) < quota:
+                        agent.run_one_episode()
             if len(agent.env.finished) < quota:
                 raise AgentError(f"run_one_episode returned {_PATIENCE * quota} times, most before its episode's end")
             finished += agent.env.finished[:quota]
-            agent.env.env.close()
     seeds = [factory.lane_seed(number, 0) for number in range(factory.num_agents)]
     return evaluation_of(finished, seeds, deterministic=True)
 
