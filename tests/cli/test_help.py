@@ -1,5 +1,6 @@
 """Tests of the short help of `palaestra train`, and of `palaestra completion`."""
 
+import importlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -39,6 +40,9 @@ def test_settings_that_an_algorithm_does_not_have_are_left_out():
 
 def test_every_verb_is_completed():
     assert set(_OPTIONS) == set(_VERBS)
+    for place in _OPTIONS.values():
+        module, _, name = place.partition(":")
+        assert isinstance(getattr(importlib.import_module(f"palaestra.cli.{module}"), name), type)
 
 
 @pytest.fixture(scope="module")

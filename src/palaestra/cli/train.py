@@ -159,7 +159,7 @@ def resume(arguments: list[str]) -> int:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
     directories = experiments.find_runs([name], options.root)
-    if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name not in name:
+    if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name != Path(name).name:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
         print(f"resuming {directories[0].path.parent}", flush=True)

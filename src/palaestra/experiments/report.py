@@ -20,8 +20,8 @@ from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["write_report"]
 
-# Health metrics of which something is said unless they lie between these values.
 _log = logging.getLogger(__name__)
+# Health metrics of which something is said unless they lie between these values.
 _HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")

@@ -90,7 +90,7 @@ class CompiledStep:
         draw = self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
-                "the policy's exploration has changed since collector.compile(); compile before, or after"
+                "the policy's exploration has changed since collector.compile(); call collector.compile() again"
             )
         self._at_once = self._at_once or rows  # of the first unroll: each number has a graph of its own
         done, steps, lanes, newest = 0, list[_Steps](), env.lanes, time_step

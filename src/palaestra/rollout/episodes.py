@@ -204,7 +204,7 @@ def _previous(step_type: np.ndarray) -> np.ndarray:
 
 
 class Metric(ABC):
-    """Numbers about a run, from its episodes; hand one to `Trainer(metrics=[*default_metrics(), MyMetric()])`.
+    """Numbers about a run, from its episodes; append one to `trainer.metrics`.
 
     Examples:
         >>> class LongestEpisode(Metric):

@@ -1,5 +1,6 @@
 """`InferenceServer`: answers requests of many clients in batches, one forward pass each, from a thread of its own."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -104,6 +105,8 @@ class _Request:
     blocks: bool
     since_s: float
     answer: Future[Any]
+    settled: bool = False
+    """Whether its answer or failure is decided."""
 
 
 class Clients:
@@ -357,9 +360,8 @@ class InferenceServer:
         if isinstance(answers, Exception):
             self._fail(batch, answers)
             return
-        self._settle(batch)
-        for request, given in zip(batch, answers, strict=True):
-            if not request.answer.done():  # else `stop` has given up on it
+        for request, given, mine in zip(batch, answers, self._settle(batch), strict=True):
+            if mine:  # else `stop` has given up on it
                 request.answer.set_result(given)
 
     def _answers(self, payloads: list[Any], rows: list[int]) -> Sequence[Any]:
@@ -370,15 +372,18 @@ class InferenceServer:
             raise RequestError(f"{len(answers)} answers were given to {len(payloads)} requests; one each is needed")
         return answers
 
-    def _settle(self, batch: Sequence[_Request]) -> None:
+    def _settle(self, batch: Sequence[_Request]) -> list[bool]:
+        """For each request, whether the caller is the first to decide its answer; its client waits no longer then."""
         with self.clients.changed:
-            self.clients.waiting -= sum(request.blocks for request in batch)
+            first = [not request.settled for request in batch]
+            for request in itertools.compress(batch, first):
+                request.settled = True
+                self.clients.waiting -= request.blocks
+        return first
 
     def _fail(self, batch: Sequence[_Request], cause: BaseException) -> None:
-        self._settle(batch)
         clients = [request.client for request in batch]
-        for request in batch:
+        for request in itertools.compress(batch, self._settle(batch)):
             error = RequestError(f"{self.name} failed for the clients {clients}: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
-            if not request.answer.done():
-                request.answer.set_exception(error)
+            request.answer.set_exception(error)
