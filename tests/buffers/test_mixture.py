@@ -5,7 +5,6 @@ import torch
 
 from palaestra.buffers import MixtureSource, PrioritizedSampler, ReplayBuffer
 from palaestra.core import (
-    CheckpointError,
     ConfigError,
     DataSource,
     DiscreteSpec,
@@ -57,18 +56,6 @@ def test_priorities_go_where_the_rows_came_from():
     assert other.sampler._tree.leaves[rows] == pytest.approx(torch.arange(4.0, 8.0).numpy() ** 0.6, rel=1e-4)
     mixture.set_progress(1.0)
     assert other.sampler.beta == 1.0
-
-
-def test_a_saved_mixture_goes_on_bit_for_bit():
-    """F25."""
-    own, other, _ = pair()
-    mixture = MixtureSource([(own, 1), (other, 1)])
-    twin = MixtureSource([(make_buffer(200, 2), 1), (make_buffer(100, 1), 1)])
-    twin.load_state_tensors(mixture.state_tensors())
-    one, two = (source.draw(replay(), generator(4)) for source in (mixture, twin))
-    assert torch.equal(one.observation, two.observation)
-    with pytest.raises(CheckpointError, match="is not one of 1 buffers"):
-        MixtureSource([(own, 1)]).load_state_tensors(mixture.state_tensors())
 
 
 def test_what_cannot_be_mixed_is_refused():

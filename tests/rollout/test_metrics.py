@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from palaestra.rollout import AverageEnvInfo, AverageOf, Episode, default_metrics
+from palaestra.rollout import AverageOf, Episode, default_metrics
 from tests.training.parts import Recorder, trainer
 
 NAN, INF = float("nan"), float("inf")
@@ -45,7 +45,7 @@ def test_only_the_newest_episodes_count():
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_values_that_are_not_finite_are_skipped(value):
-    metric = AverageEnvInfo()
+    metric = AverageOf("info/", lambda episode: episode.info)
     metric.add(1, [Episode(0.0, 1, 0, {"x": value}), Episode(0.0, 1, 0, {"x": 4.0})])
     assert metric.result() == {"info/x": 4.0}
 

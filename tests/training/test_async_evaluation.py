@@ -1,5 +1,6 @@
 """Tests of `palaestra.training.async_evaluation`; processes that evaluate are in tests/cli/test_asynchronous.py."""
 
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
@@ -50,6 +51,38 @@ def test_training_does_not_wait_for_an_evaluation_elsewhere(policy):
     assert (env_steps, result) == (10, RESULT)
     assert evaluated is not policy
     assert policy.phase is not Phase.EVAL
+
+
+class Gone(Elsewhere):
+    """A process that is no longer there when it is asked again."""
+
+    def __call__(self, policy: Policy) -> Evaluation:
+        return RESULT
+
+    def submit(self, policy: Policy) -> "Elsewhere":
+        if self.left:
+            return super().submit(policy)
+        raise BrokenProcessPool("it was killed")
+
+
+def test_where_the_process_has_died_meanwhile_evaluations_go_on_here(policy, caplog):
+    """F3: also what waited there; in their order."""
+    gone = Gone(questions=3)
+    evaluator = Evaluator(gone, asynchronous=True)
+    assert evaluator.make(10, policy) == []
+    gone.left = 0
+    assert [env_steps for env_steps, _, _ in evaluator.make(20, policy) or ()] == [10, 20]
+    assert "the main process does it from now on" in caplog.text
+    assert [env_steps for env_steps, _, _ in evaluator.make(30, policy) or ()] == [30]
+
+
+def test_a_signal_just_before_an_evaluation_breaks_it_off(policy):
+    """F22: until the run is over; a trainer that runs again evaluates again."""
+    evaluator = Evaluator(evaluation_in())
+    evaluator.break_off()
+    assert evaluator.make(10, policy) is None
+    evaluator.close()
+    assert len(evaluator.make(10, policy) or ()) == 1
 
 
 def test_the_process_that_evaluates_ends_with_the_run(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from palaestra.algorithms import BonusConfig
 from palaestra.training import FileLogger, Histogram, Histograms, Summary, TensorBoardLogger
 from tests.training.parts import Hooks, Recorder, trainer
 
@@ -69,6 +70,14 @@ def test_histograms_of_observations_actions_and_gradients_change_nothing(name, k
         assert all(sum(value.counts) > 0 for value in histograms.values())
     for key, value in plain.algorithm.model.state_dict().items():
         assert torch.equal(value, made.algorithm.model.state_dict()[key])
+
+
+def test_gradients_of_a_bonus_have_histograms_too():
+    """ALF summaries: of the fields that losses read beside those of `preprocess`, too."""
+    recorder, bonus = Recorder(), BonusConfig(kind="rnd")
+    made = trainer("ppo", total=100, log_every_steps=40, loggers=[recorder], callbacks=[Histograms()], bonus=bonus)
+    made.run()
+    assert any("histogram/gradient/bonus" in key for row in recorder.rows for key in row)
 
 
 def test_values_that_are_not_finite_are_left_out_of_a_histogram():

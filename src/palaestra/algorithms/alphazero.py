@@ -48,7 +48,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
     mini_batch_length: Positive[int] = 16
-    """Time steps in a sequence; a value beyond them is what the search at their end found."""
+    """Time steps in a sequence; a value beyond them is the network's."""
     unroll_length: Positive[float] = 32
     """Time steps collected from every environment before each update."""
     capacity: Positive[int] = 30_000

@@ -179,7 +179,7 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
 
 
 class RewardScale(nn.Module):
-    """What rewards are divided by, so that returns are not larger than half of the outermost atom.
+    """What rewards are divided by, so that the root mean square of returns is at most half of the outermost atom.
 
         s = 2 √(mean r²) / ((1 − γ) m)
 

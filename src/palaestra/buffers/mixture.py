@@ -1,7 +1,7 @@
 """`MixtureSource`: several buffers as one source, each with its share of every minibatch."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core.batch import Batch
-from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
+from palaestra.core.errors import ConfigError, ShapeError
 from palaestra.core.plan import OnPolicy, Plan, Replay
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.core.tree import to_device, tree_map
@@ -146,29 +146,6 @@ class MixtureSource:
         """
         for buffer in self.buffers:
             buffer.set_progress(progress)
-
-    def state_tensors(self) -> dict[str, Any]:
-        """Everything that the buffers hold, by name."""
-        return {
-            f"{number}.{name}": value
-            for number, buffer in enumerate(self.buffers)
-            for name, value in buffer.state_tensors().items()
-        }
-
-    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Puts back what `state_tensors` gave.
-
-        Args:
-            tensors: of a mixture of the same buffers.
-
-        Raises:
-            CheckpointError: something is missing or does not fit.
-        """
-        if {name.split(".")[0] for name in tensors} != {str(number) for number in range(len(self.buffers))}:
-            raise CheckpointError(f"the saved mixture is not one of {len(self.buffers)} buffers")
-        for number, buffer in enumerate(self.buffers):
-            prefix = f"{number}."
-            buffer.load_state_tensors({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
 
     def _firsts(self) -> list[int]:
         """The number that each buffer's row 0 has here."""

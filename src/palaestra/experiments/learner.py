@@ -483,7 +483,9 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
         return config.run.num_threads or most
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
         return 1
-    rows = getattr(config.algorithm, "mini_batch_size", 0) or 0
+    algorithm: Any = config.algorithm
+    whole = int(getattr(algorithm, "unroll_length", 0)) * config.env.num_envs
+    rows = getattr(algorithm, "mini_batch_size", None) or whole
     return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
 
 

@@ -13,11 +13,7 @@ import torch
 from palaestra.core import Batch, StepType, TimeStep
 
 __all__ = [
-    "AverageDiscountedReturn",
-    "AverageEnvInfo",
-    "AverageEpisodeLength",
     "AverageOf",
-    "AverageReturn",
     "EnvironmentSteps",
     "Episode",
     "EpisodeTracker",
@@ -330,61 +326,17 @@ class AverageOf(Metric):
         self._newest = deque((dict(values) for values in state), maxlen=self._newest.maxlen)
 
 
-@final
-class AverageReturn(AverageOf):
-    """`return_mean`: raw, undiscounted.
-
-    Args:
-        window: how many episodes.
-    """
-
-    def __init__(self, *, window: int = 100) -> None:
-        super().__init__("return_mean", lambda episode: episode.episode_return, window=window)
-
-
-@final
-class AverageEpisodeLength(AverageOf):
-    """`length_mean`: env steps.
-
-    Args:
-        window: how many episodes.
-    """
-
-    def __init__(self, *, window: int = 100) -> None:
-        super().__init__("length_mean", lambda episode: episode.length, window=window)
-
-
-@final
-class AverageDiscountedReturn(AverageOf):
-    """`discounted_return_mean`: from the first step of each episode on, with the algorithm's discount.
-
-    Args:
-        window: how many episodes.
-    """
-
-    def __init__(self, *, window: int = 100) -> None:
-        super().__init__("discounted_return_mean", lambda episode: episode.discounted_return, window=window)
-
-
-@final
-class AverageEnvInfo(AverageOf):
-    """`info/x`, `info/x@mean` and `info/x@max` of every numeric `info` entry `x`; see `Episode.info`.
-
-    Args:
-        window: how many episodes.
-    """
-
-    def __init__(self, *, window: int = 100) -> None:
-        super().__init__("info/", lambda episode: episode.info, window=window)
-
-
 def default_metrics() -> list[Metric]:
-    """New ones of those that every run has."""
+    """New ones of those that every run has.
+
+    Env steps and episodes so far; and of the newest 100 episodes the means of raw, undiscounted returns, of lengths in env
+    steps, of returns that are discounted from the first step on, and of numeric `info` entries; see `Episode`.
+    """
     return [
         EnvironmentSteps(),
         NumberOfEpisodes(),
-        AverageReturn(),
-        AverageEpisodeLength(),
-        AverageDiscountedReturn(),
-        AverageEnvInfo(),
+        AverageOf("return_mean", lambda episode: episode.episode_return),
+        AverageOf("length_mean", lambda episode: episode.length),
+        AverageOf("discounted_return_mean", lambda episode: episode.discounted_return),
+        AverageOf("info/", lambda episode: episode.info),
     ]
