@@ -329,8 +329,8 @@ class AverageOf(Metric):
 def default_metrics() -> list[Metric]:
     """New ones of those that every run has.
 
-    Env steps and episodes so far; and of the newest 100 episodes the means of raw, undiscounted returns, of lengths in env
-    steps, of returns that are discounted from the first step on, and of numeric `info` entries; see `Episode`.
+    Env steps and episodes so far; and of the newest 100 episodes the means of raw, undiscounted returns, of lengths in
+    env steps, of returns that are discounted from the first step on, and of numeric `info` entries; see `Episode`.
     """
     return [
         EnvironmentSteps(),
