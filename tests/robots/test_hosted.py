@@ -1,10 +1,11 @@
 """Agents in processes and Ray actors: the same class, the same tasks, and what happens when one is killed."""
 
+import contextlib
 import importlib.util
+import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -41,7 +42,7 @@ class Reports(gymnasium.Env[np.ndarray, np.int64]):
         return np.array([os.getpid()], np.float32), 1.0, False, False, {}
 
 
-@contextmanager
+@contextlib.contextmanager
 def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fault="raise", **kwargs):
     make = env_maker(env, **kwargs)
     settings = (("learning_starts", 0), ("mini_batch_size", 4))
@@ -115,6 +116,15 @@ def test_the_others_go_on_after_an_agent_was_killed(on_fault, caplog):
         assert collector.unroll(5).env_steps >= 10
         assert "agent 1 is gone" in caplog.text
         assert before != process_of(robot, 1) or on_fault == "drop"
+
+
+@pytest.mark.slow
+def test_a_restarted_agent_leaves_no_idle_worker():
+    with at_work(env="tests.robots.test_stops:World", on_fault="restart", fail_at=4) as (_, collector):
+        with contextlib.suppress(AgentError):
+            collector.unroll(30)
+        assert len(collector._group._hosts) <= 2
+        assert len(multiprocessing.active_children()) <= 2
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_a_checkpoint_brings_weights_buffers_and_counters_back(tmp_path):
         assert (
             more.env_steps == 60 and task.rows_stored == old.rows_stored == 60 and len(task.buffer) == len(old.buffer)
         )
-        assert more.state()["incarnations"] == [1, 1]
+        assert more.state()["incarnations"] == {"0": 1, "1": 1}
         trainer.run()
         assert more.env_steps == 120 and task.rows_stored == 120
     with collector_of(again, make, 2) as older:

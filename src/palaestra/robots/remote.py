@@ -297,6 +297,7 @@ class RemoteAgentGroup:
                 self._start_hosts()
                 self._call_hosts()
                 self._take_reports()
+                self._end_hosts_without_agents()
         except BaseException as error:
             with self.changed:
                 self._failure = error
@@ -396,9 +397,17 @@ class RemoteAgentGroup:
                 error = AgentError(f"agent {number} is gone: {result.error}")
                 error.__cause__ = result.error
                 self._lose(host, number, error)
-            self._hosts.remove(host)
-            self._ended_steps += host.steps
             self.changed.notify_all()
+
+    def _end_hosts_without_agents(self) -> None:
+        """Agents that are restarted get a worker of their own."""
+        with self.changed:
+            empty = [host for host in self._hosts if not host.numbers and host.call is None]
+            for host in empty:
+                self._hosts.remove(host)
+                self._ended_steps += host.steps
+        for host in empty:
+            self._runtime.stop(host.worker, timeout_s=0.1)
 
     def _lose(self, host: _Host, number: int, error: AgentError) -> None:
         self._clients.absent(-(number in host.paused))
