@@ -121,3 +121,13 @@ def test_what_does_not_fit_is_refused():
         buffer.draw(replay(), generator())
     with pytest.raises(ShapeError, match=r"reward\(achieved_goal, desired_goal, info\) gave shape \(\) .* all rows"):
         walked(HindsightSampler(lambda achieved, desired, info: 0.0)).draw(replay(), generator())
+
+
+def test_stacks_of_goals_are_refused():
+    sampler = HindsightSampler(reward, share=1.0)
+    buffer = ReplayBuffer(60, 2, observation_spec=SPEC, action_spec=DiscreteSpec(num=2), stack_num=3, sampler=sampler)
+    buffer.open(arrived(FIRST, 2, 0))
+    for t in range(1, 20):
+        buffer.append(torch.zeros(2, dtype=torch.int64), arrived(MID, 2, t))
+    with pytest.raises(ShapeError, match=r"needs goals of one axis, and these are \(3, 1\)"):
+        buffer.draw(replay(mini_batch_size=8), generator())

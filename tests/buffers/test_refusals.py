@@ -114,7 +114,7 @@ def test_nothing_can_be_drawn_too_early():
         buffer.draw(replay(n_step=4), generator())
     for _ in range(3):
         buffer.append(torch.zeros(3, dtype=torch.int64), step([FIRST] * 3))
-    with pytest.raises(ShapeError, match=r"hardly any row can be learned from, for episodes end at once"):
+    with pytest.raises(ShapeError, match=r"hardly any row can be learned from: episodes end at once"):
         buffer.draw(replay(), generator())
 
 

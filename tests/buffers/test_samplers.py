@@ -114,6 +114,16 @@ def test_with_a_stride_every_row_is_in_one_sequence():
         WholeSampler(stride=0)
 
 
+def test_a_stride_that_meets_no_row_is_refused():
+    """One-step episodes: every second row is an end, which nothing can be learned from."""
+    buffer = make_buffer(8, 1, sampler=WholeSampler(2))
+    buffer.open(step([FIRST]))
+    for t in range(9):
+        buffer.append(torch.tensor([0]), step([LAST if t % 2 == 0 else FIRST]))
+    with pytest.raises(ShapeError, match="no row is a multiple of stride=2 rows from the oldest"):
+        buffer.draw(replay(mini_batch_size=2), generator())
+
+
 def test_a_pass_begins_anew_when_rows_are_written_and_is_saved():
     """F25."""
     buffer, world = sampled(WholeSampler(), 400, 2, 40)

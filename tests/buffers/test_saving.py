@@ -207,3 +207,37 @@ def test_a_loaded_buffer_is_data_that_stay(tmp_path):
     serials = loaded.take("observation", loaded.starts(4)).tolist()
     assert sorted(serials) == sorted(lane.stream[i].serial for lane in world.lanes for i in lane.starts(4, fixed=True))
     assert len(serials) > len(buffer.starts(4))
+
+
+def test_data_that_an_update_had_used_stay_when_more_is_written(tmp_path):
+    buffer, world = filled(40, 2, 10)
+    buffer.writer.used = True
+    buffer.save(tmp_path / "data")
+    loaded = ReplayBuffer.load(tmp_path / "data")
+    world.append(loaded)
+    assert len(loaded) == 22
+
+
+def test_what_is_loaded_into_a_buffer_that_was_saved_is_saved_as_it_is():
+    """A roll-back: checkpoints link pieces whose keys are those of the one before."""
+    buffer, _ = filled(40, 2, 12, seed=1)
+    other, _ = filled(40, 2, 12, seed=2)
+    shorter, _ = filled(40, 2, 5, seed=3)
+    before = buffer.state_tensors()["segments"]
+    for source in (other, shorter):
+        buffer.load_state_tensors(source.state_tensors())
+        found = buffer.state_tensors()
+        assert found["segments"] != before
+        assert torch.equal(found["field.reward"], source.state_tensors()["field.reward"])
+
+
+def test_lanes_that_were_filled_one_by_one_are_drawn_from_alike_after_a_restart():
+    """F25: equal random numbers mean the same rows."""
+    buffer, _ = filled(40, 2, 1)
+    for lane in (0, 1):
+        for _ in range(8):
+            buffer.append(torch.tensor([1]), step([MID], torch.tensor([lane])), env_id=[lane])
+    twin = make_buffer(40, 2)
+    twin.load_state_tensors(buffer.state_tensors())
+    one, two = (source.draw(replay(), generator(4)) for source in (buffer, twin))
+    assert torch.equal(one.index, two.index)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from palaestra import EnvConfig, create_environment
 from palaestra.buffers import PrioritizedSampler, ReplayBuffer
-from palaestra.core import ConfigError, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
+from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
 from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
 
 SPECS = {"observation_spec": TensorSpec((), torch.int64), "action_spec": DiscreteSpec(num=5)}
@@ -120,3 +120,16 @@ def test_ts_09_stacks_of_stacks_are_refused():
     for capacity, specs, count in ((None, SPECS, 4), (8, stacked, 4), (8, SPECS, 0)):
         with pytest.raises(ConfigError, match="stack_num is"):
             ReplayBuffer(capacity, 1, **specs, stack_num=count)
+
+
+def test_a_fragment_that_is_longer_than_the_ring_brings_the_frames_of_its_oldest_stacks():
+    buffer, kinds = ReplayBuffer(4, 1, **SPECS, stack_num=3), [FIRST] + 10 * [MID]
+    fields = {
+        "step_type": torch.tensor(kinds, dtype=torch.int32)[:, None],
+        "reward": torch.zeros(11, 1),
+        "discount": torch.ones(11, 1),
+        "observation": torch.arange(11)[:, None],
+        "action": torch.zeros(10, 1, dtype=torch.int64),
+    }
+    buffer.extend(Batch.of(fields))
+    assert buffer.observation[buffer.in_time_order(0)[:-1]].tolist() == [[t - 2, t - 1, t] for t in range(6, 10)]

@@ -17,7 +17,9 @@ def model(option) -> CoreModel:
     return CoreModel({"q": nn.Linear(3, 2)}, {"q": option})
 
 
-@pytest.mark.parametrize("name", ["Adagrad", "adamax", "torch.optim.RAdam", "NAdam", "torch.optim:Adadelta"])
+@pytest.mark.parametrize(
+    "name", ["Adagrad", "adamax", "torch.optim.RAdam", "NAdam", "torch.optim:Adadelta", "Adafactor"]
+)
 def test_any_class_of_torch_steps_as_by_hand_and_is_restored(name):
     """MARO-35: any class of PyTorch, not only Adam and RMSprop."""
     ours, twin = model(OptimizerOption(name, {"lr": 0.1})), nn.Linear(3, 2)

@@ -5,7 +5,8 @@ import functools
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
 
@@ -21,6 +22,7 @@ from palaestra.core import (
     Plan,
     Prioritized,
     RunSeeds,
+    StepType,
     TensorSpec,
     require_device,
     to_device,
@@ -362,6 +364,20 @@ class Algorithm(ABC, Generic[PolicyT]):
                 )
 
     @final
+    @contextmanager
+    def partly_updated(self, info: UpdateInfo) -> Iterator[None]:
+        """An update that is cut off after a gradient step has made another policy: its version rises.
+
+        Args:
+            info: of the update.
+        """
+        try:
+            yield
+        except BaseException:
+            self.policy.version += int(info.gradient_steps > 0)
+            raise
+
+    @final
     def finish_update(self, drawn: Batch) -> None:
         """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
         vars(self.policy)["version"] += 1  # nn.Module's own way of setting a number takes ten times as long
@@ -369,9 +385,12 @@ class Algorithm(ABC, Generic[PolicyT]):
             seen = drawn["observation"]
             if isinstance(self.plan, OnPolicy):
                 seen = seen[:-1]  # the last row begins the next unroll
-                collected = drawn["valid"].cummax(0).values > 0
-                if not collected.all():  # shorter lanes are filled up in front
-                    seen = seen[collected]
+                valid = drawn["valid"]
+                collected = valid.cummax(0).values > 0  # shorter lanes are filled up in front
+                over = drawn["step_type"][:-1] == StepType.LAST  # other rows behind the last valid one come again
+                once = collected & ((valid.flip(0).cummax(0).values.flip(0) > 0) | over)
+                if not once.all():
+                    seen = seen[once]
             self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
     @final

@@ -157,10 +157,10 @@ class _RunningMoments(nn.Module):
 
 
 def _valid(drawn: Any) -> Tensor:
-    """Which transitions lie inside one episode; all of a window's."""
+    """Which transitions lie inside one episode and are learned from; all of a window's."""
     if "next_observation" in drawn:
         return torch.ones_like(drawn["reward"][1])
-    return valid_starts(drawn["step_type"]).to(torch.float32)
+    return valid_starts(drawn["step_type"]).to(torch.float32) * drawn["valid"]
 
 
 _FORWARD_SHARE = 0.2  # β of equation (7)

@@ -129,14 +129,15 @@ class PPG(Algorithm[StochasticPolicy]):
             drawn: Any = self.draw(source)
             batch = parts.advantages(self, drawn)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
-            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
-            self._keep(batch)
-            if (self.policy_version + 1) % self.config.num_policy_phases == 0:
-                old = parts.FixedPolicy(self.policy)
-                for minibatch in self._kept_minibatches():
-                    self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
-                self._kept = None
+            with self.partly_updated(info):
+                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                    self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
+                self._keep(batch)
+                if (self.policy_version + 1) % self.config.num_policy_phases == 0:
+                    old = parts.FixedPolicy(self.policy)
+                    for minibatch in self._kept_minibatches():
+                        self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
+                    self._kept = None
         self.finish_update(drawn)
         return info
 

@@ -100,13 +100,15 @@ class TRPO(Algorithm[StochasticPolicy]):
         with self.policy.in_phase(Phase.UPDATE):
             drawn: Any = self.draw(source)
             batch = parts.advantages(self, drawn)
-            info = UpdateInfo(self.policy_version + 1, 1, int(batch.valid.sum()))
-            info.records.append(self._improve(batch))
-            self.num_gradient_steps += 1
-            for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                info.records.append(self._fit_value(minibatch))
+            info = UpdateInfo(self.policy_version + 1, 0, int(batch.valid.sum()))
+            with self.partly_updated(info):
+                info.records.append(self._improve(batch))
                 info.gradient_steps += 1
-                info.rows_trained += int(minibatch["valid"].sum())
+                self.num_gradient_steps += 1
+                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                    info.records.append(self._fit_value(minibatch))
+                    info.gradient_steps += 1
+                    info.rows_trained += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
 

@@ -68,6 +68,10 @@ class HindsightSampler(Sampler):
         changed = np.flatnonzero(uniform[0] < self.share)
         start = index[changed]
         goal = buffer.take("observation.achieved_goal", self._goals(buffer, start, uniform[1, changed]))
+        if goal.ndim != 2:
+            raise ShapeError(
+                f"hindsight needs goals of one axis, and these are {tuple(goal.shape[1:])}, stacks included"
+            )
         for name in ("observation", "next_observation"):
             if name in batch:
                 batch[name].desired_goal[..., changed, :] = goal

@@ -425,7 +425,8 @@ class StreamReader:
             total = usable * self.num_lanes if isinstance(usable, int) else int(usable.sum())
             pick = functools.partial(positions.pick, usable)
         if total == 0:
-            raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
+            whole = " of an episode that has ended" if self._streams.complete_only else ""
+            raise ShapeError(f"no row can be learned from yet: {length} rows{whole} must follow it; {self.held()}")
         return total, pick
 
     def may_begin(self, index: np.ndarray, length: int) -> np.ndarray:
@@ -478,7 +479,7 @@ class StreamReader:
         rows = pick(np.arange(total))
         rows = rows[self.may_begin(rows, length)]
         if not len(rows):
-            raise ShapeError(f"no row can be learned from, for episodes end at once; {self.held()}")
+            raise ShapeError(f"no row can be learned from: episodes end at once, or no stack is whole; {self.held()}")
         return rows
 
     # -- windows and sequences

@@ -318,6 +318,7 @@ class ReplayBuffer:
     def _load_streams(self, tensors: Mapping[str, Any]) -> None:
         load_stream_tensors(self._streams, tensors)
         self.writer.used = bool(tensors["used"])
+        self._keys = self._known_returns = None
 
     def save(self, directory: str | Path) -> None:
         """Writes the buffer to a new folder: safetensors, JSON and their hashes. What its sampler knows is left out.
@@ -363,7 +364,7 @@ class ReplayBuffer:
             )
         alike = capacity is None or tensors.get("places") == buffer.positions.ring_size
         if capacity == shape["capacity"] and alike:
-            buffer._load_streams(tensors)
+            buffer._load_streams({**tensors, "used": False})
             return buffer
         if buffer.state_period > 1:
             raise ConfigError(

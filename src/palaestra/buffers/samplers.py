@@ -129,7 +129,9 @@ class UniformSampler(Sampler):
             missing -= len(drawn)
             if not missing:
                 return np.concatenate(found)
-        raise ShapeError(f"hardly any row can be learned from, for episodes end at once; {buffer.held()}")
+        raise ShapeError(
+            f"hardly any row can be learned from: episodes end at once, or few stacks are whole; {buffer.held()}"
+        )
 
 
 @final
@@ -169,6 +171,8 @@ class WholeSampler(Sampler):
         starts = buffer.starts(length)
         if self.stride > 1:
             starts = starts[buffer.ages(starts) % self.stride == 0]
+            if not len(starts):
+                raise ShapeError(f"no row is a multiple of stride={self.stride} rows from the oldest; {buffer.held()}")
         return starts[torch.randperm(len(starts), generator=generator).numpy()]
 
     def state(self) -> dict[str, Any]:

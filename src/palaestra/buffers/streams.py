@@ -374,6 +374,7 @@ class WritePositions:
             "kept": self.kept.copy(),
             "furthest": self.furthest.copy(),
             "places": self.ring_size,
+            "lockstep": self.lockstep,
             "restarts": self.restarts,
             "exchanges": self.exchanges,
         }
@@ -403,6 +404,7 @@ class WritePositions:
         self.opened[:], self.unfinished[:], self.kept[:] = saved["opened"], saved["unfinished"], saved["kept"]
         self.furthest[:] = state.get("furthest", 0)
         self._place(*(np.asarray(saved[name]) for name in ("head", "count", "written")))
+        self.lockstep = self.lockstep and bool(state.get("lockstep", True))  # older checkpoints have none
         self.has_changes = bool((self.kept != _ALL).any())
 
 

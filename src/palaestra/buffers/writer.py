@@ -191,7 +191,7 @@ class StreamWriter:
         if streams.complete_only:
             self._extend_one_by_one(rows, which, steps)
             return
-        kept = steps if streams.growing else min(steps, positions.rows)
+        kept = steps if streams.growing else min(steps, positions.rows + positions.spare)
         written = [pair for name in fields for pair in checked(name, rows[name], steps + 1, len(which))]
         given = ["action", *(["policy_version"] if "policy_version" in rows else [])]
         given += ["policy_info"] if "policy_info" in rows and streams.info_fields else []

@@ -62,7 +62,7 @@ class OptimizerOption:
                 raise ConfigError(f"{self.cls} has no parameter {name!r}{did_you_mean(name, known)}")
         for name, value in {**self.params, "max_grad_norm": self.max_grad_norm}.items():
             numbers = value if isinstance(value, tuple | list) else [value]
-            if any(isinstance(number, int | float) and not number >= 0 for number in numbers):
+            if own is None and any(isinstance(number, int | float) and not number >= 0 for number in numbers):
                 raise ConfigError(f"{self.cls} was given {name} = {value}; it must not be negative")
         if not all(0 <= beta < 1 for beta in self.params.get("betas", ())):
             raise ConfigError(f"{self.cls} was given betas = {self.params['betas']}; they must lie in [0, 1)")
@@ -162,6 +162,8 @@ class ComponentOptimizer:
         """Keeps the state where the parameters are, and chooses the quickest way to work on them."""
         for tensors in self.state.values():
             tensors[:] = [tensor.to(p.device, p.dtype) for tensor, p in zip(tensors, self.parameters, strict=True)]
+        for parameter, own in self._own.state.items() if self._own is not None else ():
+            own |= {name: _beside(value, parameter) for name, value in own.items()}
         self._device = self.parameters[0].device if self.parameters else self.steps.device
         self.steps, self.learning_rate = self.steps.to(self._device), self.learning_rate.to(self._device)
         self._one = torch.ones_like(self.steps)  # adding a number converts it into a tensor first, every time
@@ -339,8 +341,8 @@ class ComponentOptimizer:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             mine = [key for key in rest if key.endswith(f".{name}") and "." not in key.removesuffix(f".{name}")]
             rest -= set(mine)
-            state = {key.removesuffix(f".{name}"): tensors[key].clone() for key in mine}
-            if any(value.ndim and value.shape != parameter.shape for value in state.values()):
+            state = {key.removesuffix(f".{name}"): _beside(tensors[key].clone(), parameter) for key in mine}
+            if not all(_fits(value, parameter) for value in state.values()):
                 raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(mine)[:4]}")
             if state:
                 self._own.state[parameter] = state
@@ -408,3 +410,15 @@ def _in_order_of(parameter: Tensor, grad: Tensor) -> Tensor:
 
 def _write(old: Tensor, new: Tensor, finite: Tensor | None) -> None:
     old.copy_(new if finite is None else torch.where(finite, new, old))
+
+
+def _beside(value: Any, parameter: Tensor) -> Any:
+    """State of an optimizer of PyTorch where the parameter is; single numbers stay where it wants them."""
+    return value.to(parameter.device) if isinstance(value, Tensor) and value.ndim else value
+
+
+def _fits(value: Any, parameter: Tensor) -> bool:
+    """Whether state can be that of a parameter: a number, or of its shape, or as Adafactor's 1 along an axis."""
+    sizes = tuple(value.shape)
+    same = len(sizes) == parameter.ndim
+    return not sizes or (same and all(a in (1, b) for a, b in zip(sizes, parameter.shape, strict=True)))
