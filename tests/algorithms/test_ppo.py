@@ -45,7 +45,7 @@ def test_an_update_that_is_cut_off_keeps_its_gradient_steps_and_they_have_a_vers
             raise InterruptedError
         minibatches.append(minibatch)
         gradients = twin.gradients(minibatch)
-        return twin.apply(gradients), gradients.priority
+        return twin.apply_shards([gradients])
 
     with pytest.raises(InterruptedError):
         twin.update(other.buffer, step)
