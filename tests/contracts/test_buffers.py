@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import palaestra.buffers
-from palaestra.buffers import DeviceMemory, ExperienceMemory, MixtureSource, ReplayBuffer
+from palaestra.buffers import DeviceMemory, ExperienceMemory, ReplayBuffer
 from palaestra.core import DataSource, Offline, OnPolicy, PalaestraError, Replay, ShapeError, load_tensors, save_tensors
 from tests.buffers.checks import check_contents, check_unroll, check_windows
 from tests.buffers.model import FIRST, LAST, World, filled, make_buffer
@@ -70,7 +70,7 @@ def test_every_buffer_of_the_package_is_tested_here():
         for _, value in inspect.getmembers(palaestra.buffers, inspect.isclass)
         if hasattr(value, "draw") and hasattr(value, "state_tensors")
     }
-    assert buffers == {ReplayBuffer, MixtureSource, ExperienceMemory}  # the last two have tests of their own
+    assert buffers == {ReplayBuffer, ExperienceMemory}  # the last has tests of its own
     assert isinstance(make_buffer(4, 1), DataSource)
 
 

@@ -368,7 +368,7 @@ def test_gradients_and_trajectories_of_several_places_are_one_update():
         received.extend(trajectory.map(lambda leaf, lane=lane: leaf[:, lane : lane + 1]), [lane])
 
     def step(minibatch):
-        return parts.apply([parts.gradients(part) for part in shards(minibatch, parts.plan, 2)]), None
+        return parts.apply_shards([parts.gradients(part) for part in shards(minibatch, parts.plan, 2)])
 
     parts.update(received, step)
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):

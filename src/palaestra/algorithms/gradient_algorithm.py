@@ -316,8 +316,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch.
         """
-        eager = self._compiled is None or self.num_gradient_steps < self._compiled_after
-        step = gradient_step or (self._eager_step if eager else self._compiled_step)
+        compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled_after
+        step = gradient_step or (self._compiled_step if compiled else None)
         info = UpdateInfo(self.policy_version + 1, 0, 0)
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
@@ -332,7 +332,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             with self.partly_updated(info):
                 try:
                     for minibatch in parts:
-                        metrics, priority, rows = step(minibatch)
+                        if step is not None:
+                            metrics, priority, rows = step(minibatch)
+                        else:
+                            self._note(minibatch)
+                            gradients = self.gradients(minibatch)
+                            metrics, priority, rows = self.apply(gradients), gradients.priority, gradients.num_valid
                         info.gradient_steps += 1
                         if priority is not None:
                             source.write_back(minibatch["index"], priority)
@@ -454,13 +459,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def _due(self) -> tuple[str, ...]:
         return tuple([term for term in self.term_periods if self.is_due(term)])
 
-    def _eager_step(self, batch: Batch) -> StepResult:
-        if self._compiled is not None:  # from a later step on
-            key = self._due(), _layout(batch)
-            if key not in self.examples:
-                self.examples[key] = self.num_gradient_steps, tree_map(_without_values, batch)
-        gradients = self.gradients(batch)
-        return self.apply(gradients), gradients.priority, gradients.num_valid
+    def _note(self, batch: Batch) -> None:
+        """Keeps the layout of a minibatch, if steps are compiled later on."""
+        if self._compiled is not None and (key := (self._due(), _layout(batch))) not in self.examples:
+            self.examples[key] = self.num_gradient_steps, tree_map(_without_values, batch)
 
     def _compiled_step(self, batch: Batch) -> StepResult:
         parts = self._compiled_parts(batch)

@@ -425,8 +425,7 @@ class StreamReader:
             total = usable * self.num_lanes if isinstance(usable, int) else int(usable.sum())
             pick = functools.partial(positions.pick, usable)
         if total == 0:
-            whole = " of an episode that has ended" if self._streams.complete_only else ""
-            raise ShapeError(f"no row can be learned from yet: {length} rows{whole} must follow it; {self.held()}")
+            raise ShapeError(f"no row can be learned from yet: {length} rows must follow it; {self.held()}")
         return total, pick
 
     def may_begin(self, index: np.ndarray, length: int) -> np.ndarray:

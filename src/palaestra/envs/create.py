@@ -358,13 +358,9 @@ def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Seq
             f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "
             "with the argument num_envs"
         )
-    with contextlib.ExitStack() as made:
-        made.callback(pool.close)
-        env = NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
-        env.info = _named(config)
-        wrapped = _wrapped(config, env, limit if maker is not None else None)
-        made.pop_all()
-    return wrapped
+    env = NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
+    env.info = _named(config)
+    return _wrapped(config, env, limit if maker is not None else None)
 
 
 def _wrapped(config: EnvConfig, env: Environment, limit: int | None) -> Environment:

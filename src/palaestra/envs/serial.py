@@ -3,7 +3,6 @@
 A worker process runs it on its part of the batch, a thread on its one environment, so all give the same stream.
 """
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -80,14 +79,8 @@ class SerialDriver(Attributed, Driver):
             )
         Attributed.__init__(self, faults, first_id, cursor, watched=watched)
         self._given: tuple[Any, dict[int, int]] = (), {}
-        self.envs: list[Any] = []
-        with contextlib.ExitStack() as made:  # where one cannot be made, the others are closed
-            for lane, env in enumerate(envs):
-                self.envs.append(self._made(lane, env) if callable(env) else env)
-                if callable(env):
-                    made.callback(self.envs[-1].close)
-            self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
-            made.pop_all()
+        self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
+        self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
         size, observation = self.batch_size, self.specs.observation
         self.reader = ActionReader(self.specs, size)
         self._dtypes = leaf_dtypes(observation)

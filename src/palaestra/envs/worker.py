@@ -181,7 +181,7 @@ class Seat:
         """Takes an answer that is owed and forgets it, so that the next one belongs to the next command.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: for that, in `time.monotonic()` seconds.
         """
         if self._running:
             self.wait(deadline)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice", "duration"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 

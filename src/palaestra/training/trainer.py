@@ -150,15 +150,10 @@ class Trainer:
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
+        train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
         return TrainResult(
-            status=status,
-            exit_code=stop.exit_code,
-            env_steps=self.collector.env_steps,
-            train_s=self._time.train_s,
-            evaluation=self._evaluation,
-            best_return=self.best_return,
-            reason=self._stop_reason if status == "stopped" else "",
-            not_logged=tuple(not_logged),
+            *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
+            tuple(not_logged),
         )
 
     def train_iter(self) -> None:
@@ -241,10 +236,8 @@ class Trainer:
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
         if self._evaluator is not None:
-            if self._evaluated_at == self.collector.env_steps:
-                self._take(self._evaluator.made(wait=True))
-            else:
-                self._begin_evaluation(wait=True)
+            known = self._evaluated_at == self.collector.env_steps
+            self._take(self._evaluator.made(wait=True)) if known else self._begin_evaluation(wait=True)
         if not self._evaluation_broken_off:
             self._log()
             self._finished = self._used_up()
