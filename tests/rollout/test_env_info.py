@@ -1,5 +1,7 @@
 """Entries of `info` in metrics, evaluations and rows, from outside."""
 
+import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -15,6 +17,8 @@ from palaestra import EnvConfig
 from palaestra.core import PalaestraError
 from palaestra.envs import load
 from palaestra.envs.wrappers import ObservationMap
+from palaestra.experiments.measure import _play
+from palaestra.experiments.single import _episode
 from palaestra.policies import RandomPolicy, RulePolicy
 from palaestra.rollout import evaluate
 from tests.cli.parts import exit_code
@@ -138,13 +142,19 @@ def test_where_an_episode_begins_within_a_step_named_entries_are_zeros_and_the_l
 
 
 @pytest.mark.parametrize("pool", ["restarting_pool", "pool_that_is_reset"])
-def test_such_pools_are_evaluated_and_measured(pool):
+def test_such_pools_are_evaluated_played_and_measured(pool):
     """ALF-33: their episodes end where the next ones begin."""
     config = EnvConfig(name=f"{__name__}:{pool}", num_envs=2, vectorization="native")
     with palaestra.create_environment(config, seed=1) as env:
         policy = RandomPolicy(env.observation_spec, env.action_spec)
         found = evaluate(policy, env, episodes=5, time_limit_s=60.0)
         assert (found.episodes, found.length_mean, found.parts["cost"]) == (5, EPISODE, COSTS["cost"])
+    with palaestra.create_environment(dataclasses.replace(config, num_envs=1), seed=1) as env:
+        policy = RulePolicy(lambda observation: np.ones(1, np.int64), env.observation_spec, env.action_spec)
+        *_, (lines, returns) = _episode(policy, env, 1)
+        assert (lines[0], returns) == (f"episode 1, step {EPISODE}", [float(EPISODE)])
+    timed = itertools.islice(_play(config), 3 * EPISODE + 1)
+    assert [steps for steps, _ in timed] == [0] + 3 * EPISODE * [2]
 
 
 def test_entries_that_are_not_named_come_and_go():

@@ -122,8 +122,6 @@ class StreamWriter:
             self._discard()
         self._make_room(lanes)
         completed = positions.numbers(lanes)
-        if info is None and self._streams.info_fields:
-            self._storage.zero(("policy_info",), completed)
         self._storage.write(taken, completed)
         self._storage.policy_versions.flat[completed] = version
         if hidden:
@@ -220,10 +218,11 @@ class StreamWriter:
         infos = rows["policy_info"] if "policy_info" in rows and self._streams.info_fields else None
         self.open(arrived[0], which)
         for t in range(steps):
-            hidden = (
-                self._checked_state(tree_select(rows["state"], t), which) if self._streams.states is not None else []
-            )
+            state = () if self._streams.states is None else tree_select(rows["state"], t)
+            if infos is None:
+                self._storage.zero(("policy_info",), self._positions.numbers(which))
             info = None if infos is None else tree_select(infos, t)
+            hidden = self._checked_state(state, which)
             self._append_to(which, rows["action"][t], arrived[t + 1], versions[t], hidden, info)
 
     def update(self, other: StreamReader) -> None:

@@ -68,6 +68,25 @@ class _Specified(ABC):
         raise EnvError(f"{type(self).__name__} cannot be rendered")
 
 
+class Closeable(ABC):
+    """What has to be closed, at the end of a `with`, too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the environments hold. Closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except Exception as another:
+            if error is None:
+                raise
+            _log.warning("%s", another)  # the first error is what the user needs
+
+
 class HasSpecs:
     """The specs of an environment that has them in one record, `specs`."""
 
@@ -87,7 +106,7 @@ class HasSpecs:
         return self.specs.reward
 
 
-class Environment(_Specified):
+class Environment(_Specified, Closeable):
     """B environments that are stepped together; every leaf of what they emit is a tensor [B, ...] on their device.
 
     After LAST the next `step` ignores that environment's action and returns FIRST; a `step` before any `reset` returns
@@ -242,21 +261,6 @@ class Environment(_Specified):
         Raises:
             EnvError: it does not fit, or an environment does not replay.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees what the environments hold. Closing twice is fine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            self.close()
-        except EnvError as another:
-            if error is None:
-                raise
-            _log.warning("%s", another)  # the first error is what the user needs
 
 
 class SingleEnvironment(_Specified):

@@ -9,7 +9,7 @@ import re
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, Palaest
 from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy, episodes
 from palaestra.envs.attributes import as_json, require_found, require_lanes
 from palaestra.envs.create import is_environment
+from palaestra.envs.environment import Closeable
 from palaestra.envs.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
 from palaestra.multiagent.attributes import LaneAttributes, is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
@@ -55,7 +56,7 @@ class _Lane:
         return episode_seed(self.seed, self.number)
 
 
-class MultiAgentEnvs:
+class MultiAgentEnvs(Closeable):
     """B environments of one kind, stepped one after another in this process.
 
     After the step in which an environment's episode is over, the next `step` begins its next one. Every episode is
@@ -356,21 +357,9 @@ class MultiAgentEnvs:
         return self._lanes[0].env.render()
 
     def close(self) -> None:
-        """Frees what the environments hold. Closing twice is fine."""
         with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
             for lane in reversed(self._lanes):
                 stack.callback(lane.env.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            self.close()
-        except Exception as another:
-            if error is None:
-                raise
-            _log.warning("an environment cannot be closed: %r", another)  # the first error is what the user needs
 
 
 def _made(factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> list[MultiAgentEnv]:

@@ -49,6 +49,8 @@ class Evaluator:
     """
 
     def __init__(self, evaluate: Callable[[Any], Evaluation], *, asynchronous: bool = False) -> None:
+        self.begun_at = -1
+        """Env steps of the newest evaluation that was begun."""
         self._evaluate, self._asynchronous = evaluate, asynchronous
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Pending]] = []
@@ -66,6 +68,7 @@ class Evaluator:
         Returns:
             As `made`.
         """
+        self.begun_at = env_steps
         return self._hand_out(wait, (env_steps, policy))
 
     def made(self, *, wait: bool = False) -> list[Made] | None:

@@ -39,7 +39,7 @@ class TimeSplit:
         self._since = time.perf_counter()
 
     def start(self) -> None:
-        """The run begins or resumes: what comes before is nobody's time."""
+        """The run begins or resumes: what came before is not counted."""
         self._since = time.perf_counter()
 
     def spent(self, part: str) -> None:

@@ -92,7 +92,7 @@ class Trainer:
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
         self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
-        self._evaluated_s, self._evaluated_at = time.monotonic(), -1  # the clock, and env steps
+        self._evaluated_s = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
@@ -126,8 +126,7 @@ class Trainer:
         self._loggers.start(self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()
-        limit_s = self.config.time_limit_s
-        self._stop_reason = ""
+        limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
             with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
                 if self._evaluation_broken_off and stop.received is None:
@@ -236,8 +235,10 @@ class Trainer:
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
         if self._evaluator is not None:
-            known = self._evaluated_at == self.collector.env_steps
-            self._take(self._evaluator.made(wait=True)) if known else self._begin_evaluation(wait=True)
+            if self._evaluator.begun_at != self.collector.env_steps:
+                self._begin_evaluation(wait=True)
+            else:
+                self._take(self._evaluator.made(wait=True))
         if not self._evaluation_broken_off:
             self._log()
             self._finished = self._used_up()
@@ -250,8 +251,7 @@ class Trainer:
         assert self._evaluator is not None
         for callback in self.callbacks:
             callback.evaluation_began(self)
-        self._evaluated_at = self.collector.env_steps
-        self._take(self._evaluator.make(self._evaluated_at, acting_policy(self.algorithms), wait=wait))
+        self._take(self._evaluator.make(self.collector.env_steps, acting_policy(self.algorithms), wait=wait))
 
     def _take(self, made: Sequence[Made] | None) -> None:
         self._evaluation_broken_off = made is None
