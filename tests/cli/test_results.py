@@ -154,6 +154,8 @@ def test_an_environment_and_a_configuration_are_timed(capsys):
     assert (speed["num_envs"], speed["vectorization"], speed["repetitions"]) == (2, "serial", 3)
     assert 0 < speed["slowest"] <= speed["env_steps_per_s"] <= speed["fastest"]
     assert answer(capsys, "bench", "ppo", CHAIN[0], "--env.max-episode-steps", "6")["env_steps_per_s"] > 0
+    pool = answer(capsys, "bench", "palaestra.envs.tiny:TensorCartPole", "--duration-s", "0.05")
+    assert pool["vectorization"] == "native"
     assert exit_code("bench", "CartPole-v1", "--duration-s", "0") == 2
     assert "measures nothing" in output(capsys)
 
@@ -195,6 +197,8 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert RunDirectory("runs/c").info["env_steps"] >= 100
     assert exit_code("resume", "c", "--override", "trainer.total_env_steps=120", "algorithm.entropy_cost=0.1") == 0
     assert RunDirectory("runs/c").config.algorithm.entropy_cost == 0.1
+    assert exit_code("resume", "c", "--override", "trainer.eval_at_steps=130,140", "trainer.total_env_steps=150") == 0
+    assert RunDirectory("runs/c").config.trainer.eval_at_steps == (130, 140)
     assert exit_code("resume", "a", "--override", "algorithm.gama=0.1") == 2
     assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)
     assert exit_code("resume", "a", "--override", "env.num_envs=7") == 2

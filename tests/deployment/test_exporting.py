@@ -13,9 +13,10 @@ from palaestra.core import ConfigError, MissingExtraError, PalaestraError
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
 from palaestra.policies import SearchPolicy, load_policy, save_policy
+from palaestra.rollout import Evaluation
 from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
-from tests.experiments.parts import SMALL, trained
+from tests.experiments.parts import SMALL, trained, written
 from tests.experiments.test_robots import ROBOT, SIZES, WORLD
 
 
@@ -53,6 +54,15 @@ def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys
         assert np.abs(action).max() <= 2  # as the environment takes it
     assert exit_code("export", "run", "--root", ".") == 2
     assert "exists already; give another --output" in output(capsys)
+
+
+def test_the_newest_evaluation_is_that_of_the_most_env_steps(tmp_path):
+    """Not the last by its name: 9,000 comes after 10,000 there."""
+    run = written(tmp_path, [])
+    for env_steps in (9_000, 10_000):
+        result = Evaluation(1.0, 0.0, (1.0, 1.0), 1.0, 1, [0], deterministic=True, returns=[1.0]).to_json()
+        (run.path / f"evals/{env_steps}.json").write_text(json.dumps({**result, "env_steps": env_steps}))
+    assert exporting._facts(run)["last_evaluation"]["env_steps"] == 10_000
 
 
 def test_a_program_of_torch_is_loaded_without_us(run, tmp_path, capsys):

@@ -13,11 +13,11 @@ import yaml
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, files, importing
-from palaestra.deployment import check_shared, pull, share
+from palaestra.deployment import check_shared, pull, share, sharing
 from palaestra.experiments import RunDirectory, evaluate_run
 from tests.cli.parts import exit_code, output
 from tests.deployment.hub import TOKEN, hub
-from tests.experiments.parts import CHAIN, trained
+from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,21 @@ def test_nothing_of_the_machine_is_in_it(made, shared):
             assert not [word for word in secret if word in path.read_text()], path
     config = yaml.safe_load((shared / "config.yaml").read_text())
     assert (config["run"]["directory"], config["run"]["name"]) == ("runs", None)
+
+
+def test_folders_and_addresses_that_were_typed_or_set_stay_out(tmp_path):
+    typed = ["/usr/bin/palaestra", "train", "--offline.data=/data/mine", "--address", "ray://10.0.0.1:1", "ppo"]
+    assert sharing._command(typed) == "palaestra train --offline.data=mine --address ADDRESS ppo"
+    config = config_of(tmp_path, distributed__address="auto", distributed__runtime="ray", env__kwargs={"map": "/a/b"})
+    public = sharing._published(config)
+    assert (public.distributed.address, public.env.kwargs) == (None, {"map": "b"})
+
+
+def test_the_best_of_a_group_may_have_a_return_of_zero(tmp_path):
+    worse, best = written(tmp_path, rows_of([1.0]), "worse"), written(tmp_path, rows_of([1.0]), "best")
+    worse.write_info({"best_return": -3.0})
+    best.write_info({"best_return": 0.0})
+    assert max([worse, best], key=sharing._best_return) is best
 
 
 def test_play_eval_and_new_runs_take_the_folder_and_resume_does_not(shared, capsys):

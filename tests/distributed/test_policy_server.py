@@ -251,6 +251,7 @@ def test_a_run_is_resumed_from_its_checkpoint(name, env, tmp_path):
         store = CheckpointStore(tmp_path / "checkpoints")
         again = asynchronous(runtime, name, env, total=600, checkpoints=store)
         again.load_state(store.load_newest()[1])
+        assert again.collector.state()["positions"] == positions  # also where it ends before actors are there
         assert again.algorithm.policy_version == version
         assert again.collector.env_steps == steps
         assert again.collector.lags == lags

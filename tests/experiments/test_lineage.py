@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from typing import Literal
 
 import pytest
@@ -31,7 +32,8 @@ def test_a_fork_goes_on_beside_its_parent(tmp_path):
     info = RunDirectory(fork.directory).info
     assert info["lineage"]["forked_from"] == str(parent.resolve())
     assert info["lineage"]["env_steps"] == RunDirectory(parent).info["env_steps"]
-    assert info["lineage"]["changes"] == {"trainer.total_env_steps": [96, 160]}
+    (entry,) = info["overrides"]
+    assert entry["changes"] == {"trainer.total_env_steps": [96, 160]}
     steps = [row["env_steps"] for row in read_metrics(fork.directory)]
     assert steps == sorted(set(steps))
     assert steps[0] < 96 < steps[-1]  # the whole curve, the parent's part included
@@ -45,7 +47,42 @@ def test_a_fork_that_changes_nothing_ends_as_the_parent_would_have(tmp_path):
     fork = palaestra.resume(half.directory, fork=True, trainer__stop_at_return=None)
     assert fork.directory.name == "half_fork"
     assert (fork.directory / "episodes.csv").read_text() == (whole.directory / "episodes.csv").read_text()
-    assert palaestra.resume(half.directory, fork=True).directory.name == "half_fork2"
+    again = palaestra.resume(half.directory, fork=True, run__device="cpu").directory
+    assert again.name == "half_fork2"
+    assert "overrides" not in RunDirectory(again).info
+    assert RunDirectory(again).info["threads"] == RunDirectory(half.directory).info["threads"]
+
+
+def test_a_fork_goes_on_exactly_or_not_by_what_changes_from_its_parent(tmp_path, monkeypatch):
+    """F25: on another device, say; here the budget stands for it."""
+    budgets = lambda before, now: before.trainer.total_env_steps == now.trainer.total_env_steps  # noqa: E731
+    monkeypatch.setattr(sys.modules["palaestra.experiments.run"], "_computes_exactly", budgets)
+    parent = trained(tmp_path).directory
+    for budget, exactness in ((96, "exact"), (160, "statistical")):
+        fork = palaestra.resume(parent, fork=True, trainer__total_env_steps=budget)
+        assert RunDirectory(fork.directory).info["resume"] == exactness
+
+
+def test_a_period_that_changes_holds_from_where_the_run_goes_on(tmp_path):
+    """What was due next by the old period is not waited for."""
+    run = trained(tmp_path, trainer__eval_every_steps=1000).directory
+    before = {int(path.stem) for path in (run / "evals").glob("*.json")}
+    palaestra.resume(run, trainer__total_env_steps=192, trainer__eval_every_steps=32)
+    later = sorted({int(path.stem) for path in (run / "evals").glob("*.json")} - before)
+    assert len(later) > 1
+    assert later[0] < 140
+
+
+def test_the_policy_that_is_kept_is_better_than_a_later_one_after_an_older_checkpoint(tmp_path):
+    """Its evaluation came after the newest checkpoint, and the run was killed."""
+    run = trained(tmp_path).directory
+    newest = max((run / "evals").glob("*.json"), key=lambda path: int(path.stem))
+    found = json.loads(newest.read_text())
+    (run / "evals/97.json").write_text(json.dumps({**found, "return_mean": 1e6}))
+    kept = (run / "policy/weights.safetensors").read_bytes()
+    done = palaestra.resume(run, trainer__total_env_steps=160)
+    assert done.result.best_return == 1e6
+    assert (run / "policy/weights.safetensors").read_bytes() == kept
 
 
 def test_a_changed_setting_is_recorded_and_stays(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import palaestra
-from palaestra.core import ConfigError
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.envs.tiny import Chain
 from palaestra.experiments import RunDirectory, find_run, find_runs, group_summary, list_groups, resume_seeds
 from palaestra.experiments import seeds as module
@@ -81,6 +81,25 @@ def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     assert "the wheel came off" in bad.error
     assert group.exit_code == 3
     assert any(line.startswith("seed 1 failed after 0 env steps: EnvError") for line in group_summary(group))
+
+
+def test_seeds_that_stop_at_their_goal_have_come_to_an_end(tmp_path):
+    """They were not broken off, and the group says why they stopped; a fork of one is none of the group."""
+    group = small_group(tmp_path, 2, trainer__stop_at_return=-9)
+    assert [(seed.status, seed.exit_code) for seed in group.seeds] == [("stopped", 0)] * 2
+    assert group.exit_code == 0
+    assert "the goal was -9" in group_summary(group)[0]
+    fork = palaestra.resume(group.seeds[0].directory, fork=True, trainer__stop_at_return=None).directory
+    assert fork == tmp_path / "g_seed_0_fork"
+    assert [run.path.name for run in find_runs(["g"], tmp_path)] == ["seed_0", "seed_1"]
+
+
+def test_a_group_without_runs_is_named(tmp_path):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/group.json").write_text("{}")
+    for find in (lambda: find_runs(["g"], tmp_path), lambda: find_run("g", tmp_path), lambda: find_run(tmp_path / "g")):
+        with pytest.raises(CheckpointError, match=r"the group .*g has no runs in it"):
+            find()
 
 
 @pytest.mark.parametrize("seeds", [0, -1, [], [1, 1], [-3]])

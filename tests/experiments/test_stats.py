@@ -10,6 +10,7 @@ import pytest
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import elo_ratings, read_logs, read_references, sample_efficiency, stats
 from tests.cli.parts import exit_code, output
+from tests.experiments.parts import trained
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -195,3 +196,11 @@ def test_elo_refuses_scores_that_are_none():
         elo_ratings(np.array([[0, 3], [3, 0]]), np.array([[0, 5], [5, 0]]))
     with pytest.raises(ConfigError, match="at least 2 players"):
         elo_ratings(np.zeros((1, 1)), np.zeros((1, 1)))
+
+
+def test_of_a_run_of_ours_evaluations_count_once_each(tmp_path):
+    """Rows of metrics repeat the newest one until the next."""
+    run = trained(tmp_path, trainer__log_every_steps=8).directory
+    (found,) = read_logs(run)
+    evaluated = sorted(int(path.stem) for path in (run / "evals").glob("*.json"))
+    assert [int(step) for step, _ in found.points] == evaluated

@@ -11,10 +11,11 @@ pytest.importorskip("optuna")
 
 import palaestra
 from palaestra.cli.main import main
-from palaestra.core import ConfigError, Linear
+from palaestra.core import ConfigError, Linear, PalaestraError
 from palaestra.experiments import Search, load_config, preset, search_space, tuning
 from palaestra.experiments.dimensions import first_values, with_values
 from palaestra.experiments.seeds import GroupResult, SeedResult
+from palaestra.rollout import Evaluation
 
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
 
@@ -144,7 +145,9 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
             for number in (1, 2, 3):
                 file = path / f"seed_{seed}/evals/{number * 10_000}.json"
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps({"return_mean": -9.0 if hopeless else number}))
+                score = -9.0 if hopeless else float(number)
+                result = Evaluation(score, 0.0, (score, score), 1.0, 1, [0], deterministic=True, returns=[score])
+                file.write_text(json.dumps(result.to_json()))
         if hopeless:
             wait_until(ended, what="the trial is asked to end")
             raise KeyboardInterrupt
@@ -186,3 +189,20 @@ def test_a_wrong_space_ends_with_2(value, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["tune", "dqn", "CartPole-v1", "--space.algorithm.gamma", *value, "--dry-run"])
     assert ended.value.code == 2 and "space" in capsys.readouterr().err
+
+
+def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypatch):
+    inner, told, first = tuning._trained, [], []
+
+    def failing(config, path, *given):
+        if path.name.startswith("winner") and not first:
+            first.append(path.name)
+            raise PalaestraError("seed 10000 failed")
+        return inner(config, path, *given)
+
+    monkeypatch.setattr(tuning, "_trained", failing)
+    found = searched(tmp_path, on_trial=told.append)
+    assert len(found.winners) == 2
+    assert f"winner_{found.winners[0].trial}_2seeds" != first[0]
+    assert any("failed on fresh seeds: seed 10000 failed" in line for line in told)
+    assert list(found.failed.values()) == ["on fresh seeds: seed 10000 failed"]

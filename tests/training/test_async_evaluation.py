@@ -1,5 +1,7 @@
 """Tests of `palaestra.training.async_evaluation`; processes that evaluate are in tests/cli/test_asynchronous.py."""
 
+import itertools
+import signal
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -7,9 +9,10 @@ import pytest
 
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import Evaluation
+from palaestra.training import CheckpointStore
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment, make
-from tests.training.parts import evaluation_in, trainer
+from tests.training.parts import Hooks, evaluation_in, trainer
 
 RESULT = Evaluation(1.0, 0.0, (1.0, 1.0), 10.0, 1, [0], deterministic=False, returns=[1.0])
 
@@ -104,3 +107,23 @@ def test_only_the_last_evaluation_of_a_run_is_waited_for(monkeypatch):
     trainer("ppo", total=120, eval_every_steps=40, evaluate=evaluation_in()).run()
     assert len(waited) > 2
     assert waited == [False] * (len(waited) - 1) + [True]
+
+
+def test_an_evaluation_under_way_at_a_signal_is_made_by_the_resumed_run(tmp_path):
+    """F22: it waits in another process, which ends with the run."""
+    evaluate = Elsewhere(questions=10**9)
+    store = CheckpointStore(tmp_path)
+    made = trainer("ppo", total=400, eval_every_steps=40, eval_async=True, evaluate=evaluate, checkpoints=store)
+    step, count = made.collector.env.step, itertools.count(1)
+    made.collector.env.step = lambda action: (
+        signal.raise_signal(signal.SIGINT) if next(count) == 70 else None,
+        step(action),
+    )[1]
+    assert made.run().status == "interrupted"
+    again = trainer("ppo", total=400, evaluate=evaluation_in())
+    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
+    evaluated = []
+    again.callbacks.append(Hooks(evaluated=lambda _, result: evaluated.append(result.env_steps)))
+    begun = again.collector.env_steps
+    again.run()
+    assert evaluated[0] == begun

@@ -235,6 +235,48 @@ def test_trackio_gets_rows_against_env_steps(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("package", SERVICES)
+def test_seeds_of_a_group_are_told_apart(tmp_path, monkeypatch, package):
+    """All of them are `seed_0`, `seed_1` and so on, in every group."""
+    group = tmp_path / "group"
+    group.mkdir()
+    (group / "group.json").write_text("{}")
+    calls = told(package, group, monkeypatch)
+    names = [named.get("name", named.get("run_name")) for name, _, named in calls if name in ("init", "create_run")]
+    assert names == ["group/first"]
+
+
+def test_a_run_of_mlflow_is_made_once_and_found_by_what_no_other_has(tmp_path, monkeypatch):
+    """A parameter that is not taken at first is sent again, to the same run."""
+    fake, failures = Fake(), iter([ConnectionError("gone")])
+    take = Fake.__getattr__
+
+    def failing(self, name):
+        call = take(self, name)
+
+        def once(*args, **named):
+            if name == "log_param" and (error := next(failures, None)):
+                raise error
+            return call(*args, **named)
+
+        return once
+
+    monkeypatch.setattr(Fake, "__getattr__", failing)
+    monkeypatch.setattr("palaestra.training.services._FIRST_WAIT_S", 0.01)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    logger = SERVICES["mlflow"](tmp_path)
+    logger.start({**START, "env_steps": 50})
+    while not [call for call in fake.calls if call[0] == "log_param"]:
+        assert logger._thread is not None
+        logger._thread.join(0.01)
+    logger.close()
+    (made,) = [named for name, _, named in fake.calls if name == "create_run"]
+    ((tag, identity),) = made["tags"].items()
+    assert {named["filter_string"] for name, _, named in fake.calls if name == "search_runs"} == {
+        f"tags.{tag} = '{identity}'"
+    }
+
+
+@pytest.mark.parametrize("package", SERVICES)
 def test_the_calls_are_those_of_the_real_package(tmp_path, monkeypatch, package):
     """Every call binds to the real signature."""
     real = pytest.importorskip(package)

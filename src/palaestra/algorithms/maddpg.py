@@ -51,7 +51,7 @@ class MADDPGConfig(AlgorithmConfig):
     learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Reward for novelty; none by default."""
+    """Must stay none: novelty is measured for one agent."""
     tau: Fraction[Schedule] = 0.005
     """Share of the way that target networks go towards the online ones, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1

@@ -35,7 +35,7 @@ class MAPPOConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    """Layers of the members' network and of the value; they share no parameters."""
     num_epochs: Positive[int] = 4
     """How often each unroll is gone through."""
     mini_batch_size: Positive[int] = 256

@@ -45,7 +45,7 @@ class PPGConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    """Layers of policy and value network; they share no parameters."""
     num_epochs: Positive[int] = 1
     """E_pi: how often each unroll is gone through in the policy phase."""
     mini_batch_size: Positive[int] = 256

@@ -53,7 +53,7 @@ class QMIXConfig(AlgorithmConfig):
     learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Reward for novelty; none by default."""
+    """Must stay none: novelty is measured for one agent."""
     target_period: Positive[int] = 200
     """Gradient steps between two copies of the online to the target networks."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))

@@ -57,7 +57,7 @@ class SACConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
-    """Layers of every network; they share no parameters."""
+    """Layers of every network; they share no parameters but those of a memory."""
     mini_batch_length: Positive[int] = 16
     """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
     burn_in: NotNegative[int] = 4

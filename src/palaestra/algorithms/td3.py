@@ -38,7 +38,7 @@ class TD3Config(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
-    """Layers of every network; they share no parameters."""
+    """Layers of every network; they share no parameters but those of a memory."""
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1

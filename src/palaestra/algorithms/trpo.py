@@ -36,7 +36,7 @@ class TRPOConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    """Layers of policy and value network; they share no parameters."""
     num_epochs: Positive[int] = 10
     """How often the value network goes through each unroll."""
     mini_batch_size: Positive[int] = 128

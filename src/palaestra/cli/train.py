@@ -191,7 +191,13 @@ def resume(arguments: list[str]) -> int:
 def _overrides(options: ResumeOptions) -> list[str]:
     """`--override a.b=1` and `--until N` as options of a configuration."""
     typed = [] if options.until is None else ["--trainer.total-env-steps", str(options.until)]
-    for override in options.override:
+    overrides: list[str] = []
+    for word in options.override:
+        if "=" in word or not overrides:
+            overrides.append(word)
+        else:
+            overrides[-1] += f",{word}"  # it was cut at the commas of a list
+    for override in overrides:
         path, equals, value = override.partition("=")
         if not equals or not value:
             raise ConfigError(f"--override was given {override!r}; give PATH=VALUE, such as algorithm.gamma=0.9")
@@ -209,7 +215,7 @@ def _report(done: experiments.RunResult) -> int:
     if "resume" in info:
         why = ", and ".join(info.get("resume_reasons", []))
         how = {"exact": "exact, as if it had never stopped", "statistical": f"statistical: {why}"}
-        changed = "; with other settings since" if info.get("overrides") or info.get("lineage") else ""
+        changed = "; with other settings since" if info.get("overrides") else ""
         lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]
     if result.status == "interrupted":

@@ -463,6 +463,18 @@ def write_json(path: Path, value: Any) -> None:
         os.fsync(stream.fileno())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes a text file so that a reader, or a process that dies, finds the old one or the new one whole.
+
+    Args:
+        path: which file.
+        text: what it holds from then on.
+    """
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Writes `manifest.json` with a hash of its own, and waits until it is on the disk.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from palaestra.core import (
 )
 from palaestra.core.files import fingerprint, whole_folder, write_json
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
-from palaestra.experiments import RunDirectory, find_run, policies_of_run
+from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.experiments.records import package_version
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
 
@@ -154,8 +153,8 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
     """What a manifest says of a run."""
     info = run.info
     facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "env_steps", "git")}
-    evaluations = sorted(run.path.glob("evals/*.json"))
-    newest = json.loads(evaluations[-1].read_text(encoding="utf-8")) if evaluations else {}
+    evaluations = read_evaluations(run.path)
+    newest = evaluations[-1][1] if evaluations else {}
     shown = ("env_steps", "return_mean", "return_ci95", "episodes", "deterministic", "seeds")
     evaluation = {name: newest[name] for name in shown if name in newest}
     return {"run": run.path.name, **facts, "best_return": info.get("best_return"), "last_evaluation": evaluation}

@@ -1,6 +1,7 @@
 """A policy as a folder for others: made from a run, checked before it is used, and the way to a model hub and back."""
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from palaestra import experiments
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
 from palaestra.deployment.card import model_card
+from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import Policy
 
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]
@@ -104,7 +106,7 @@ def share(
     _require_alike(runs)
     seed = runs[0].config.run.seed + _FRESH_SEED
     found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed)
-    run = max(runs, key=lambda run: run.info.get("best_return") or float("-inf"))
+    run = max(runs, key=_best_return)
     learner, policies = experiments.policies_of_run(run)
     missing: list[str] = []
     with files.whole_folder(target, "shared folder") as folder:
@@ -256,6 +258,11 @@ def _require_free(target: Path) -> None:
         raise ConfigError(f"{target} exists already; give another folder as --output, or remove it")
 
 
+def _best_return(run: experiments.RunDirectory) -> float:
+    best = run.info.get("best_return")
+    return -math.inf if best is None else best
+
+
 def _require_alike(runs: Sequence[experiments.RunDirectory]) -> None:
     first = runs[0].config
     for run in runs[1:]:
@@ -282,7 +289,18 @@ def _copy_policies(run: Path, folder: Path) -> dict[str, str]:
 def _published(config: experiments.ExperimentConfig) -> experiments.ExperimentConfig:
     """A configuration without what is of one machine."""
     run = dataclasses.replace(config.run, directory="runs", name=None, initial_policy=None, loggers=())
-    return dataclasses.replace(config, run=run)
+    distributed = dataclasses.replace(config.distributed, address=None)
+    whole = dataclasses.replace(config, run=run, distributed=distributed)
+    return experiments.config_from_mapping(experiments.ExperimentConfig, _placeless(config_to_mapping(whole)))
+
+
+def _placeless(value: Any) -> Any:
+    """A setting without the folders of this machine: of an absolute path, its name."""
+    if isinstance(value, Mapping):
+        return {key: _placeless(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_placeless(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _seeds(runs: Sequence[experiments.RunDirectory], found: experiments.RunsEvaluation) -> dict[str, Any] | None:
@@ -316,7 +334,8 @@ def _command(arguments: Sequence[str]) -> str:
     """What was typed; the program without its folder, for that is of one machine."""
     program, *rest = [str(word) for word in arguments] or ["palaestra"]
     name = "palaestra" if Path(program).name in ("palaestra", "__main__.py") else Path(program).name
-    return shlex.join([name, *(Path(word).name if Path(word).is_absolute() else word for word in rest)])
+    words = [option + equals + _placeless(value) for option, equals, value in (word.rpartition("=") for word in rest)]
+    return re.sub(r"(address[ =])\S+", r"\1ADDRESS", shlex.join([name, *words]))
 
 
 def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:

@@ -364,7 +364,7 @@ class PolicyServer(WorkerStreams):
         return {
             "env_steps": self.env_steps - (self._uncounted if self._pace.on_policy else 0),
             "lags": {str(lag): count for lag, count in self.lags.items()},
-            "positions": [worker.position for worker in self.group.workers],
+            "positions": [worker.position for worker in self.group.workers] or list(self.positions or ()),
             **self.attributes_state(),
         }
 

@@ -218,7 +218,7 @@ def row_specs(config: EnvConfig) -> dict[str, Any]:
 def _found(config: EnvConfig) -> tuple[str, ...]:
     """The numeric entries of `info`, elements of small arrays too, that a first look at an environment finds."""
     alone = dataclasses.replace(config.alone(1), info=(), inputs=(), untransformed=False)
-    if _is_pool(alone):
+    if is_pool(alone):
         with create_environment(alone, lane_seeds=[0]) as env:
             return _reported(env)
     env = load_lane(alone, 0)
@@ -263,8 +263,12 @@ def _named(config: EnvConfig) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _is_pool(config: EnvConfig) -> bool:
-    """Whether its environments are stepped natively, all lanes as one."""
+def is_pool(config: EnvConfig) -> bool:
+    """Whether environments are stepped natively, all lanes as one.
+
+    Args:
+        config: of the environments.
+    """
     if config.name.startswith(envpool.PREFIX):
         return True
     maker = _maker(config.name)

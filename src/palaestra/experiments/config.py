@@ -12,6 +12,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object, require_at_least
+from palaestra.core.files import replace_text
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.experiments.values import RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
@@ -436,7 +437,7 @@ def save_config(config: ExperimentConfig, path: str | Path) -> None:
         config: all settings.
         path: of the YAML file.
     """
-    Path(path).write_text(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
+    replace_text(Path(path), yaml.safe_dump(config_to_mapping(config), sort_keys=False))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import CheckpointError, import_extra
-from palaestra.experiments.curves import thinned_metrics
+from palaestra.experiments.curves import read_evaluations, thinned_metrics
 from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["LoggedRun", "read_logs"]
@@ -129,6 +129,9 @@ def _file(path: Path) -> list[LoggedRun]:
 
 def _own(folder: Path) -> LoggedRun:
     config = RunDirectory(folder).config
+    if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
+        points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
+        return LoggedRun(folder / "metrics.jsonl", "eval/return_mean", _ordered(points), config.env.name)
     rows = thinned_metrics(folder, "eval/return_mean")
     return _curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name)
 

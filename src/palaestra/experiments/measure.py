@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from palaestra.core import ConfigError, StepType, tree_leaves
 from palaestra.envs import EnvConfig, create_environment
+from palaestra.envs.create import is_pool
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.records import memory_bytes, network_lines, networks_of, num_cores
@@ -186,11 +187,13 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
                 more, took_s = next(stepped)
                 steps, stepping_s = steps + more, stepping_s + took_s
             speeds.append(steps / stepping_s)
-    measured = speeds[1:]
+    measured, how = speeds[1:], config.vectorization
+    if how == "auto":
+        how = "native" if play is _play and is_pool(config) else "serial"
     return EnvironmentSpeed(
         name=config.name,
         num_envs=config.num_envs,
-        vectorization="serial" if config.vectorization == "auto" else config.vectorization,
+        vectorization=how,
         env_steps_per_s=statistics.median(measured),
         slowest=min(measured),
         fastest=max(measured),

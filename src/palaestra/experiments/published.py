@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.experiments.curves import read_evaluations
 from palaestra.experiments.learner import evaluation_environment
 from palaestra.experiments.presets import load_config
 from palaestra.experiments.records import package_version, processor
@@ -182,9 +183,7 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
         run__tensorboard=False,
         **settings,
     )
-    evaluations = sorted(
-        (int(file.stem), json.loads(file.read_text())) for file in (done.directory / "evals").glob("*.json")
-    )
+    evaluations = read_evaluations(done.directory)
     assert isinstance(done.policy, Policy)
     policies = {"last": done.policy, "best": load_policy(done.directory / "policy")}
     return {

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments.curves import Curve, curves_of, is_number, labels_of, one_run, thinned_metrics
+from palaestra.experiments.curves import (
+    Curve,
+    curves_of,
+    is_number,
+    labels_of,
+    one_run,
+    read_evaluations,
+    thinned_metrics,
+)
 from palaestra.experiments.diagnosis import logged_symptoms
 from palaestra.experiments.records import read_faults
 from palaestra.experiments.run_directory import RunDirectory
@@ -84,7 +92,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
 def _summary(runs: Sequence[RunDirectory]) -> str:
     rows = []
     for run in runs:
-        info, evaluations = run.info, _evaluations(run)
+        info, evaluations = run.info, read_evaluations(run.path)
         last = evaluations[-1][1] if evaluations else None
         best = info.get("best_return")
         rows.append(
@@ -121,7 +129,7 @@ def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
 
 
 def _evaluation(run: RunDirectory) -> Iterable[str]:
-    evaluations = _evaluations(run)
+    evaluations = read_evaluations(run.path)
     if not evaluations:
         return
     rows = [[f"{step:,}", _mean(record), f"{record['length_mean']:.1f}"] for step, record in evaluations]
@@ -171,7 +179,8 @@ def _time(run: RunDirectory) -> Iterable[str]:
     shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if is_number(rows[-1].get(f"time/{part}"))}
     yield "<h2>Time</h2>"
     if shares:
-        yield bar(shares, title=f"where it went, of {rows[-1]['time/train_s']:.1f} s")
+        total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training
+        yield bar(shares, title=f"where it went, of {total_s:.1f} s")
     points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
     yield line_chart([one_run(points)], title="env steps per second, from the start", size=(720, 160))
 
@@ -211,23 +220,6 @@ def _origin(run: RunDirectory) -> Iterable[str]:
     yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
     origin = escape(json.dumps(info, indent=2))
     yield f"<h2>Origin</h2><details><summary>run.json</summary><pre>{origin}</pre></details>"
-
-
-def _evaluations(run: RunDirectory) -> list[tuple[int, dict[str, Any]]]:
-    found = []
-    for path in sorted((run.path / "evals").glob("*.json")):
-        if not path.stem.isdigit():
-            continue
-        try:
-            record = json.loads(path.read_text())
-            numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
-            low, high = record["return_ci95"]
-            if not record["returns"] or not all(map(is_number, [*numbers, low, high])):
-                raise ValueError("numbers are needed")
-            found.append((int(path.stem), record))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _log.warning("%s is no evaluation (%r) and is left out", path, error)
-    return sorted(found, key=lambda pair: pair[0])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,5 +1,6 @@
 """From a configuration to a finished run, and on from where one stopped."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -21,6 +22,7 @@ from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
+from palaestra.experiments.curves import read_evaluations
 from palaestra.experiments.initial import begin_from, with_initial_path
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
 from palaestra.experiments.presets import preset
@@ -221,7 +223,11 @@ def resume(
     learner = make_learner(config)
     data = learner.load_data()
     if fork:
-        directory = fork_run(directory, config, fork if isinstance(fork, str) else None, root)
+        directory = fork_run(directory, fork if isinstance(fork, str) else None, root)
+        run = directory.config.run
+        learner.config = dataclasses.replace(
+            config, run=dataclasses.replace(config.run, name=run.name, directory=run.directory)
+        )
     if on_start is not None:
         on_start(directory.path)
     hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
@@ -401,6 +407,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
             state["trainer"]["finished"] = False  # the budget is larger than it was
         whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
+        known = [trainer.best_return, *(result["return_mean"] for _, result in read_evaluations(directory.path))]
+        trainer.best_return = max((best for best in known if best is not None), default=None)  # whose policy is kept
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")

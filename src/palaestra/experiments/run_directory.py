@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
+from palaestra.core.files import replace_text
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import crash_of, provenance
 from palaestra.experiments.trust import require_trust, sign
@@ -50,7 +51,7 @@ class RunDirectory:
 
         Args:
             config: of the run.
-            lineage: which run this one continues, and what was changed.
+            lineage: which run this one continues, and from where.
 
         Raises:
             ConfigError: the directory exists already, or cannot be made.
@@ -127,9 +128,7 @@ class RunDirectory:
             RunLostError: the directory is gone.
         """
         self.require_there()
-        temporary = self.path / ".run.json"
-        temporary.write_text(json.dumps({**self.info, **values}, indent=2) + "\n")
-        temporary.replace(self.path / "run.json")
+        replace_text(self.path / "run.json", json.dumps({**self.info, **values}, indent=2) + "\n")
 
     def require_there(self) -> None:
         """Notices that somebody has deleted or moved the directory.
@@ -264,7 +263,10 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
     for name in names:
         for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
             if (path / "group.json").is_file():
-                found += [RunDirectory(child.parent) for child in sorted(path.glob("*/config.yaml"), key=_natural)]
+                runs = sorted(path.glob("*/config.yaml"), key=_natural)
+                if not runs:
+                    raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
+                found += [RunDirectory(config.parent) for config in runs]
                 break
             if (path / "config.yaml").is_file():
                 found.append(RunDirectory(path))
@@ -366,14 +368,11 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
 
 
-def fork(
-    parent: RunDirectory, config: ExperimentConfig, name: str | None = None, root: str | Path = "runs"
-) -> RunDirectory:
+def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs") -> RunDirectory:
     """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
 
     Args:
-        parent: the other run.
-        config: of the new run.
+        parent: the other run, whose settings the new one has, too.
         name: of the new run directory; by default the parent's with `_fork`.
         root: where the new one is made if nothing can be written beside the parent.
 
@@ -382,12 +381,17 @@ def fork(
         ConfigError: the name is taken.
     """
     step, _ = parent.checkpoints().load_newest(rename=False)
-    folder = parent.path.parent if os.access(parent.path.parent, os.W_OK) else Path(root)
-    name = name or _free_name(folder, parent.path.name)
+    beside, named = parent.path.parent, parent.path.name
+    if (beside / "group.json").is_file():  # the new run is none of the group
+        beside, named = beside.parent, f"{beside.name}_{named}"
+    folder = beside if os.access(beside, os.W_OK) else Path(root)
+    name = name or _free_name(folder, named)
+    config = parent.config
     run = dataclasses.replace(config.run, name=name, directory=str(folder))
-    changes = changes_between(parent.config, config)
-    lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step, "changes": changes}
+    lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step}
     child = RunDirectory.create(dataclasses.replace(config, run=run), lineage=lineage)
+    if "threads" in parent.info:  # as measured when it began
+        child.write_info({"threads": parent.info["threads"]})
     child.checkpoints().take_over(parent.checkpoints(), step)
     for file in (parent.path / "policy").rglob("*"):
         if file.is_file():

@@ -33,8 +33,8 @@ _TAIL_BYTES = 16_384
 
 _PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
 _POLL_S = 0.1
-_GRACE_S = 60.0
-"""How long a seed may take to save after Ctrl-C before it is ended."""
+_LEAVES_S = 40.0
+"""How long after `trainer.grace_s` a seed that was asked to stop may still be there before it is ended."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SeedResult:
     directory: Path
     """Its run directory, inside the group's."""
     status: str
-    """`done`, `interrupted`, `failed`, `killed`, or `created` if it never began."""
+    """`done`, `stopped`, `interrupted`, `failed`, `killed`, or `created` if it never began."""
     exit_code: int
     """0, or what the command line would have ended with."""
     env_steps: int
@@ -54,7 +54,7 @@ class SeedResult:
     best_return: float | None
     """Best mean return of its evaluations."""
     error: str | None
-    """What went wrong."""
+    """What went wrong, or why it stopped before its budget was used."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class GroupResult:
 
     @property
     def exit_code(self) -> int:
-        """That of the first seed that did not come to its end; 0 if all did."""
+        """That of the first seed that was broken off; 0 if none was."""
         return next((seed.exit_code for seed in self.seeds if seed.exit_code), 0)
 
     @property
@@ -135,8 +135,6 @@ def resume_seeds(
         ConfigError: it is a single run.
     """
     directories = find_runs([name], root)
-    if not directories:
-        raise CheckpointError(f"the group {name} has no runs left in it")
     group = directories[0].path.parent
     if not (group / "group.json").is_file():
         raise ConfigError(f"{name} is a single run, no group of seeds; continue it with `palaestra resume {name}`")
@@ -215,9 +213,10 @@ class _Seed:
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
-        exit_code = 128 - code if code < 0 else code or (0 if self.finished or status == "done" else 130)
+        exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else 130)
         steps = int(info.get("env_steps") or self.env_steps)
-        return SeedResult(self.number, self.directory.path, status, exit_code, steps, info.get("best_return"), error)
+        why = error or info.get("reason")
+        return SeedResult(self.number, self.directory.path, status, exit_code, steps, info.get("best_return"), why)
 
 
 class _Panel:
@@ -282,7 +281,8 @@ def _supervise(
 ) -> None:
     """Keeps as many processes running as there are cores until all seeds have ended, or a signal ends them."""
     waiting = [seed for seed in seeds if not seed.finished]
-    most = max(1, num_cores() // (seeds[0].directory.config.run.num_threads or 1))
+    config = seeds[0].directory.config
+    most = max(1, num_cores() // (config.run.num_threads or 1))
     deadline_s = float("inf")
     while time.monotonic() <= deadline_s:  # those that are left after it are ended by the caller
         running = [seed for seed in seeds if seed.running]
@@ -292,7 +292,7 @@ def _supervise(
             while waiting and len(running) < most:
                 running.append(waiting.pop(0).start())
         else:
-            deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+            deadline_s = min(deadline_s, time.monotonic() + config.trainer.grace_s + _LEAVES_S)
             for seed in seeds:
                 seed.stop(stop.received)
         for seed in seeds:

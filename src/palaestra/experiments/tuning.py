@@ -16,7 +16,7 @@ from typing import Any
 
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
-from palaestra.experiments.curves import mean_interval
+from palaestra.experiments.curves import mean_interval, read_evaluations
 from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.experiments.evaluation import evaluate_run
 from palaestra.experiments.presets import preset
@@ -291,10 +291,9 @@ def _evaluations(path: Path, seeds: int) -> list[tuple[int, float]]:
     found: list[dict[int, float]] = []
     for seed in path.glob("seed_*"):
         best, scores = -math.inf, dict[int, float]()
-        for file in sorted(seed.glob("evals/*.json"), key=lambda file: int(file.stem)):
-            with contextlib.suppress(ValueError):  # being written
-                best = max(best, float(json.loads(file.read_text())["return_mean"]))
-                scores[int(file.stem)] = best
+        for env_steps, result in read_evaluations(seed):
+            best = max(best, result["return_mean"])
+            scores[env_steps] = best
         found.append(scores)
     common = set.intersection(*map(set, found)) if len(found) == seeds else set[int]()
     return [(env_steps, math.fsum(scores[env_steps] for scores in found) / seeds) for env_steps in sorted(common)]
@@ -365,13 +364,20 @@ def _result(
     if not complete:
         raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")
     winners: list[Winner] = []
-    for trial in complete[: search.top]:
+    for trial in complete:
+        if len(winners) == search.top:
+            break
         values, path = (
             trial.user_attrs["settings"],
             folder / "runs" / f"winner_{trial.number}_{search.fresh_seeds}seeds",
         )
         first = config.run.seed + _FRESH_SEED
-        done = _trained(with_values(config, values), path, search.fresh_seeds, first)
+        try:
+            done = _trained(with_values(config, values), path, search.fresh_seeds, first)
+        except PalaestraError as error:
+            failed[trial.number] = f"on fresh seeds: {error}"
+            tell(f"trial {trial.number} scored {trial.value:.2f} in the search and failed on fresh seeds: {error}")
+            continue
         scores = [
             evaluate_run(
                 seed.directory, episodes=search.fresh_episodes, seed=config.run.seed + _EVALUATION_SEED
@@ -381,5 +387,7 @@ def _result(
         mean = math.fsum(scores) / len(scores)
         winners.append(Winner(trial.number, values, trial.value, mean, mean_interval(scores)))
         tell(f"trial {trial.number} scored {trial.value:.2f} in the search and {mean:.2f} on fresh seeds")
+    if not winners:
+        raise ConfigError(f"every trial of {folder} failed on fresh seeds; the first: {next(iter(failed.values()))}")
     pruned = sum(one.state.name == "PRUNED" for one in trials)
     return TuningResult(folder, space, len(complete), pruned, failed, tuple(winners))

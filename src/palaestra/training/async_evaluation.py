@@ -82,6 +82,11 @@ class Evaluator:
         """
         return self._hand_out(wait) if self._waiting else []
 
+    @property
+    def under_way(self) -> bool:
+        """Whether evaluations were begun whose results were not handed out yet."""
+        return bool(self._waiting)
+
     def break_off(self) -> None:
         """Ends evaluations of this process before their next step, until `close`; for the handler of a signal."""
         self._broken_off = True

@@ -18,6 +18,7 @@ __all__ = ["MLflowLogger", "NetworkLogger", "TrackioLogger", "WandbLogger"]
 
 _log = logging.getLogger(__name__)
 _CAPACITY = 10_000
+_TAG = "palaestra.run"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 
@@ -138,18 +139,26 @@ class NetworkLogger(ABC):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
+def _named(directory: str | Path) -> tuple[str, str]:
+    """A run's name at a service, which of a group's runs has the group's in front, and an identity of its own."""
+    folder = Path(directory).absolute()
+    in_group = (folder.parent / "group.json").is_file()
+    name = f"{folder.parent.name}/{folder.name}" if in_group else folder.name
+    return name, hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
 class _RunLogger(NetworkLogger):
     """A service whose package has `init`, which gives a run with `log` and `finish`.
 
     Args:
         package: see `NetworkLogger`; its extra has the same name.
-        directory: of the run; its name is the run's name.
+        directory: of the run; its name is the run's name, after the group's if it is in one.
         options: of `init`.
     """
 
     def __init__(self, package: str, directory: Path, **options: Any) -> None:
         super().__init__(package, package)
-        self._options = {"name": directory.name, "resume": "allow", **options}
+        self._options = {"name": _named(directory)[0], "resume": "allow", **options}
         self._run: Any = None
 
     def open(self, position: Mapping[str, int]) -> None:
@@ -167,7 +176,7 @@ class WandbLogger(_RunLogger):
 
     Args:
         project: at the service.
-        directory: of the run; its name is the run's name.
+        directory: of the run; its name is the run's name, after the group's if it is in one.
         config: settings to show with the run.
         mode: `"offline"` writes files that `wandb sync` sends later.
 
@@ -184,8 +193,7 @@ class WandbLogger(_RunLogger):
         mode: Literal["online", "offline"] = "online",
     ) -> None:
         folder = Path(directory).absolute()
-        identity = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-        options = {"config": dict(config or {}), "mode": mode, "id": identity, "dir": str(folder)}
+        options = {"config": dict(config or {}), "mode": mode, "id": _named(folder)[1], "dir": str(folder)}
         super().__init__("wandb", folder, project=project, **options)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
@@ -206,7 +214,7 @@ class MLflowLogger(NetworkLogger):
 
     Args:
         experiment: at the server.
-        directory: of the run; its name is the run's name.
+        directory: of the run; its name is the run's name, after the group's if it is in one.
         config: settings to show beside the run.
         tracking_uri: of the server; by default what MLflow itself takes from its environment.
 
@@ -223,7 +231,8 @@ class MLflowLogger(NetworkLogger):
         tracking_uri: str | None = None,
     ) -> None:
         super().__init__("mlflow", "mlflow")
-        self._experiment, self._name, self._config = experiment, Path(directory).absolute().name, dict(config or {})
+        self._experiment, self._config = experiment, dict(config or {})
+        self._name, self._identity = _named(directory)
         self._tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id = ""
@@ -233,12 +242,13 @@ class MLflowLogger(NetworkLogger):
         self._client = client = self.package.MlflowClient(tracking_uri=self._tracking_uri)
         found = client.get_experiment_by_name(self._experiment)
         experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
-        same = f"attributes.run_name = '{self._name}'"
+        same = f"tags.{_TAG} = '{self._identity}'"
         runs = client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
         if runs:
             self._run_id = runs[0].info.run_id
             return
-        self._run_id = client.create_run(experiment, run_name=self._name).info.run_id
+        if not self._run_id:  # else it was made, and its settings were not taken
+            self._run_id = client.create_run(experiment, run_name=self._name, tags={_TAG: self._identity}).info.run_id
         for name, value in self._config.items():
             client.log_param(self._run_id, name, value)
 
@@ -259,7 +269,7 @@ class TrackioLogger(_RunLogger):
 
     Args:
         project: of the run.
-        directory: of the run; its name is the run's name.
+        directory: of the run; its name is the run's name, after the group's if it is in one.
         config: settings to show with the run.
         space_id: where to show it, `"user/space"`; `None` is on this machine.
 

@@ -347,7 +347,7 @@ class Trainer:
             "next": self._next,
             "best": self.best_return,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
-            "evaluation_broken_off": self._evaluation_broken_off,
+            "evaluation_broken_off": self._evaluation_broken_off or bool(self._evaluator and self._evaluator.under_way),
             "finished": self._finished,
             "seconds": self._time.seconds,
             "callbacks": callback_states(self.callbacks),
@@ -378,8 +378,7 @@ class Trainer:
             buffer.load_state_tensors(state[part_name("buffer", name)])
         self.collector.load_state(state["collect"])
         trainer = state["trainer"]
-        self._rows_logged = trainer["position"]["metrics"]
-        self._episodes_ended = trainer["position"]["episodes"]
+        self._rows_logged, self._episodes_ended = trainer["position"]["metrics"], trainer["position"]["episodes"]
         if len(trainer["metrics"]) != len(self.metrics):
             raise CheckpointError(
                 f"the checkpoint has {len(trainer['metrics'])} metrics and this trainer {len(self.metrics)}; "
@@ -390,8 +389,9 @@ class Trainer:
         self._iterations = trainer["iterations"]
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
-        known = trainer["next"]  # 0 was "never" before 0.1.0
-        self._next = {name: known[name] or self.config.due_after(name, self.collector.env_steps) for name in _PERIODIC}
+        now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so; 0 was "never" before 0.1.0
+        overdue = {name: due for name, due in known.items() if due and due <= now}
+        self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return = trainer["best"]
         if trainer["evaluation"] is not None:
             self._evaluation = Evaluation(**trainer["evaluation"])
