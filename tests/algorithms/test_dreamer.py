@@ -14,6 +14,7 @@ from palaestra.core import TimeStep as Row
 from palaestra.nn import Decoder, SymexpHead
 from palaestra.ops import symexp, symlog, two_hot
 from palaestra.policies import LatentPolicy, Phase
+from palaestra.policies.actions import raw_actions
 from tests.algorithms.parts import collected, first_minibatch
 from tests.contracts.test_algorithms import shaken
 
@@ -329,3 +330,22 @@ def test_what_does_not_fit_is_refused():
         Dreamer(spec, DiscreteSpec(num=2), DreamerConfig(network=NetworkConfig(recurrent="gru")))
     with pytest.raises(ConfigError, match=r"mini_batch_length is 1; it must be greater than 1"):
         DreamerConfig(mini_batch_length=1)
+
+
+def test_the_model_sees_the_action_that_is_executed():
+    """Only numbers between two finite bounds are cut to [-1, 1]."""
+    spec = BoundedSpec(
+        (4,), minimum=np.array([-2.0, -np.inf, 0.5, -np.inf]), maximum=np.array([2.0, np.inf, np.inf, 3.0])
+    )
+    raw = torch.tensor([[2.5, -3.0, -1.0, 7.0], [0.5, 0.5, 0.7, 0.5]])
+    policy = Dreamer(TensorSpec((2,)), spec, DreamerConfig(network=NetworkConfig(hidden_sizes=(8,)), **SIZES)).policy
+    assert_close(policy.coded(raw), torch.tensor([[1.0, -3.0, 0.5, 3.0], [0.5, 0.5, 0.7, 0.5]]))
+    executed = raw_actions(policy.env_action(raw), spec, policy.raw_action_spec)
+    assert_close(policy.coded(raw), executed.float())
+
+
+@pytest.mark.parametrize("option", ["dueling", "noisy"])
+def test_layers_that_a_world_model_has_not_are_refused(option):
+    config = DreamerConfig(network=NetworkConfig(hidden_sizes=(8,), **{option: True}), **SIZES)
+    with pytest.raises(ConfigError, match="neither dueling nor noisy"):
+        Dreamer(TensorSpec((2,)), DiscreteSpec(num=2), config)

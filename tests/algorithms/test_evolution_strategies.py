@@ -72,16 +72,17 @@ def test_one_lane_has_nothing_to_be_compared_with():
 
 
 def test_lanes_of_unequal_length_are_scored_by_their_own_rows():
-    """Whole episodes from every lane: in front of a shorter one lie rows that nobody wrote, or older ones."""
+    """Whole episodes from every lane: behind a shorter one lie copies, which do not count."""
     algorithm, collector = collected("evolution_strategies", "continuous", noise_std=0.2)
     algorithm.update(collector.buffer)
     collector.collect(n_episode=[1, 2, 3])
     unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
-    starts = unroll.valid.argmax(0).tolist()
-    assert min(starts) == 0 < max(starts)
-    seed = unroll.policy_info.seed[-1].clone()  # all lanes end together
-    unroll.policy_info.seed[: max(starts), starts.index(max(starts))] = 0.0
-    alone = [episode_returns(unroll.reward[t:, [b]], unroll.step_type[t:, [b]]) for b, t in enumerate(starts)]
+    counts = collector.buffer.positions.counts.tolist()
+    assert min(counts) < max(counts) == len(unroll.valid)
+    seed = unroll.policy_info.seed[0].clone()  # all lanes begin together
+    unroll.policy_info.seed[min(counts) :, counts.index(min(counts))] = 0.0
+    ends = [count + 1 for count in counts]
+    alone = [episode_returns(unroll.reward[:t, [b]], unroll.step_type[:t, [b]]) for b, t in enumerate(ends)]
     expected = centered_ranks(torch.cat(alone)) @ algorithm.policy.noise(seed) / (3 * 0.2)
     assert_close(ascent(algorithm, unroll), expected)
 

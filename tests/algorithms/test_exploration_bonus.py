@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from palaestra.algorithms import BonusConfig
 from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
+from palaestra.nn import OptimizerOption
 from tests.algorithms.parts import collected, environment, make
 from tests.contracts.states import different, parameters
 
@@ -129,3 +130,9 @@ def test_observations_of_a_bonus_are_clipped_at_five_standard_deviations():
     """Burda et al. 2019, section 2.4."""
     algorithm, _ = with_bonus("ppo", "discrete", "rnd")
     assert algorithm.bonus.fixed["normalizer"].clip == 5.0
+
+
+def test_the_optimizer_of_a_bonus_can_be_chosen():
+    options = {"bonus": OptimizerOption("sgd", {"lr": 0.5})}
+    algorithm, _ = collected("ppo", "discrete", bonus=BonusConfig(kind="rnd", weight=1.0), optimizers=options)
+    assert algorithm.model.optimizers["bonus"].option.cls == "sgd"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms import PPO
+from palaestra import NetworkConfig
+from palaestra.algorithms import PPO, PPOConfig
 from palaestra.core import Batch, ConfigError, Linear, NonFiniteError, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
@@ -310,3 +311,12 @@ def test_recomputed_advantages_are_those_of_the_weights_in_front_of_each_pass(re
 def test_a_dual_clip_of_at_most_one_is_refused():
     with pytest.raises(ConfigError, match=r"algorithm\.dual_clip is 0\.5; it must be greater than 1"):
         ppo(dual_clip=0.5)
+
+
+def test_sequences_are_at_most_as_long_as_an_unroll():
+    """The default length with short unrolls; a single step has nothing to remember."""
+    network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=4)
+    plan = PPOConfig(network=network, unroll_length=6, mini_batch_size=24).plan
+    assert (plan.mini_batch_length, plan.mini_batch_size) == (6, 4)
+    with pytest.raises(ConfigError, match="mini_batch_length"):
+        PPOConfig(network=network, mini_batch_length=1)

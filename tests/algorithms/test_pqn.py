@@ -67,5 +67,7 @@ def test_forbidden_actions_are_no_ones_best():
 
 def test_layers_are_normalised_by_default_and_then_not_noisy():
     assert PQNConfig().network.layer_norm
-    with pytest.raises(ConfigError, match="noisy=True and layer_norm"):
-        PQN(TensorSpec((2,)), DiscreteSpec(num=2), PQNConfig(network=NetworkConfig(noisy=True, layer_norm=True)))
+    for layer_norm in (False, True):
+        config = PQNConfig(network=NetworkConfig(noisy=True, layer_norm=layer_norm))
+        with pytest.raises(ConfigError, match=r"leave network\.noisy off"):
+            PQN(TensorSpec((2,)), DiscreteSpec(num=2), config)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from palaestra import Collector, EnvConfig, Trainer, TrainerConfig, create_environment
 from palaestra.algorithms import ALGORITHMS, RewardConfig, RewardWeights
+from palaestra.algorithms.parts import kept_besides
 from palaestra.core import Batch, ConfigError
 from palaestra.policies import Phase
 from tests.cli.parts import exit_code
@@ -141,3 +142,18 @@ def test_weights_that_do_not_fit_the_environment_are_refused(env, options, messa
     assert exit_code("train", "ppo", env, *options, "--run.directory", str(tmp_path)) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_vectors_from_before_wrappers_are_summed_number_by_number(n_step):
+    """`env.untransformed` beside replay."""
+    reward = torch.rand(n_step + 1, 4, 2)
+    rows = {
+        "untransformed": Batch(observation=torch.rand(n_step + 1, 4, 3), reward=reward),
+        "discount": torch.ones(n_step + 1, 4),
+        "step_type": torch.ones(n_step + 1, 4, dtype=torch.int32),
+        "next_observation": torch.rand(4, 3),
+    }
+    kept = kept_besides(Batch.of(rows), 0.9)["untransformed"]
+    weights = 0.9 ** torch.arange(n_step).view(-1, 1, 1)
+    torch.testing.assert_close(kept.reward, (reward[1:] * weights).sum(0))

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from palaestra import NetworkConfig
-from palaestra.core import Batch, BoundedSpec, MultiDiscreteSpec, TensorSpec
+from palaestra.algorithms import ALGORITHMS, RewardConfig
+from palaestra.core import Batch, BoundedSpec, ConfigError, MultiDiscreteSpec, TensorSpec
 from palaestra.policies import central_view
 from palaestra.policies.team import TeamNetwork
-from tests.algorithms.parts import collected, first_minibatch
+from tests.algorithms.parts import collected, environment, first_minibatch
 
 
 def test_a_team_is_paid_the_mean_of_its_members():
@@ -177,3 +178,39 @@ def test_an_encoder_of_your_own_is_told_what_one_member_sees():
     (told,) = seen
     assert told.shape == (2,)
     assert (told.minimum.tolist(), told.maximum.tolist()) == ([-1.0, -1.0], [4.0, 4.0])
+
+
+def test_comas_critic_sees_what_the_others_do_behind_a_normaliser():
+    """Who is alive stays 0 or 1: all alive, it would be normalised to 0, and with it every action."""
+    algorithm, collector = collected("coma", "team", normalize_observation=True)
+    algorithm.update(collector.buffer)
+    collector.unroll(12)
+    batch = first_minibatch(algorithm, collector.buffer)
+    values = []
+    for step in (0, 1):
+        action = batch.action.clone()
+        action[..., 1:] = (action[..., 1:] + step) % 4
+        values.append(algorithm.losses(batch.replace(action=action)).metrics["q_mean"])
+    own = [algorithm.critic(algorithm._seen(batch.observation), (batch.action + shift) % 4) for shift in (0, 1)]
+    alive = batch.observation.alive.sum(-1) == 3
+    assert alive.any()
+    assert ((own[0] - own[1]).abs().amax(-1)[alive] > 1e-6).all()
+    assert values[0] != values[1]
+
+
+def test_what_coma_draws_depends_on_its_policy_alone():
+    """A callback that looks at an unroll changes nothing."""
+    algorithm, collector = collected("coma", "team")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    first, second = (algorithm.preprocess(unroll, collector.buffer).target for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["coma", "mappo", "qmix"])
+def test_a_team_has_no_weights_of_rewards(name):
+    kind = ALGORITHMS[name]
+    config = kind.config_class(rewards=RewardConfig(weights=(1.0, 1.0, 1.0)))
+    with environment("team") as env:
+        algorithm, reward_spec = kind(env.observation_spec, env.action_spec, config), env.reward_spec
+    with pytest.raises(ConfigError, match="learns for a team"):
+        algorithm.require_reward(reward_spec)

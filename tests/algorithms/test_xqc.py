@@ -248,3 +248,13 @@ def test_a_compiled_step_learns_what_an_eager_one_does():
             algorithm.update(collector.buffer)
         results.append(copy.deepcopy(algorithm.model.state_dict()))
     assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)  # Adam makes steps of roundings where gradients are 0
+
+
+def test_rewards_of_0_leave_the_scale_as_it_is():
+    """It would shrink to nothing, and the first reward would lie beyond all atoms."""
+    scale = RewardScale(5.0)
+    for _ in range(3):
+        scale.merge(torch.zeros(8), 0.99)
+    assert float(scale()) == 1.0
+    scale.merge(torch.ones(8), 0.99)
+    assert float(scale()) > 1.0

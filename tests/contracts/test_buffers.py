@@ -217,10 +217,9 @@ def test_any_history_of_writes_equals_lists_of_rows(num_lanes, rows, seed, steps
     if len(buffer):
         unroll = buffer.draw(OnPolicy(unroll_length=1), generator())
         for b, lane in enumerate(world.lanes):
-            steps_held = len(lane.rows)
-            pad = len(unroll.action) - steps_held
-            assert unroll.valid[:pad, b].sum() == 0
-            check_unroll(unroll[pad:, b : b + 1], [(lane, 0)])
+            check_unroll(unroll[:, b : b + 1], [(lane, 0)])
+            behind = unroll.step_type[len(lane.rows) + 1 :, b].tolist()
+            assert set(behind) <= {LAST if unroll.step_type[len(lane.rows), b] == LAST else FIRST}
     else:
         with pytest.raises(ShapeError, match="the buffer holds no rows"):
             buffer.draw(OnPolicy(unroll_length=1), generator())

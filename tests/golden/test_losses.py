@@ -12,6 +12,9 @@ from tests.golden.generate import COUNT, default_settings, first_losses, golden_
 # Across machines sums are taken in another order; losses are of size 0.1 to 10, so 1e-6 is ten float32 roundings.
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 SEARCHED = 1e-3  # what a search finds weighs differences of values tenfold, and is what the loss compares with
+UNIT_VECTORS = (
+    1e-2  # and behind batch normalisation of a few rows, weights of length 1 turn by far more than a rounding
+)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -20,7 +23,8 @@ def test_the_first_losses_are_the_golden_ones_and_bit_equal_within_a_machine(nam
     golden = json.loads(golden_file(name).read_text())[kind]
     assert len(golden) == COUNT
     first = first_losses(name, kind)
-    assert first == pytest.approx(golden, rel=SEARCHED if searches(name) else RELATIVE, abs=ABSOLUTE)
+    relative = UNIT_VECTORS if kind == "unit-vectors" else SEARCHED if searches(name) else RELATIVE
+    assert first == pytest.approx(golden, rel=relative, abs=ABSOLUTE)
     torch.rand(3)
     assert first_losses(name, kind) == first
 

@@ -122,3 +122,11 @@ def test_what_never_varied_is_scaled_as_the_formula_says():
     """(x − mean) / √(0 + 1e-8): a difference of 3e-4 is 3."""
     normalizer = fed(TensorSpec((1,)), torch.zeros(8, 1))
     assert_close(normalizer(torch.tensor([[3e-4]])), torch.tensor([[3.0]]))
+
+
+def test_digits_beside_a_large_offset_are_kept_in_float64():
+    """Seconds since 1970, say, of which float32 knows every 128th."""
+    seen = 1.7e9 + rows(1000).double()
+    normalized = fed(TensorSpec((3,), torch.float64), seen)(seen)
+    assert_close(normalized.mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-3, rtol=0)
+    assert_close(normalized.std(0), torch.ones(3, dtype=torch.float64), atol=1e-2, rtol=0)

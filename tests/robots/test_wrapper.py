@@ -85,8 +85,8 @@ def test_many_requests_to_learn_are_one_update_and_all_get_its_metrics():
     assert metrics[0] == metrics[1] == metrics[2] and metrics[0]
 
 
-def test_shorter_unrolls_are_padded_in_front_where_nothing_is_valid():
-    """PARL-25: packed side by side, the valid rows are those of each agent, at the end."""
+def test_rows_behind_shorter_unrolls_are_not_valid():
+    """PARL-25: packed side by side, the valid rows are those of each agent, at the beginning."""
     task = ComputationTask(A2C(OBSERVATION, CHOICE, A2CConfig(unroll_length=4)), learning="agent")
     sent = []
 
@@ -106,11 +106,11 @@ def test_shorter_unrolls_are_padded_in_front_where_nothing_is_valid():
             helper.store_data(step)
         helper.learn()
     packed = PackedUnrolls(sent).draw(task.plan, torch.Generator())
-    assert packed.valid.tolist() == [[0, 1], [0, 1], [1, 1]]
-    assert packed.observation[:, 0, 0].tolist() == [0, 0, 0, 10] and packed.reward[:, 1].tolist() == [0, 1, 2, 3]
+    assert packed.valid.tolist() == [[1, 1], [0, 1], [0, 1]]
+    assert packed.observation[:, 0, 0].tolist() == [0, 10, 10, 10] and packed.reward[:, 1].tolist() == [0, 1, 2, 3]
     apart = [task.algorithm.preprocess(unroll, PackedUnrolls([unroll])).advantage for unroll in sent]
     together = task.algorithm.preprocess(packed, PackedUnrolls(sent)).advantage
-    assert torch.allclose(together[2:, :1], apart[0]) and torch.allclose(together[:, 1:], apart[1])
+    assert torch.allclose(together[:1, :1], apart[0]) and torch.allclose(together[:, 1:], apart[1])
 
 
 def test_an_agent_that_waits_too_long_is_told_what_for():

@@ -9,7 +9,8 @@ import torch
 
 from palaestra import Collector
 from palaestra.core import ConfigError, join_state, split_state
-from tests.algorithms.parts import make
+from palaestra.nn import NetworkConfig
+from tests.algorithms.parts import environment, make
 from tests.rollout.worlds import FIRST, LAST, MID, Numbered
 
 
@@ -133,18 +134,42 @@ def test_a_number_of_episodes_for_each_environment_is_met_exactly(same_step):
 
 
 def test_observation_statistics_are_of_what_was_collected_alone():
-    """Lanes of unequal length are filled up in front; what stands there was never seen."""
+    """Lanes of unequal length are filled up; what stands there is counted with the next unroll, or was counted."""
     env = Numbered(LENGTHS)
     algorithm = make("ppo", env, normalize_observation=True)
     collector = Collector.of(env, algorithm)
     collector.collect(n_episode=[1, 4, 1, 2])
-    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
-    collected = drawn.valid.cummax(0).values > 0
-    assert not collected.all()
+    collected = len(collector.buffer)
+    assert collected < 4 * collector.buffer.positions.counts.max()
     algorithm.update(collector.buffer)
     assert algorithm.policy.normalizer is not None
     (count,) = {float(one) for name, one in algorithm.policy.normalizer.named_buffers() if name.endswith("count")}
-    assert count == collected.sum()
+    assert count == collected
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "attention"])
+def test_memories_of_shorter_lanes_begin_as_when_they_acted(kind):
+    """What fills a shorter lane up never goes through its memory: log-probabilities are those of acting."""
+    env = Numbered([7, 2, 12, 5], same_step=True)
+    network = NetworkConfig(hidden_sizes=(8,), recurrent=kind, recurrent_size=8)
+    algorithm = make("ppo", env, network=network)
+    with torch.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter.mul_(4)  # so that a wrong memory is far off
+    collector = Collector.of(env, algorithm)
+    collector.unroll(3)
+    collector.buffer.draw(algorithm.plan, torch.Generator())  # lanes then begin in the middle of episodes
+    collector.unroll(6)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    counts = collector.buffer.positions.counts
+    shorter = counts < counts.max()
+    assert (shorter & (drawn.step_type[0] != FIRST).numpy()).any()
+    kinds = drawn.step_type
+    distribution = algorithm.policy.distribution(drawn.observation[:-1], drawn.state[0], kinds[:-1] == FIRST)
+    log_prob = distribution.log_prob(drawn.action)
+    off = (log_prob - drawn.policy_info.log_prob).abs() * drawn.valid
+    assert drawn.valid.any(0).all()
+    assert off.max() < 1e-4
 
 
 @pytest.mark.parametrize("request_", [[1, 2], [1, 1, 1, -1]])
@@ -268,3 +293,10 @@ def test_a_hundred_thousand_steps_without_an_episode_are_warned_of(monkeypatch):
     collector = Collector.of(env, make("dqn", env))
     with pytest.warns(UserWarning, match=r"n_episode=1\) has taken 100 env steps and no episode has ended"):
         assert len(collector.collect(n_episode=1).episodes) >= 1
+
+
+def test_random_actions_have_no_search():
+    env = environment("game")
+    collector = Collector.of(env, make("alphazero", env, kind="game"))
+    with pytest.raises(ConfigError, match="random actions have no search"):
+        collector.collect(n_step=4, random=True)

@@ -328,6 +328,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         Raises:
             ConfigError: says what to give.
         """
+        if self.rewards is not None and self.team:
+            raise ConfigError(
+                f"{type(self).__name__} learns for a team, whose rewards are one for each member; leave out "
+                "algorithm.rewards.weights"
+            )
         if self.rewards is not None:
             self.rewards.require(reward_spec)
         elif reward_spec.shape and not self.team:
@@ -385,10 +390,9 @@ class Algorithm(ABC, Generic[PolicyT]):
             seen = drawn["observation"]
             if isinstance(self.plan, OnPolicy):
                 seen = seen[:-1]  # the last row begins the next unroll
-                valid = drawn["valid"]
-                collected = valid.cummax(0).values > 0  # shorter lanes are filled up in front
-                over = drawn["step_type"][:-1] == StepType.LAST  # other rows behind the last valid one come again
-                once = collected & ((valid.flip(0).cummax(0).values.flip(0) > 0) | over)
+                last = drawn["step_type"] == StepType.LAST  # other rows behind the last valid one come again, or are
+                over = last[:-1] & ~last[1:]  # copies of the open row behind a shorter lane
+                once = (drawn["valid"].flip(0).cummax(0).values.flip(0) > 0) | over
                 if not once.all():
                     seen = seen[once]
             self.policy.normalizer.merge(self.policy.normalizer.increment(seen))

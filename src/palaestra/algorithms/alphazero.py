@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
 from palaestra.ops import lambda_returns, masked_mean, valid_starts
 from palaestra.policies import SearchPolicy
@@ -47,7 +47,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
-    mini_batch_length: Positive[int] = 16
+    mini_batch_length: AboveOne[int] = 16
     """Time steps in a sequence; a value beyond them is the network's."""
     unroll_length: Positive[float] = 32
     """Time steps collected from every environment before each update."""
@@ -120,9 +120,9 @@ class AlphaZero(GradientAlgorithm[SearchPolicy]):
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
-        """Adds lambda-returns over the values that searches found; that of the last row is the network's own."""
-        last = self.policy.network.values(self.policy.network.predict(batch.observation[-1:]).atoms)
-        value = torch.cat([batch.action["value"], last])  # [L+1, N]
+        """Adds lambda-returns over the values that searches found; of ends and the last row, the network's own."""
+        own = self.policy.network.values(self.policy.network.predict(batch.observation).atoms)  # [L+1, N]
+        value = torch.where(batch.step_type == StepType.LAST, own, torch.cat([batch.action["value"], own[-1:]]))
         settings = {"gamma": self.config.planning.discount, "lambda_": self.value_of("trace_decay")}
         target = lambda_returns(value, batch.reward, batch.discount, batch.step_type, **settings)
         return AlphaZeroBatch.of(

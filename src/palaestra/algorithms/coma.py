@@ -156,17 +156,23 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({**networks, "target_critic": self.target_critic}, dict.fromkeys(networks, adam))
         self.term_periods = {"actor": config.num_epochs}
+        self._seeds = seeds
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+
+    def _seen(self, observation: Any) -> Any:
+        """Normalised, but for who is alive: 0 and 1 say whose actions count."""
+        return self.policy.normalize(observation).replace(alive=observation["alive"])
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> COMABatch:
         """Adds lambda-returns of the target critic's values, of the team's mean reward."""
         policy = self.policy.distribution(batch.observation)  # [T+1, B, G, A]
-        clocks = torch.empty(policy.logits.shape).exponential_(generator=self._noise_generator).log_()
+        generator = self._seeds.generator("noise", self.policy_version + 1)  # the same draws, however often it is asked
+        clocks = torch.empty(policy.logits.shape).exponential_(generator=generator).log_()
         drawn = policy.sample_from(clocks.to(policy.logits.device))
         taken = torch.cat((batch.action.long(), drawn[-1:]))
         action = torch.where((batch.step_type == StepType.LAST).unsqueeze(-1), drawn, taken)
-        q = self.target_critic(self.policy.normalize(batch.observation), action)
+        q = self.target_critic(self._seen(batch.observation), action)
         value = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [T+1, B, G]
         common = (batch.reward.mean(-1), batch.discount, batch.step_type)
         steps = [field.unsqueeze(-1).expand_as(value) for field in common]
@@ -182,7 +188,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         The critic's error is that of algorithm 1. Actors of members that do not act learn nothing.
         """
         weight, acts = row_weights(batch.valid), batch.observation.alive  # [T, B], [T, B, G]
-        q = self.critic(self.policy.normalize(batch.observation), batch.action)
+        q = self.critic(self._seen(batch.observation), batch.action)
         chosen = q.gather(-1, batch.action.long().unsqueeze(-1)).squeeze(-1)
         terms = {"critic": weighted_sum((chosen - batch.target).square().mean(-1), weight)}
         metrics = {"q_mean": weighted_sum(chosen.mean(-1), weight)}

@@ -130,6 +130,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
     ) -> None:
+        self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self._targets = [name for name in model.component if name.startswith("target_")]
         self._target_period = None if hasattr(config, "tau") else getattr(config, "target_period", math.inf)
@@ -138,7 +139,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         due, without its values, and the gradient steps before it: what `prepare` compiles for."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
-        self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         if self.bonus is not None and self.team:
             raise ConfigError(
                 f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "

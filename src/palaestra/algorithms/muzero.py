@@ -3,7 +3,7 @@
 Papers: Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4; the search is that of
 Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
 Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; a truncated episode
-bootstraps from the search at its end.
+bootstraps from the network's own value of its last observation.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from palaestra.core import (
     seeded_initialisation,
 )
 from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
-from palaestra.ops import masked_mean, n_step_returns
+from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy
 
 __all__ = ["MuZero", "MuZeroBatch", "MuZeroConfig"]
@@ -109,11 +109,13 @@ class MuZeroBatch(Batch):
     value_target: Tensor
     """[K+1, N] units of return; 0 after the end."""
     policy_weight: Tensor
-    """[K+1, N] 0 at and after the end of an episode."""
+    """[K+1, N] 0 at and after the end of an episode, or where it breaks off."""
     value_weight: Tensor
-    """[K+1, N] 0 after an episode was cut off."""
+    """[K+1, N] the same, but 1 at and after a termination: nothing follows there."""
+    reward_weight: Tensor
+    """[K, N] 0 after an episode was cut off, or breaks off."""
     valid: Tensor
-    """[1, N] 0 where the first row is the last of its episode."""
+    """[1, N] 0 where no action was taken in the first row."""
 
 
 class MuZero(GradientAlgorithm[SearchPolicy]):
@@ -152,16 +154,20 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:
         """Targets of the first row and of the K after it; what lies after the end of an episode is nothing at all."""
-        steps = self.config.model_steps
-        found = batch.action["value"]
+        steps, found = self.config.model_steps, batch.action["value"]
         value = torch.cat([found, torch.zeros_like(found[:1])])  # no target reaches the last row
+        ends = (batch.step_type == StepType.LAST) & (batch.discount != 0)
+        if ends.any():  # where pools begin anew at once, there was no search
+            network = self.policy.network
+            own = network.values(network.predict(self.policy.normalize(batch.observation)).atoms)
+            value = torch.where(ends, own, value)
         rows = (batch.reward, batch.discount, batch.step_type)
         target = n_step_returns(value, *rows, gamma=self.config.planning.discount, n=self.config.td_steps)
-        last = (batch.step_type[: steps + 1] == StepType.LAST).to(torch.float32)
-        over = last.cummax(0).values  # [K+1, N] at and after an end
-        after = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
-        terminated = (last * (batch.discount[: steps + 1] == 0)).cummax(0).values
-        known = torch.maximum(1 - after, terminated)
+        kinds = batch.step_type[: steps + 2]
+        over = (~valid_starts(kinds)).to(torch.float32).cummax(0).values  # [K+1, N] at and after an end or a break
+        before = torch.cat([torch.ones_like(over[:1]), 1 - over[:-1]])
+        last = (kinds[:-1] == StepType.LAST) & (batch.discount[: steps + 1] == 0)
+        terminated = (last * before).cummax(0).values
         return MuZeroBatch.of(
             {
                 "observation": batch.observation[:1],
@@ -170,8 +176,9 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
                 "search_policy": batch.action["policy"][: steps + 1],
                 "value_target": target[: steps + 1] * (1 - terminated),
                 "policy_weight": 1 - over,
-                "value_weight": known,
-                "valid": 1 - last[:1],
+                "value_weight": torch.maximum(1 - over, terminated),
+                "reward_weight": torch.maximum(before, terminated)[1:],
+                "valid": 1 - over[:1],
             }
         )
 
@@ -183,8 +190,8 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         steps, said, rewards = self.config.model_steps, [model.of_state(state)], []
         for action in batch.action:
             state, reward = model.step(state, action)
-            state = state * 0.5 + state.detach() * 0.5  # half of the gradient goes on: appendix G
             said.append(model.of_state(state))
+            state = state * 0.5 + state.detach() * 0.5  # half of the gradient goes on: appendix G
             rewards.append(reward)
         share = torch.full((steps + 1, 1), 1 / steps, device=state.device)
         share[0] = 1.0
@@ -192,7 +199,7 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         value = _cross_entropy(model.targets(batch.value_target), torch.stack([one.atoms for one in said]))
         policy = _cross_entropy(batch.search_policy, torch.stack([one.logits for one in said]))
         errors = {
-            "reward_error": (reward * batch.value_weight[1:] * share[1:]).sum(0),
+            "reward_error": (reward * batch.reward_weight * share[1:]).sum(0),
             "value_error": (value * batch.value_weight * share).sum(0),
             "policy_error": (policy * batch.policy_weight * share).sum(0),
         }

@@ -343,7 +343,8 @@ def kept_besides(drawn: Batch, gamma: float) -> dict[str, Any]:
         seen, reward = rows.untransformed.observation, rows.untransformed.reward
         if windows:
             ends, numbers = n_step_end(rows.step_type), torch.arange(reward.shape[1], device=reward.device)
-            reward = n_step_targets(reward, rows.discount, rows.step_type, gamma=gamma).reward
+            steps = (column.view(*column.shape, *[1] * (reward.ndim - 2)) for column in (rows.discount, rows.step_type))
+            reward = n_step_targets(reward, *(column.expand_as(reward) for column in steps), gamma=gamma).reward
             raw = {"observation": seen[0], "reward": reward, "next_observation": seen[ends, numbers]}
         else:
             raw = {"observation": seen[:-1], "reward": reward[1:], "next_observation": seen[1:]}

@@ -44,8 +44,9 @@ class PPOConfig(AlgorithmConfig):
     """How often each unroll is gone through."""
     mini_batch_size: Positive[int] = 256
     """Rows in a minibatch."""
-    mini_batch_length: Positive[int] = 16
-    """Time steps in a sequence, for a recurrent network; without one, rows are learned from one by one."""
+    mini_batch_length: AboveOne[int] = 16
+    """Time steps in a sequence, for a recurrent network, at most those of an unroll; without one, rows are learned from
+    one by one."""
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     gae_lambda: Fraction[Schedule] = 0.95
@@ -82,7 +83,7 @@ class PPOConfig(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
-        length = self.mini_batch_length if self.network.recurrent else 1
+        length = min(self.mini_batch_length, int(self.unroll_length)) if self.network.recurrent else 1
         size = max(1, self.mini_batch_size // length)
         return self.plan_with(mini_batch_size=size, mini_batch_length=length)
 

@@ -16,6 +16,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
+    ConfigError,
     DataSource,
     Linear,
     OnPolicy,
@@ -83,8 +84,7 @@ class PQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns action values of the greedy policy from each unroll of an exploring one, then discards it.
 
     Raises:
-        ConfigError: the action space is not discrete, or the network is noisy, which layers that are normalised cannot
-            be.
+        ConfigError: the action space is not discrete, or the network is noisy.
     """
 
     config_class = PQNConfig
@@ -98,6 +98,8 @@ class PQN(GradientAlgorithm[ValueGreedyPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or PQNConfig(), seeds, network)
+        if config.network.noisy:
+            raise ConfigError("PQN explores by epsilon-greedy actions, without noisy layers; leave network.noisy off")
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)

@@ -203,7 +203,7 @@ class RewardScale(nn.Module):
         self.register_buffer("value", torch.ones(()))
 
     def forward(self) -> Tensor:
-        """0-dim, greater than 0; 1 before the first rewards."""
+        """0-dim, greater than 0; 1 before the first rewards other than 0."""
         return self.value
 
     @torch.no_grad()
@@ -218,4 +218,4 @@ class RewardScale(nn.Module):
         share = (1 / self.count).clamp(min=1e-3)
         self.mean_square.lerp_(reward.double().square().mean(), share)
         bound = (self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3)
-        self.value.copy_(2 * bound / self._largest)
+        self.value.copy_(torch.where(self.mean_square > 0, 2 * bound / self._largest, 1.0))

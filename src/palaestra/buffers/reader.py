@@ -90,7 +90,7 @@ class StreamReader:
         """
         if not 0 < rows <= self.positions.counts.min():
             raise ShapeError(f"{rows} rows were asked for, but {self.held()}")
-        return self._unroll(self.positions.newest(rows, and_open=True))
+        return self._unroll(*(self.positions.newest(rows, and_open=open_too) for open_too in (True, False)))
 
     def recent(self, name: str, rows: int) -> Any:
         """One field of the newest complete rows of every lane, in time order.
@@ -105,26 +105,30 @@ class StreamReader:
         return self._get(name, self.positions.newest(rows, and_open=False))
 
     def everything(self) -> Unroll:
-        """All complete rows as one unroll; a shorter lane is padded in front with rows that are not valid.
+        """All complete rows as one unroll; behind the open row of a shorter lane come rows that are not valid.
+
+        They are copies of it, and FIRST unless it is LAST: what lies before does not go on in them.
 
         Raises:
             ShapeError: there is no row.
         """
-        counts, complete_only = self.positions.counts, self._streams.complete_only
-        rows = int(counts.max())
+        positions, rows = self.positions, int(self.positions.counts.max())
         if rows == 0:
             raise ShapeError("the buffer holds no rows; collect before learning")
-        unroll = self._unroll(self.positions.newest(rows, and_open=True))
-        if self.positions.lockstep and not complete_only:
-            return unroll
-        age = np.arange(rows, 0, -1)[:, None]  # [T, 1] 1 for the newest complete row
-        learned = age <= counts
-        if complete_only:
-            learned &= age > self.positions.unfinished
-        return unroll.replace(valid=unroll.valid * torch.from_numpy(learned).to(unroll.valid.device))
+        if positions.lockstep:
+            unroll = self.newest(rows)
+        else:
+            places, complete, behind = positions.side_by_side()
+            unroll = self._unroll(places, complete)
+            kinds = unroll.step_type
+            kinds = kinds.masked_fill(torch.from_numpy(behind).to(kinds.device) & (kinds != LAST), FIRST)
+            unroll = unroll.replace(step_type=kinds, valid=valid_starts(kinds).to(torch.float32))
+        if self._streams.complete_only:
+            learned = positions.counts - np.arange(rows)[:, None] > positions.unfinished
+            unroll = unroll.replace(valid=unroll.valid * torch.from_numpy(learned).to(unroll.valid.device))
+        return unroll
 
-    def _unroll(self, places: slice | np.ndarray) -> Unroll:
-        complete = slice(places.start, places.stop - 1) if isinstance(places, slice) else places[:-1]
+    def _unroll(self, places: slice | np.ndarray, complete: slice | np.ndarray) -> Unroll:
         fields = {name: self._get(name, places) for name in self._storage.step_fields}
         fields |= {name: self._get(name, complete) for name in _ACTED}
         if self._streams.states is not None and self._streams.state_period == 1:
@@ -133,10 +137,8 @@ class StreamReader:
 
     def _get(self, name: str, places: slice | np.ndarray) -> Any:
         """A field at places of all lanes; hidden states where every row keeps one."""
-        storage = self._storage
-        if name == "state":
-            assert self._streams.states is not None
-            storage = self._streams.states
+        storage = self._streams.states if name == "state" else self._storage
+        assert storage is not None
         if name == "observation" and self._stacks:
             places = np.arange(places.start, places.stop)[:, None] if isinstance(places, slice) else places
             return self._take_stacks(name, self.positions.numbers_at(places))

@@ -271,6 +271,17 @@ class WritePositions:
         age = np.minimum(np.arange(rows, rows - length, -1)[:, None], self.counts)  # [T, B] rows before the open one
         return (self.cursors - age) % self.ring_size
 
+    def side_by_side(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Places of all rows in time order, each lane from its oldest on.
+
+        Returns:
+            [T+1, B] places of complete rows and the open one, which a shorter lane repeats; [T, B] places of complete
+            rows, of which a shorter lane repeats its newest; and [T+1, B] whether a row is such a repeated open one.
+        """
+        age = self.counts - np.arange(self.counts.max() + 1)[:, None]  # 0 for the open row, less behind it
+        complete = np.maximum(age[:-1], np.minimum(self.counts, 1))
+        return (self.cursors - np.maximum(age, 0)) % self.ring_size, (self.cursors - complete) % self.ring_size, age < 0
+
     def numbers(self, lanes: np.ndarray) -> np.ndarray:
         """Row numbers of open rows in `[rows * lanes]` storage.
 

@@ -190,6 +190,8 @@ class WorldModel(nn.Module):
                 f"a world model was given network.recurrent={config.recurrent!r} and {options}; it has a memory of its "
                 "own, so leave out network.recurrent, and give at least 1 unit of memory, 1 latent and 2 classes"
             )
+        if config.dueling or config.noisy:
+            raise ConfigError("world models are neither dueling nor noisy; leave network.dueling and network.noisy off")
         self.encoder = encoder_of(observation_spec, config)
         inner = config.on_features()
         self.embedding = mlp_of(self.encoder.out_size, inner.hidden_sizes, None, inner)

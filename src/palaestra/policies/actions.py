@@ -111,7 +111,8 @@ class ActionRange:
         both = np.isfinite(low) & np.isfinite(high)
         finite_low, finite_high = np.where(both, low, -1.0), np.where(both, high, 1.0)
         center, half_range = finite_low / 2 + finite_high / 2, finite_high / 2 - finite_low / 2
-        bounds = {"low": low, "high": high, "center": center, "half_range": half_range}
+        raw = {"raw_low": np.where(both, -1.0, low), "raw_high": np.where(both, 1.0, high)}
+        bounds = {"low": low, "high": high, "center": center, "half_range": half_range, **raw}
         cpu = torch.device("cpu")
         self._bounds[cpu] = {name: torch.as_tensor(bound, dtype=spec.dtype) for name, bound in bounds.items()}
 
@@ -136,6 +137,17 @@ class ActionRange:
         if len(self._shape) != 1:
             action = action.reshape(*action.shape[:-1], *self._shape)
         return action.to(self._dtype)
+
+    def clipped(self, action: Tensor) -> Tensor:
+        """The nearest raw action that is inside the bounds.
+
+        Args:
+            action: [..., A] raw.
+        """
+        if not self._rescales:
+            return action
+        bounds = self._on(action.device)
+        return action.clamp(bounds["raw_low"], bounds["raw_high"])
 
     def inverse(self, action: Tensor) -> Tensor:
         """The raw action that an executed one comes from; of one that was clipped, the nearest.
@@ -286,6 +298,14 @@ class BoxHead(Head):
 
     def env_action(self, action: Tensor) -> Tensor:
         return self._range(action)
+
+    def clipped(self, action: Tensor) -> Tensor:
+        """See `ActionRange.clipped`.
+
+        Args:
+            action: [..., A] raw.
+        """
+        return self._range.clipped(action)
 
 
 @final

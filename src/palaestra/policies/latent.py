@@ -123,7 +123,7 @@ class LatentPolicy(NetworkPolicy):
         return noise.normal_(generator=generator)
 
     def coded(self, action: Tensor) -> Tensor:
-        """Raw actions as the world model sees them: one-hot choices, and boxes cut to [-1, 1].
+        """Raw actions as the world model sees them: one-hot choices, and boxes as they are executed.
 
         Args:
             action: [...] choices, or [..., A].
@@ -133,7 +133,8 @@ class LatentPolicy(NetworkPolicy):
         """
         if isinstance(self.action_spec, DiscreteSpec):
             return nn.functional.one_hot(action, self.action_spec.num).float()
-        return action.clamp(-1, 1)
+        assert isinstance(self._action_head, BoxHead)
+        return self._action_head.clipped(action)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         if isinstance(state, tuple):

@@ -142,7 +142,7 @@ class ObservationNormalizer(nn.Module):
     def _normalized(self, value: Any, plan: Any) -> Any:
         if isinstance(plan, dict):
             return value.replace(**{key: self._normalized(value[key], child) for key, child in plan.items()})
-        shift, scale = self.shift, self.scale
+        shift, scale = self.mean if value.dtype is torch.float64 else self.shift, self.scale
         start, end, shape = plan
         if self._leaves > 1 or len(shape) != 1:
             shift, scale = shift[start:end].view(shape), scale[start:end].view(shape)

@@ -274,8 +274,18 @@ class ReturnConditionedPolicy(NetworkPolicy):
         distribution, memory = self.following(Batch.of(step | {"prev_action": state["prev_action"]}), state)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         action = self._explored(action, explore)
-        executed = raw_actions(self.env_action(action), self.action_spec, self.raw_action_spec)
-        return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=encoder.action(executed)))
+        return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=self.coded(action)))
+
+    def coded(self, action: Any) -> Tensor:
+        """Raw actions as the network sees those before it: as they were executed.
+
+        Args:
+            action: [..., *action] raw.
+
+        Returns:
+            [..., A].
+        """
+        return self.encoder.action(raw_actions(self.env_action(action), self.action_spec, self.raw_action_spec))
 
     def sample(self, observation: Any) -> tuple[Any, Tensor]:
         step = self.choose(observation, self._initial_state(len(observation)), False, True)

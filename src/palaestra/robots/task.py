@@ -324,7 +324,7 @@ class ComputationTask:
 
 
 class PackedUnrolls:
-    """Unrolls of several agents side by side: a data source. Shorter ones are padded in front, where nothing is valid.
+    """Unrolls of several agents side by side: a data source. Behind shorter ones come rows that are not valid.
 
     Args:
         unrolls: of one agent each, [T_i+1, 1, ...].
@@ -354,16 +354,17 @@ class PackedUnrolls:
 
 
 def _padded(unroll: Unroll, steps: int) -> Unroll:
-    """So many more steps in front, which are copies of the first with `valid` 0 and end what lies before."""
+    """So many more steps behind, copies of the last that are not valid, and FIRST unless it is LAST."""
     if not steps:
         return unroll
 
     def pad(leaf: Tensor) -> Tensor:
-        return torch.cat([leaf[:1].expand(steps, *leaf.shape[1:]), leaf])
+        return torch.cat([leaf, leaf[-1:].expand(steps, *leaf.shape[1:])])
 
     longer = unroll.map(pad)
-    longer.valid[:steps] = 0
-    longer.step_type[:steps] = int(StepType.LAST)
+    longer.valid[-steps:] = 0
+    behind = longer.step_type[-steps:]
+    behind[behind != StepType.LAST] = int(StepType.FIRST)
     return longer
 
 

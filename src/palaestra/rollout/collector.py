@@ -13,7 +13,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
 from palaestra.envs import Environment
-from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy
+from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
 from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount, episodes_of_lanes
 from palaestra.rollout.compiled import CompiledStep
 from palaestra.rollout.episodes import Episode, EpisodeTracker
@@ -385,10 +385,9 @@ class Collector:
         self._apart = not left.any()
 
     def _refuse_random(self, random: bool) -> None:
-        if random and self.buffer.info_fields:
-            raise ConfigError(
-                f"random actions have no {', '.join(self.buffer.info_fields)} of the policy, which the buffer keeps"
-            )
+        kept = [*self.buffer.info_fields, *(["search"] if isinstance(self.policy, SearchPolicy) else [])]
+        if random and kept:
+            raise ConfigError(f"random actions have no {', '.join(kept)} of the policy, which the buffer keeps")
 
     def _check(self) -> None:
         """Refuses new rows that are not finite."""
