@@ -60,6 +60,7 @@ class Both:
         for lanes, known in rest["policy"]:
             self.there.extend(known, lanes)
         self.shards.extend(parcels, ["policy"])
+        self.shards.keep_up()
         return time.process_time() - began
 
     def draws(self, source: Any, window_s: float) -> tuple[float, float]:

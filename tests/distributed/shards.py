@@ -125,6 +125,7 @@ class Pair:
         if lost is not None:
             parcels[lost] = LostParcel.of(parcels[lost].content, parcels[lost].label)
         self.shards.extend(parcels, ["policy"])
+        self.shards.keep_up()
 
     def fill(self, turns: int = 40) -> None:
         """Some lanes get more than others, and some streams break off."""

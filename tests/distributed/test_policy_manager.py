@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from palaestra import Collector, Trainer, TrainerConfig
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
-from palaestra.runtime import LocalRuntime, ProcessRuntime, WorkerDiedError
+from palaestra.runtime import LocalRuntime, ProcessRuntime, Result, WorkerDiedError
 from palaestra.training import PolicyManager, SimplePolicyManager
 from tests.algorithms.parts import CASES, any_kind, collected, environment, make
 from tests.contracts.states import different, whole_state
@@ -266,6 +267,21 @@ def test_a_host_that_hangs_is_replaced_at_its_deadline(monkeypatch):
         manager.update({"policy": collector.buffer})
         assert runtime.restarted == 1
     assert not different(whole_state(unbroken), whole_state(algorithm))
+
+
+def test_a_host_that_says_that_it_works_is_left_to_work():
+    """F4: the deadline is for silence; an update may take longer."""
+    algorithms, collectors = several("ppo")
+    with local() as runtime:
+        manager = DistributedPolicyManager(algorithms, runtime, timeout_s=10.0)
+        ((name, source),) = sources_of(collectors).items()
+        job = manager._job(name, source)
+        manager._begin(job)
+        assert job.call is not None
+        job.deadline, call = 0.0, job.call
+        manager._heard(job, Result(call, value=None, error=None))
+        assert job.deadline > time.monotonic()
+        assert job.call.method == "finish"
 
 
 def test_a_host_that_dies_again_and_again_ends_the_run_with_the_first_cause():

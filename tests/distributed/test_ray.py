@@ -189,6 +189,7 @@ def test_a_node_that_ends_with_a_fragment_that_nobody_fetched_costs_its_rows_alo
         for known, which in [(piece, lane) for lane, piece in rest["policy"]]:
             pair.sharded.extend(known, which)
         pair.shards.extend(parcels, ["policy"])
+        pair.shards.keep_up()
         pair.whole.extend(rows, lanes)
         ring = pair.whole.positions.ring_size
         for lane in lanes:

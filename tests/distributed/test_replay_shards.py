@@ -183,6 +183,30 @@ def test_after_a_loss_rows_are_what_their_numbers_say(name):
                 assert chi_square_is_likely(counts, np.ones(len(starts)))
 
 
+def test_rows_after_a_loss_in_the_middle_of_an_unroll_lie_where_the_index_says():
+    """The index knows all fragments of an unroll before the first is passed on; the loss is noticed among them."""
+    with local() as runtime:
+        pair = Pair(runtime, plan_of("uniform"), shards=1)
+        for turn in range(8):
+            parts = []
+            for lane in range(LANES):
+                rows = pair.streams.fragment([lane], 5)
+                parts.append((rows, pair.shards.map.split({"policy": [([lane], rows)]}, {"policy": 0})))
+            for _, (rest, _) in parts:
+                for lanes, piece in rest["policy"]:
+                    pair.sharded.extend(piece, lanes)
+            if turn == 3:
+                kill(runtime, worker_of(pair.shards, 0))
+            for _, (_, parcels) in parts:
+                pair.shards.extend(parcels, ["policy"])
+            pair.shards.keep_up()
+        assert pair.shards.lost_shards == 1
+        for lane, (rows, _) in enumerate(parts):
+            held = pair.sharded.index.reader.in_time_order(lane)[:-1]
+            read = pair.sharded.take("observation", held)["number"].tolist()
+            assert read[-5:] == rows["observation"]["number"][:-1, 0].tolist()
+
+
 def test_a_shard_that_is_lost_while_it_is_written_to_or_read_is_noticed_there():
     with local() as runtime:
         pair = Pair(runtime, plan_of("uniform"))

@@ -1,6 +1,7 @@
 """`RolloutWorker`: what a new life begins with."""
 
 import functools
+import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
 from palaestra.core import POLICY, EnvError
 from palaestra.distributed import ActingWeights, AgentsFactory, CollectorFactory, RolloutWorker, acting_weights
 from palaestra.distributed import worker as worker_module
+from palaestra.distributed.worker import shared_out
 from palaestra.envs import probe_specs
 from palaestra.runtime import LocalRuntime, ProcessRuntime
 from tests.distributed.parts import QUICK
@@ -194,3 +196,13 @@ def test_a_policy_that_changes_whole_is_compared_now_and_then():
     first = counts.index(1)
     assert 21 <= first <= 21 + 16
     assert counts == [whole] * first + [1] * (40 - first)
+
+
+def test_lanes_are_shared_out_where_only_some_workers_were_told_attributes():
+    told = {"lane_seed": np.array([1]), "episode": np.array([3]), "attributes": '[[{}, {"gravity": 1}]]'}
+    other = {"lane_seed": np.array([2]), "episode": np.array([4])}
+    for pair, attributes in (([told, other], [[{}, {"gravity": 1}], [{}, {}]]), ([other, told], None)):
+        (position,) = shared_out(pair, 1)
+        found = json.loads(position["lanes"]["attributes"])
+        assert found == (attributes or [[{}, {}], [{}, {"gravity": 1}]])
+        assert sorted(position["lanes"]["lane_seed"].tolist()) == [1, 2]

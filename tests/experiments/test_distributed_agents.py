@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import palaestra
 from palaestra import RunSeeds, Trainer, preset
 from palaestra.core import ConfigError
 from palaestra.distributed import TrainerAllocator
@@ -11,6 +12,7 @@ from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import config_from_mapping
 from palaestra.runtime import LocalRuntime
 from tests.distributed.runs import assert_same
+from tests.experiments.parts import trained
 
 WORLD = "palaestra.multiagent:Meeting"
 
@@ -83,3 +85,18 @@ def test_learners_and_hosts_ask_for_the_gpus_that_the_run_sets_aside(learners):
 def test_an_allocation_of_a_single_learner_is_refused():
     with pytest.raises(ConfigError, match="shares out learners"):
         config_of("ppo", runtime="local", allocation="by-agent")
+
+
+def test_runs_with_workers_and_without_keep_other_things(tmp_path):
+    """F27: said before anything starts, where a checkpoint would not fit."""
+    run = trained(tmp_path).directory
+    for setting, value in (("distributed__runtime", "local"), ("distributed__mode", "async")):
+        with pytest.raises(ConfigError, match="cannot"):
+            palaestra.resume(run, trainer__total_env_steps=160, **{setting: value, "distributed__runtime": "local"})
+
+
+def test_settings_of_workers_need_workers(tmp_path):
+    """F27: they would do nothing."""
+    with pytest.raises(ConfigError, match=r"distributed\.num_workers is 8, but this run has no workers"):
+        trained(tmp_path, distributed__num_workers=8)
+    assert not list(tmp_path.iterdir())

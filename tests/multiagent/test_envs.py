@@ -5,7 +5,7 @@ import pytest
 
 from palaestra.core import DiscreteSpec, EnvError, SpecError, StepType, TensorSpec, restart, termination, transition
 from palaestra.core import truncation as truncated
-from palaestra.multiagent import AgentSpec, Meeting, MultiAgentEnv, MultiAgentEnvs, MultiAgentStep
+from palaestra.multiagent import AgentSpec, Meeting, MultiAgentEnv, MultiAgentEnvs, MultiAgentStep, assign_policies
 from tests.multiagent.parts import RandomWorld, Shop
 
 SEEN = np.zeros(1, np.float32)
@@ -171,3 +171,9 @@ def test_the_best_return_of_a_meeting_is_what_walking_to_the_middle_earns():
             earned, over = earned + float(outcome.time_steps["agent_0"].reward), outcome.over
         assert earned == pytest.approx(best)
     assert env.render().shape == (96, 160, 3)
+
+
+def test_an_agent_is_named_before_its_name_is_read_as_a_pattern():
+    spec = next(iter(Meeting().agents.values()))
+    specs = assign_policies({"agent[0]": spec, "agent0": spec}, {"agent[0]": "first", "*": "other"})
+    assert {name: one.agents for name, one in specs.items()} == {"first": ("agent[0]",), "other": ("agent0",)}

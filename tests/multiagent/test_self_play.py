@@ -16,6 +16,7 @@ from palaestra.multiagent import (
     SelfPlayConfig,
     assign_policies,
     match_score,
+    saved_pool,
     snapshot_of,
 )
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
@@ -167,3 +168,10 @@ def test_what_cannot_play_itself_is_refused():
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             SelfPlayConfig(**wrong)
     assert np.isclose(SelfPlayConfig().newest_probability, 0.5)
+
+
+def test_the_pool_is_found_where_a_worker_was_busy_at_the_checkpoint():
+    """Of it only its lanes are known."""
+    pool = {"collector": {"self_play": {"pool": [3], "snapshots": {"3": {"weights": [torch.ones(1)]}}}}}
+    assert saved_pool({"workers": {"0": {"lanes": {}}, "1": pool}}) == {3: [torch.ones(1)]}
+    assert saved_pool({"workers": {"0": {"lanes": {}}, "1": None}}) == {}

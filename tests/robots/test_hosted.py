@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import signal
@@ -133,3 +134,18 @@ def test_an_agents_exception_in_a_worker_is_named():
     world = "tests.robots.test_stops:World"
     with at_work(env=world, fail_at=4) as (_, collector), pytest.raises(AgentError, match=told):
         collector.unroll(10)
+
+
+def test_a_row_that_cannot_be_stored_costs_its_agent_and_not_the_run():
+    with at_work(LocalRuntime, num_agents=2, on_fault="restart") as (robot, collector):
+        task, count = robot.tasks["policy"], itertools.count()
+        store = task.store
+
+        def failing(*arguments, **named):
+            if next(count) == 6:
+                raise ValueError("a row that does not fit")
+            return store(*arguments, **named)
+
+        task.store = failing
+        assert collector.unroll(10).env_steps >= 20
+        assert next(count) > 7

@@ -1,14 +1,16 @@
 """Tests of whole robots: what their agents see and count, what a trainer sees, and what is saved."""
 
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from palaestra import Trainer, TrainerConfig
-from palaestra.algorithms import PPO, PPOConfig
-from palaestra.core import ConfigError, RunSeeds
+from palaestra.algorithms import PPO, PPOConfig, UpdateInfo
+from palaestra.core import ConfigError, NonFiniteError, RunSeeds
 from palaestra.envs import load
 from palaestra.envs.wrappers import ActionRepeat
 from palaestra.robots import Agent, AgentFactory, ComputationTask, Robot, evaluate_robot
@@ -200,3 +202,18 @@ def test_parts_of_a_robot_can_be_replaced():
     with collector_of(robot, make, 1, config=QUICK) as collector:
         assert collector.unroll(9).episodes == []
         assert collector._group.agents[0].env.episodes == 5
+
+
+def test_one_update_that_is_not_finite_hides_no_good_ones(caplog):
+    """PARL-25: of all updates of an iteration; only bad ones alone count as skipped."""
+    good, bad = UpdateInfo(1, 1, 64, []), NonFiniteError("the gradient is not finite")
+
+    def joined(*updates):
+        task: Any = SimpleNamespace(lock=threading.RLock(), updates=list(updates))
+        return sys.modules[Robot.__module__]._joined(task)
+
+    found = joined(good, bad, good, good)
+    assert isinstance(found, UpdateInfo) and (found.gradient_steps, found.rows_trained) == (3, 192)
+    assert "1 of 4 updates were skipped" in caplog.text
+    assert joined(bad, bad) is bad
+    assert joined() is None

@@ -156,7 +156,6 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({**networks, "target_critic": self.target_critic}, dict.fromkeys(networks, adam))
         self.term_periods = {"actor": config.num_epochs}
-        self._seeds = seeds
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def _seen(self, observation: Any) -> Any:
@@ -167,7 +166,8 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> COMABatch:
         """Adds lambda-returns of the target critic's values, of the team's mean reward."""
         policy = self.policy.distribution(batch.observation)  # [T+1, B, G, A]
-        generator = self._seeds.generator("noise", self.policy_version + 1)  # the same draws, however often it is asked
+        seed = self._noise_generator.initial_seed() + self.policy_version  # the same draws, however often it is asked
+        generator = torch.Generator().manual_seed(seed)
         clocks = torch.empty(policy.logits.shape).exponential_(generator=generator).log_()
         drawn = policy.sample_from(clocks.to(policy.logits.device))
         taken = torch.cat((batch.action.long(), drawn[-1:]))

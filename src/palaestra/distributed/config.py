@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from palaestra.core import ConfigError, require_at_least
+from palaestra.envs import EnvConfig
 
-__all__ = ["AllocationMode", "AsynchronousConfig", "DistributedConfig"]
+__all__ = ["AllocationMode", "AsynchronousConfig", "DistributedConfig", "require_shares"]
 
 AllocationMode = Literal["by-policy", "by-agent", "by-experience"]
 """What a policy's share of the workers is proportional to: nothing (all alike), its agents, its rows learned from."""
@@ -160,3 +161,26 @@ class AsynchronousConfig:
             raise ConfigError(
                 f"asynchronous.max_lags names {', '.join(unknown)}, but the policies that learn are {', '.join(names)}"
             )
+
+
+def require_shares(env: EnvConfig, num_workers: int) -> None:
+    """Refuses environments that workers cannot share.
+
+    Args:
+        env: of a run.
+        num_workers: that step its environments.
+
+    Raises:
+        ConfigError: their number is no multiple of that of the workers, or they would need processes of their own.
+    """
+    if env.num_envs % num_workers:
+        near = env.num_envs // num_workers * num_workers, -(-env.num_envs // num_workers) * num_workers
+        raise ConfigError(
+            f"env.num_envs is {env.num_envs}, which cannot be shared out evenly over {num_workers} workers; give "
+            f"{' or '.join(str(count) for count in near if count)}"
+        )
+    if env.vectorization in ("process", "thread"):
+        raise ConfigError(
+            f"env.vectorization is {env.vectorization}, but the workers of the run are processes already; leave it "
+            "out, or use native"
+        )

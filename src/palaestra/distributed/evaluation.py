@@ -46,7 +46,8 @@ class EvaluationWorker:
             Says by `done()` whether it is over, and by `result()` what came of it.
         """
         if not self._worker:
-            self._worker = self._runtime.start(_Evaluator, name="evaluation")
+            beside = {"CPU": 0.0}  # else on a cluster whose CPUs the other workers have it would wait for ever
+            self._worker = self._runtime.start(_Evaluator, name="evaluation", resources=beside)
         return _Pending(self._runtime, self._worker, self._evaluate, policy)
 
 

@@ -154,6 +154,7 @@ class DistributedPolicyManager(PolicyManager):
         if answer is None and self._incarnation(result.call.worker) != result.call.incarnation:
             self._begin_again(job)  # it was replaced meanwhile, for the sake of another of its policies
         elif answer is None:
+            job.deadline = time.monotonic() + self._timeout_s  # it works
             job.call = self._runtime.call(result.call.worker, "finish", job.policy, _PATIENCE_S)
         else:
             job.updated = answer

@@ -258,7 +258,7 @@ class PolicyServer(WorkerStreams):
             self._since_last_row[lag] += 1
             self._taken.append(waiting)
             self._store_in(self.continued, [waiting], by_actor=True)
-            self.pass_on(waiting.fragment)
+            self.pass_on([waiting.fragment])
             self.env_steps += waiting.fragment.info.env_steps
             self._pace.took(self._rows(waiting), self.env_steps)
         if self._pace.enough(len(self._taken), self.env_steps):

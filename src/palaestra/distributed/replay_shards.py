@@ -98,6 +98,9 @@ class ReplayShards:
         """
         for number, parcel in parcels.items():
             self.tell(number, "extend", parcel, policies)
+
+    def keep_up(self) -> None:
+        """Waits where shards are far behind. One that was lost has then lost all that the indices know of it."""
         if len(self._pending) > _UNANSWERED * len(self._ids):
             self._hear(at_least=len(self._pending) - 2 * len(self._ids))
 

@@ -221,14 +221,16 @@ class WorkerStreams:
             return Fresh(None, max(lags.values()))
         return Fresh(fragment.without(old), max(lag for name, lag in lags.items() if name not in old))
 
-    def pass_on(self, fragment: Fragment) -> None:
-        """Sends rows to their shards, once what is here knows them.
+    def pass_on(self, fragments: Sequence[Fragment]) -> None:
+        """Sends rows to their shards, once what is here knows all of them, and nothing else.
 
         Args:
-            fragment: that is used.
+            fragments: that are used.
         """
         if self.shards is not None:
-            self.shards.extend(fragment.parcels, [name for name, pieces in fragment.pieces.items() if pieces])
+            for one in fragments:
+                self.shards.extend(one.parcels, [name for name, pieces in one.pieces.items() if pieces])
+            self.shards.keep_up()
 
     def report(self, info: CollectInfo, worker: Worker, fragment: Fragment, share: float) -> None:
         """Adds what a worker did to what an unroll did; environments are numbered over all workers.
@@ -391,8 +393,8 @@ class RolloutManager(WorkerStreams):
                     batches.append(rows)
             for numbers, batches in groups.values():
                 buffer.extend(batches[0] if len(batches) == 1 else _beside(batches), numbers)
+        self.pass_on([fragment for _, fragment in taken])
         for worker, fragment in taken:
-            self.pass_on(fragment)
             self.report(info, worker, fragment, 1 / len(taken))
         self.env_steps += info.env_steps
         self._fragments += len(taken)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, Batch, ConfigError, RunSeeds
+from palaestra.core import POLICY, Batch, RunSeeds
+from palaestra.distributed.config import require_shares
 from palaestra.distributed.replay_shard import ShardMap
 from palaestra.envs import EnvConfig, Fault, chaos_of, create_environment, leaks_of
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, SelfPlayConfig, create_multi_agent_envs
@@ -30,7 +31,6 @@ __all__ = [
     "CollectorFactory",
     "RolloutWorker",
     "acting_weights",
-    "require_shares",
 ]
 
 _MOST_PARTS = 4  # of weights; a worker remembers twice as many shared values
@@ -313,29 +313,6 @@ def _sent(lanes: list[int], rows: Batch) -> tuple[list[int], Batch]:
     return lanes, Batch.of({name: rows[name] for name in _SENT if name in rows})
 
 
-def require_shares(env: EnvConfig, num_workers: int) -> None:
-    """Refuses environments that workers cannot share.
-
-    Args:
-        env: of a run.
-        num_workers: that step its environments.
-
-    Raises:
-        ConfigError: their number is no multiple of that of the workers, or they would need processes of their own.
-    """
-    if env.num_envs % num_workers:
-        near = env.num_envs // num_workers * num_workers, -(-env.num_envs // num_workers) * num_workers
-        raise ConfigError(
-            f"env.num_envs is {env.num_envs}, which cannot be shared out evenly over {num_workers} workers; give "
-            f"{' or '.join(str(count) for count in near if count)}"
-        )
-    if env.vectorization in ("process", "thread"):
-        raise ConfigError(
-            f"env.vectorization is {env.vectorization}, but the workers of the run are processes already; leave it "
-            "out, or use native"
-        )
-
-
 def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:
     """Positions of another number of workers: the same environments in the same order; arrays, or lists as JSON.
 
@@ -345,9 +322,12 @@ def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[d
     """
     known = [one for one in lanes if one is not None]
     positions: list[dict[str, Any]] = [{"lanes": {} if len(known) == len(lanes) else None} for _ in range(number)]
-    for name, first in known[0].items() if len(known) == len(lanes) else ():
-        is_text = isinstance(first, str)
-        every = [value for one in known for value in (json.loads(one[name]) if is_text else one[name])]
+    names = {name: isinstance(value, str) for one in known for name, value in one.items()}
+    for name, is_text in names.items() if len(known) == len(lanes) else ():
+        every: list[Any] = []
+        for one in known:
+            nothing = [[{}, {}]] * len(one["lane_seed"])  # attributes of a worker that was told none
+            every += nothing if name not in one else json.loads(one[name]) if is_text else list(one[name])
         size = len(every) // number
         for worker, position in enumerate(positions):
             part = every[worker * size : (worker + 1) * size]

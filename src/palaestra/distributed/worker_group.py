@@ -75,7 +75,7 @@ class Worker:
     call: Call | None = None
     """That was not answered yet."""
     asked_s: float = 0.0
-    """When it was made, in `time.monotonic()` seconds."""
+    """When it was made, in seconds in which the group listened."""
     waited_s: float = 0.0
     """When it was last seen to wait for room."""
     incarnation: int = 0
@@ -113,7 +113,9 @@ class WorkerGroup:
         self.faults = EventLog()
         """Ends of workers, and whatever else is noted here, in order."""
         self._first: WorkerFault | None = None
-        self._make, self._parcels, self._enough_s, self._looked_s = make, parcels, 0.0, 0.0
+        self._make, self._parcels, self._looked_s = make, parcels, 0.0
+        self._any_joined, self._enough_s = False, 0.0
+        self._heard_s, self._deaf_s = time.monotonic(), 0.0
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
 
@@ -144,8 +146,8 @@ class WorkerGroup:
             worker = Worker(number, id_, position=positions[number] if positions else None)
             self.workers.append(worker)
             self._call(worker, "joining", "begin", worker.position)
-        deadline = min(time.monotonic() + self._config.timeout_s, self.limit_s)
-        while len(self._of("joining")) > later and time.monotonic() < deadline:
+        deadline = time.monotonic() + self._config.timeout_s
+        while len(self._of("joining")) > later and time.monotonic() < min(deadline, self.limit_s):
             self.admit(_SLICE_S, at_least=wanted)
 
     def admit(self, timeout_s: float = 0.0, *, at_least: int = 1) -> None:
@@ -161,9 +163,9 @@ class WorkerGroup:
         joining = self._of("joining")
         for worker, result in self._ended(joining, at_least=at_least, timeout_s=timeout_s):
             if result.error is None:
-                worker.state, self._enough_s = "idle", self._enough_s or time.monotonic()
+                worker.state, self._any_joined = "idle", True
                 self._joined(worker, result.value)
-            elif isinstance(result.error, RemoteError) and not self._enough_s:
+            elif isinstance(result.error, RemoteError) and not self._any_joined:
                 raise result.error  # the first of all workers cannot even be made
             else:
                 self._replace(worker, str(result.error))
@@ -175,7 +177,7 @@ class WorkerGroup:
 
     def _look(self) -> None:
         """Now and then: who waits for room does not hang."""
-        now = time.monotonic()
+        now = self._now()
         if now - self._looked_s > self._config.timeout_s / 4:
             self._looked_s = now
             for worker in self._of("joining"):
@@ -183,7 +185,7 @@ class WorkerGroup:
                     worker.waited_s = now
 
     def _require_enough(self) -> None:
-        needed, now = self._config.min_workers, time.monotonic()
+        needed, now = self._config.min_workers, self._now()
         there, possible = len(self._of("idle", "busy")), len(self._of("idle", "busy", "joining"))
         if there >= needed:
             self._enough_s = now
@@ -264,7 +266,7 @@ class WorkerGroup:
     def drop(
         self, call: Call, reason: str, kind: Literal["lost", "old"] = "lost", policies: Sequence[str] = ()
     ) -> None:
-        """Notes that work is lost; a state that was not sent is none.
+        """Notes that work is lost; an answer to a question is none.
 
         Args:
             call: that it was asked for by.
@@ -272,23 +274,37 @@ class WorkerGroup:
             kind: of reason.
             policies: for which it is, if it is not for others.
         """
-        if call.method != "state":
+        if call.method not in ("state", "opponents"):
             self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason, kind, tuple(policies)))
 
     def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
-        worker.state, worker.asked_s = state, time.monotonic()
+        worker.state, worker.asked_s = state, self._now()
         worker.call = self.runtime.call(worker.id, method, *args, **kwargs)
         worker.incarnation = worker.call.incarnation
 
     def _ended(self, workers: Sequence[Worker], *, at_least: int, timeout_s: float) -> list[tuple[Worker, Result]]:
         by_call = {worker.call: worker for worker in workers if worker.call is not None}
+        away_s = time.monotonic() - self._heard_s - self._longest_away_s
+        self._deaf_s += max(0.0, away_s)
         results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
+        self._heard_s = time.monotonic()
         for result in results:
             by_call[result.call].call = None
         return [(by_call[result.call], result) for result in results]
 
+    @property
+    def _longest_away_s(self) -> float:
+        """How long learning may take between two answers without being taken for silence of the workers."""
+        return min(self._config.timeout_s, self._config.recover_timeout_s) / 4
+
+    def _now(self) -> float:
+        """Seconds, without those of long updates in which nobody listened: workers can begin only between them."""
+        return time.monotonic() - self._deaf_s
+
     def _overdue(self, worker: Worker) -> bool:
-        return time.monotonic() - max(worker.asked_s, worker.waited_s) > self._config.timeout_s
+        return (
+            not self.runtime.works_here and self._now() - max(worker.asked_s, worker.waited_s) > self._config.timeout_s
+        )
 
     def _of(self, *states: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.state in states]

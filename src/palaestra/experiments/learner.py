@@ -123,14 +123,14 @@ class Learner(ABC):
         needs: Any = {"GPU": settings.num_gpus_per_learner}
         if count:  # hosts and replicas exchange gradients, so that they are placed together
             needs = runtime.placement_group([needs] * (hosts + count), name="learners", timeout_s=settings.timeout_s)
-        shares: dict[str, Any] = {"num_shards": shards, "resources": needs}
+        shares: dict[str, Any] = {"num_shards": shards, "resources": needs, "timeout_s": settings.timeout_s}
         if settings.allocation is not None:
             shares["allocator"] = distributed.TrainerAllocator(
                 settings.allocation, count, list(algorithms), agents=self.num_agents
             )
         workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count or shards else None
         if hosts:
-            where: dict[str, Any] = {"num_hosts": hosts, "resources": needs}
+            where: dict[str, Any] = {"num_hosts": hosts, "resources": needs, "timeout_s": settings.timeout_s}
             return distributed.DistributedPolicyManager(algorithms, runtime, gradient_workers=workers, **where)
         return SimplePolicyManager(algorithms, gradient_workers=workers)
 

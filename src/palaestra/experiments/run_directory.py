@@ -298,7 +298,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 _FIXED = (
     *("algorithm_name", "env", "algorithm.network"),
-    *("run.seed", "run.directory", "run.name", "run.initial_policy"),
+    *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
 
@@ -329,6 +329,12 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         for path, (old, new) in changes.items()
         if any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
     ]
+    runtimes = config.distributed.runtime, changed.distributed.runtime
+    if None in runtimes and runtimes != (None, None):
+        refused.append(
+            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
+            "workers keep other things; between local, process and ray it can change"
+        )
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     before, now = config.offline, changed.offline
     offline = changed.algorithm.plan_class is Offline

@@ -113,8 +113,8 @@ class TeamLearner(PolicyLearner):
 
     def workers(self) -> Any:
         config = on_cpu(self.config)
-        run = dataclasses.replace(config.run, loggers=(), callbacks=(), num_threads=torch.get_num_threads())
-        make = functools.partial(_make_agents, dataclasses.replace(config, run=run))
+        run = dataclasses.replace(config.run, loggers=(), callbacks=())
+        make = functools.partial(_make_in_worker, dataclasses.replace(config, run=run))
         number, seed = config.distributed.num_workers, config.run.seed
         settings = config.agents.self_play
         return AgentsFactory(env=config.env, actors=make, num_workers=number, seed=seed, self_play=settings)
@@ -310,6 +310,12 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
     if not any(isinstance(actor, Algorithm) for actor in actors.values()):
         raise ConfigError(f"none of the policies {', '.join(names)} learns; leave one out of agents.policies")
     return policy_specs, actors
+
+
+def _make_in_worker(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
+    """`_make_agents` with as many threads as the worker has."""
+    run = dataclasses.replace(config.run, num_threads=torch.get_num_threads())
+    return _make_agents(dataclasses.replace(config, run=run))
 
 
 def _chosen(config: ExperimentConfig, name: str) -> tuple[Any, Any]:

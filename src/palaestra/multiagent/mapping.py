@@ -94,7 +94,7 @@ def assign_policies(
     """
     policy_of: dict[str, str] = {}
     for pattern, policy in mapping.items():
-        found = [name for name in agents if fnmatch.fnmatchcase(name, pattern)]
+        found = [pattern] if pattern in agents else [name for name in agents if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             raise ConfigError(
                 f"the mapping names {pattern!r}{did_you_mean(pattern, agents)}; the agents are {', '.join(agents)}"

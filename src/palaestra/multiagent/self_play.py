@@ -190,7 +190,8 @@ def saved_pool(collect: Mapping[str, Any]) -> dict[int, list[Tensor]]:
     Args:
         collect: the state of a collector, or of one that has workers.
     """
-    workers = [position["collector"] for position in collect.get("workers", {}).values() if position]
+    positions = collect.get("workers", {}).values()  # of a worker that was busy only its lanes are known
+    workers = [position["collector"] for position in positions if position and "collector" in position]
     saved: Any = next((one["self_play"] for one in (collect, *workers) if "self_play" in one), {"pool": ()})
     return {int(version): saved["snapshots"][str(version)]["weights"] for version in saved["pool"]}
 

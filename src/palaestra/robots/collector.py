@@ -94,12 +94,12 @@ class RobotCollector:
         self.on_fault: Literal["raise", "restart", "drop"] = "raise"
         """When an agent fails: stop; restart it; or continue without it."""
         self.max_restarts = 10
-        """Of one agent; one more fault stops the run."""
+        """Of one agent within an hour; one more fault stops the run."""
         self.faults = EventLog()
         """None are kept: a fault that does not stop the run is logged."""
         self._runtime, self._num_workers = runtime, num_workers
         self._incarnations = dict.fromkeys(range(num_agents), 0)
-        self._restarts = dict.fromkeys(range(num_agents), 0)
+        self._restarts: dict[int, list[float]] = {number: [] for number in range(num_agents)}
         self._group: AgentGroup | RemoteAgentGroup | None = None
         self._pausing = False
 
@@ -206,8 +206,9 @@ class RobotCollector:
                 continue
             if self.on_fault == "raise":
                 raise error
-            self._restarts[number] += 1
-            if self.on_fault == "restart" and self._restarts[number] <= self.max_restarts:
+            now = time.monotonic()
+            self._restarts[number] = [then for then in self._restarts[number] if now - then < 3600] + [now]
+            if self.on_fault == "restart" and len(self._restarts[number]) <= self.max_restarts:
                 _log.warning("%s; it is restarted", error)
                 self._incarnations[number] += 1
                 group.start({number: self._incarnations[number]})

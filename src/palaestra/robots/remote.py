@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from palaestra.core import PalaestraError
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind
 from palaestra.rollout import Episode, RequestError
@@ -363,13 +362,14 @@ class RemoteAgentGroup:
     def _forward(self, host: _Host, request: HostRequest) -> None:
         try:
             answer = self._wrappers[request.task].submit(request.kind, request.agent_id, request.payload)
-        except PalaestraError as error:
+        except Exception as error:
             answer = Future()
             answer.set_exception(error)
-        if request.kind == "store":
-            answer.result()
-            return
         with self.changed:
+            if request.kind == "store":
+                if error := answer.exception():
+                    self._lose(host, request.agent_id, AgentError(f"what it sent could not be stored: {error}"))
+                return
             if request.kind == "await":
                 if request.agent_id in host.later:
                     host.blocked[request.agent_id] = host.later[request.agent_id]

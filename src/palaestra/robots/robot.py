@@ -1,5 +1,6 @@
 """`Robot`: several computation tasks, built bottom-up, and the agent that uses them."""
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from palaestra.robots.agent import Agent, AgentFactory
 from palaestra.robots.task import ComputationTask, TaskSpec
 
 __all__ = ["Robot", "task_seeds"]
+
+_log = logging.getLogger(__name__)
 
 
 def task_seeds(seeds: RunSeeds, number: int) -> RunSeeds:
@@ -174,13 +177,14 @@ class Robot(ABC):
 
 
 def _joined(task: ComputationTask) -> UpdateInfo | NonFiniteError | None:
-    """Several updates as one report."""
+    """Several updates as one report; those that were not finite among others are logged."""
     with task.lock:
         done, task.updates = task.updates, []
-    if errors := [info for info in done if isinstance(info, NonFiniteError)]:
-        return errors[-1]
+    errors = [info for info in done if isinstance(info, NonFiniteError)]
     infos = [info for info in done if isinstance(info, UpdateInfo)]
     if not infos:
-        return None
+        return errors[-1] if errors else None
+    if errors:
+        _log.warning("%d of %d updates were skipped; the last: %s", len(errors), len(done), errors[-1])
     steps, rows = (sum(getattr(info, name) for info in infos) for name in ("gradient_steps", "rows_trained"))
     return UpdateInfo(infos[-1].policy_version, steps, rows, [record for info in infos for record in info.records])

@@ -19,6 +19,8 @@ class LocalRuntime(Runtime):
         restarts: how often workers may be restarted.
     """
 
+    works_here = True
+
     def __init__(self, restarts: RestartPolicy | None = None) -> None:
         super().__init__(restarts)
         self._asked: deque[tuple[WorkerRecord, Call, Request | None]] = deque()

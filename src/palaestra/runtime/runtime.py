@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
 from palaestra.runtime.calls import (
@@ -50,6 +50,9 @@ class Runtime(ABC):
         ...     [result.unwrap() for result in runtime.wait(calls, timeout_s=5.0)]
         [None, 0]
     """
+
+    works_here: ClassVar[bool] = False
+    """Whether workers work in this process, one after another while the caller waits: then none of them is silent."""
 
     def __init__(self, restarts: RestartPolicy | None = None) -> None:
         self.duplicates = 0

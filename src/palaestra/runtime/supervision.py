@@ -54,6 +54,8 @@ _SPIN_TRIES = 300
 class WorkerDiedError(PalaestraError):
     """A worker process ended without being asked to; the message says how."""
 
+    exit_code = 3
+
 
 class WorkerTimeoutError(PalaestraError):
     """A worker process did not answer in time."""

@@ -1,0 +1,101 @@
+"""`WorkerGroup`: whose silence counts, and for how long."""
+
+import pytest
+
+from palaestra.distributed import DistributedConfig
+from palaestra.distributed import worker_group as module
+from palaestra.distributed.worker_group import WorkerGroup
+from palaestra.runtime import LocalRuntime, WorkerDiedError
+from tests.distributed.parts import QUICK
+
+
+class Apart(LocalRuntime):
+    """As if workers were elsewhere: they may be silent."""
+
+    works_here = False
+
+
+class Works:
+    def begin(self, position: object) -> str:
+        return "exact"
+
+    def work(self) -> int:
+        return 7
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass where the test says so, besides those that do pass."""
+    passed, true = [0.0], module.time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: true() + passed[0])
+    return passed
+
+
+def group_in(runtime: LocalRuntime, **settings: object) -> WorkerGroup:
+    config = DistributedConfig(num_workers=2, **settings)  # type: ignore[arg-type]
+    group = WorkerGroup(runtime, lambda number: Works(), config, name="worker")
+    group.start()
+    return group
+
+
+def lose(runtime: LocalRuntime, group: WorkerGroup) -> None:
+    """Ends a worker at work; its next incarnation is asked to begin."""
+    for worker in group.idle:
+        group.give(worker, "work")
+    record = runtime._record(group.workers[0].id)
+    runtime._bury(record, WorkerDiedError("killed"))
+    group.take(at_least=2, timeout_s=5.0)
+    assert group.workers[0].state == "joining"
+
+
+@pytest.mark.parametrize("min_workers", [1, 2])
+def test_time_in_which_the_driver_learns_is_no_silence_of_workers(clock, min_workers, wait_until):
+    """F15: nobody hears during an update, however long it is; a new incarnation can begin only after it."""
+    with Apart(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=20.0, recover_timeout_s=20.0, min_workers=min_workers)
+        lose(runtime, group)
+        for _ in range(3):
+            clock[0] += 600.0
+            group.admit()
+        wait_until(lambda: group.admit() or len(group.idle) == 2)
+        assert len(group.faults) == 1
+
+
+def test_a_worker_that_is_silent_while_the_driver_listens_is_replaced(clock):
+    """F15: short updates between do not hide it."""
+    with Apart(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=20.0)
+        runtime.submit = lambda *given: None  # type: ignore[method-assign]  # no call arrives any more
+        group.give(group.workers[0], "work")
+        for _ in range(8):
+            clock[0] += 4.0
+            group.take(at_least=0, timeout_s=0.0)
+        assert [fault.what for fault in group.faults] == ["did not answer within 20 s"]
+
+
+def test_workers_in_this_process_wait_for_each_other_and_are_never_silent(clock):
+    with LocalRuntime(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=1.0)
+        for worker in group.idle:
+            group.give(worker, "work")
+        clock[0] += 60.0
+        assert len(group.take(at_least=2, timeout_s=5.0)) == 2
+        assert not group.faults
+
+
+def test_too_few_that_begin_are_waited_for_as_long_as_a_start_may_take(clock):
+    """`recover_timeout_s` is for those that were there; the first of several to join is no start."""
+    with Apart(QUICK) as runtime:
+        config = DistributedConfig(num_workers=2, min_workers=2, timeout_s=40.0, recover_timeout_s=4.0)
+        group = WorkerGroup(runtime, lambda number: Works(), config, name="worker")
+        submit, held = runtime.submit, []
+        runtime.submit = lambda worker, call, request: (  # type: ignore[method-assign]
+            held.append((worker, call, request)) if worker.name == "worker-1" else submit(worker, call, request)
+        )
+        group.limit_s = 0.0
+        group.start()
+        for _ in range(7):  # 35 of 40 seconds
+            clock[0] += 5.0
+            group.admit()
+        assert [worker.state for worker in group.workers] == ["idle", "joining"]
+        assert not group.faults
