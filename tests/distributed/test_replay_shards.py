@@ -207,6 +207,21 @@ def test_rows_after_a_loss_in_the_middle_of_an_unroll_lie_where_the_index_says()
             assert read[-5:] == rows["observation"]["number"][:-1, 0].tolist()
 
 
+def test_a_shard_that_hangs_while_rows_are_passed_on_is_lost_once_its_time_is_over():
+    """F15: it is not waited for again with every unroll."""
+    with local() as runtime:
+        pair = Pair(runtime, plan_of("uniform"))
+        pair.fill(5)
+        pair.shards._timeout_s, submit, silent = 0.05, runtime.submit, worker_of(pair.shards, 2)
+        runtime.submit = lambda worker, call, request: (  # type: ignore[method-assign]
+            None if call.worker == silent and call.incarnation == 0 else submit(worker, call, request)
+        )
+        for _ in range(30):
+            pair.write(list(range(LANES)), 2)
+        assert pair.shards.lost_shards == 1
+        assert "did not answer within" in str(pair.shards.faults[-1])
+
+
 def test_a_shard_that_is_lost_while_it_is_written_to_or_read_is_noticed_there():
     with local() as runtime:
         pair = Pair(runtime, plan_of("uniform"))

@@ -18,6 +18,7 @@ from palaestra.multiagent import (
     match_score,
     saved_pool,
     snapshot_of,
+    with_opponents,
 )
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.contracts.states import different, parameters
@@ -154,6 +155,29 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     assert not different(parameters(ours), parameters(theirs))
     assert whole.collector._self_play._seats == second.collector._self_play._seats
     assert whole.collector._self_play.versions == second.collector._self_play.versions
+
+
+def test_another_number_of_workers_goes_on_with_the_pool_of_the_checkpoint():
+    """Of a worker whose own pool is not known, too."""
+    collector, ppo = collector_of()
+    for _ in range(6):
+        learn(collector, ppo)
+    pool = collector.opponents()
+    assert len(pool) > 1
+    saved = {"workers": {"0": {"lanes": {"episode": [1]}}, "1": {"collector": collector.state()}}}
+    known = {"lanes": None, "collector": {}}
+    positions = with_opponents([{"lanes": {"episode": [2]}}, None, known], saved)
+    assert positions[2] is known
+    other, learner = collector_of()
+    for position in positions[:2]:
+        other.adopt(position["opponents"])
+        assert list(other.opponents()) == list(pool)
+        for version, weights in other.opponents().items():
+            assert all(torch.equal(one, two) for one, two in zip(weights, pool[version], strict=True))
+    assert positions[0]["lanes"] == {"episode": [2]}
+    for _ in range(3):
+        learn(other, learner)
+    assert with_opponents([None], {"workers": {}}) == [None]
 
 
 def test_what_cannot_play_itself_is_refused():

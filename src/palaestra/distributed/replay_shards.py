@@ -168,7 +168,7 @@ class ReplayShards:
             if result.call.method == "extend" and values[result.call] is not None:
                 self._drop(result.call, *values[result.call])
         self._pending = [call for call in waiting if call in rest]
-        if at_least is None:
+        if at_least is None or len(waiting) - len(rest) < at_least:  # the time is over
             for call in rest:
                 lost.setdefault(self._ids.index(call.worker), f"did not answer within {self._timeout_s:g} s")
         for number, why in lost.items():

@@ -21,6 +21,7 @@ from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, R
 from palaestra.distributed.worker_group import Worker, WorkerGroup
 from palaestra.envs import EventLog
 from palaestra.envs.attributes import as_json, require_lanes
+from palaestra.multiagent import with_opponents
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
 from palaestra.runtime import Call, Runtime, Shared
@@ -482,7 +483,7 @@ class RolloutManager(WorkerStreams):
         self.load_attributes(state)
         self._quota.load_state(state)
         self._fragments, self._exact = state["fragments"], state["exact"] and alike
-        self.positions = positions or None
+        self.positions = with_opponents(positions, state) or None
 
 
 def mean_lag(lags: Counter[int]) -> float:

@@ -202,7 +202,8 @@ class RolloutWorker:
         """Takes the place of a worker that was there before.
 
         Args:
-            position: what `state` gave; or only its `lanes`, to continue with the next episode of each; or `None`.
+            position: what `state` gave; or only its `lanes`, to continue with the next episode of each, and perhaps the
+                `opponents` of another worker; or `None`.
 
         Returns:
             Whether the environments continue exactly: "exact" or "statistical".
@@ -214,8 +215,11 @@ class RolloutWorker:
                 self._parts.policies[name].generator.set_state(state)
             for name, buffer in self._buffers.items():
                 buffer.load_state_tensors(position["buffers"][name])
-        elif position is not None and position["lanes"] is not None:
-            env.load_lane_state(position["lanes"])
+        elif position is not None:
+            if position["lanes"] is not None:
+                env.load_lane_state(position["lanes"])
+            if isinstance(collector, MultiAgentCollector):
+                collector.adopt(position.get("opponents", {}))
         return env.resume
 
     def collect(

@@ -224,10 +224,9 @@ def resume(
     data = learner.load_data()
     if fork:
         directory = fork_run(directory, fork if isinstance(fork, str) else None, root)
-        run = directory.config.run
-        learner.config = dataclasses.replace(
-            config, run=dataclasses.replace(config.run, name=run.name, directory=run.directory)
-        )
+        here = directory.config.run
+        run = dataclasses.replace(config.run, name=here.name, directory=here.directory)
+        learner.config = dataclasses.replace(config, run=run)
     if on_start is not None:
         on_start(directory.path)
     hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
@@ -308,6 +307,8 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
     exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
     why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
     why += [] if whole else ["without rows of a replay buffer that were damaged"]
+    pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
+    why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
     directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
 

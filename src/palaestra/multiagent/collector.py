@@ -166,6 +166,15 @@ class MultiAgentCollector:
         """Weights of the pool of self-play, by policy version; see `SelfPlay.weights`. Without self-play nothing."""
         return {} if self._self_play is None else self._self_play.weights
 
+    def adopt(self, pool: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Takes over the pool of self-play of another collector.
+
+        Args:
+            pool: from its `opponents`.
+        """
+        if self._self_play is not None and pool:
+            self._self_play.adopt(pool)
+
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
         return self._episodes.finished()

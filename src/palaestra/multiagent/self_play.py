@@ -14,7 +14,7 @@ from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig
 from palaestra.policies import Phase, Policy
 
-__all__ = ["SelfPlay", "match_score", "saved_pool", "snapshot_of"]
+__all__ = ["SelfPlay", "match_score", "saved_pool", "snapshot_of", "with_opponents"]
 
 
 class SelfPlay:
@@ -68,6 +68,16 @@ class SelfPlay:
         self._snapshots[version] = self._frozen(version)
         self._pool = [*self._pool, version][-self._config.pool_size :]
         self._forget_unused()
+
+    def adopt(self, pool: Mapping[int, Sequence[Tensor]]) -> None:
+        """Goes on with the pool of another; episodes begin anew.
+
+        Args:
+            pool: from its `weights`.
+        """
+        self._pool, self._snapshots = sorted(pool), {version: self._frozen(version) for version in pool}
+        for version, weights in pool.items():
+            load_weights(self._snapshots[version].policy, weights)
 
     def _frozen(self, version: int) -> MappedPolicy:
         policy = snapshot_of(self._policy)
@@ -194,6 +204,20 @@ def saved_pool(collect: Mapping[str, Any]) -> dict[int, list[Tensor]]:
     workers = [position["collector"] for position in positions if position and "collector" in position]
     saved: Any = next((one["self_play"] for one in (collect, *workers) if "self_play" in one), {"pool": ()})
     return {int(version): saved["snapshots"][str(version)]["weights"] for version in saved["pool"]}
+
+
+def with_opponents(positions: Sequence[Any], collect: Mapping[str, Any]) -> list[Any]:
+    """Positions which all have a pool of self-play: where none is in them, that of the checkpoint.
+
+    Args:
+        positions: of workers.
+        collect: the state of collection, in the checkpoint.
+    """
+    pool = saved_pool(collect)
+    return [
+        one if not pool or (one and "collector" in one) else {"lanes": None, **(one or {}), "opponents": pool}
+        for one in positions
+    ]
 
 
 def snapshot_of(policy: Policy, weights: Sequence[Tensor] | None = None) -> Policy:
