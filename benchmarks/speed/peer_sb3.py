@@ -66,6 +66,8 @@ class WindowCallback(BaseCallback):
 def model(workload: Workload, seed: int = 0) -> Any:
     settings = workload.settings
     if isinstance(settings, PongPPOSettings):
+        import ale_py  # noqa: F401 - registers
+
         kwargs = {"frameskip": 1, "repeat_action_probability": 0.25}  # as ours; the wrapper repeats actions
         env: Any = make_atari_env(workload.env, n_envs=settings.num_envs, seed=seed, env_kwargs=kwargs)
         return ppo("CnnPolicy", settings, VecFrameStack(env, 4), {"net_arch": []}, seed)

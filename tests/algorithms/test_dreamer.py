@@ -332,16 +332,17 @@ def test_what_does_not_fit_is_refused():
         DreamerConfig(mini_batch_length=1)
 
 
-def test_the_model_sees_the_action_that_is_executed():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_model_sees_the_action_that_is_executed(dtype):
     """Only numbers between two finite bounds are cut to [-1, 1]."""
     spec = BoundedSpec(
-        (4,), minimum=np.array([-2.0, -np.inf, 0.5, -np.inf]), maximum=np.array([2.0, np.inf, np.inf, 3.0])
+        (4,), dtype, minimum=np.array([-2.0, -np.inf, 0.5, -np.inf]), maximum=np.array([2.0, np.inf, np.inf, 3.0])
     )
     raw = torch.tensor([[2.5, -3.0, -1.0, 7.0], [0.5, 0.5, 0.7, 0.5]])
     policy = Dreamer(TensorSpec((2,)), spec, DreamerConfig(network=NetworkConfig(hidden_sizes=(8,)), **SIZES)).policy
     assert_close(policy.coded(raw), torch.tensor([[1.0, -3.0, 0.5, 3.0], [0.5, 0.5, 0.7, 0.5]]))
     executed = raw_actions(policy.env_action(raw), spec, policy.raw_action_spec)
-    assert_close(policy.coded(raw), executed.float())
+    assert_close(policy.coded(raw), executed.float())  # in the precision of the network
 
 
 @pytest.mark.parametrize("option", ["dueling", "noisy"])

@@ -206,7 +206,8 @@ def test_the_values_of_alphazero_change_sides_with_every_move():
     found = algorithm.preprocess(batch, None)
     value, reward = batch.action["value"], batch.reward
     own = own_values(algorithm.policy.network, batch)
-    value, last = torch.where(batch.step_type[:-1] == 2, own[:-1], value), own[-1]
+    cut_off = (batch.step_type == 2) & (batch.discount != 0)
+    value, last = torch.where(cut_off[:-1], own[:-1], value), own[-1]
 
     def target(n: int, t: int) -> float:
         if t == 6:

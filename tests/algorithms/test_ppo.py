@@ -318,5 +318,7 @@ def test_sequences_are_at_most_as_long_as_an_unroll():
     network = NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=4)
     plan = PPOConfig(network=network, unroll_length=6, mini_batch_size=24).plan
     assert (plan.mini_batch_length, plan.mini_batch_size) == (6, 4)
-    with pytest.raises(ConfigError, match="mini_batch_length"):
-        PPOConfig(network=network, mini_batch_length=1)
+    for short in ({"mini_batch_length": 1}, {"unroll_length": 0.5}, {"unroll_length": 1}):
+        assert PPOConfig(**short).plan.mini_batch_length == 1
+        with pytest.raises(ConfigError, match="sequences of at least 2 time steps"):
+            _ = PPOConfig(network=network, **short).plan

@@ -197,7 +197,7 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert RunDirectory("runs/c").info["env_steps"] >= 100
     assert exit_code("resume", "c", "--override", "trainer.total_env_steps=120", "algorithm.entropy_cost=0.1") == 0
     assert RunDirectory("runs/c").config.algorithm.entropy_cost == 0.1
-    assert exit_code("resume", "c", "--override", "trainer.eval_at_steps=130,140", "trainer.total_env_steps=150") == 0
+    assert exit_code("resume", "c", "--until", "150", "--override", "trainer.eval_at_steps=130,140") == 0
     assert RunDirectory("runs/c").config.trainer.eval_at_steps == (130, 140)
     assert exit_code("resume", "a", "--override", "algorithm.gama=0.1") == 2
     assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)

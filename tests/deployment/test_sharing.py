@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,10 @@ def test_folders_and_addresses_that_were_typed_or_set_stay_out(tmp_path):
     config = config_of(tmp_path, distributed__address="auto", distributed__runtime="ray", env__kwargs={"map": "/a/b"})
     public = sharing._published(config)
     assert (public.distributed.address, public.env.kwargs) == (None, {"map": "b"})
+    plain = {"root": "/", "rate": "1/2", "at": "http://x/a/b", "kind": "/x"}
+    assert sharing._placeless(plain) == plain
+    typed = ["palaestra", "train", "--env.kwargs", "{'map': '/home/me/a'}", "--env.ip-address", "my home"]
+    assert shlex.split(sharing._command(typed))[2:] == ["--env.kwargs", "{'map': 'a'}", "--env.ip-address", "my home"]
 
 
 def test_the_best_of_a_group_may_have_a_return_of_zero(tmp_path):

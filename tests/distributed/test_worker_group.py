@@ -19,16 +19,20 @@ class Works:
     def begin(self, position: object) -> str:
         return "exact"
 
-    def work(self) -> int:
+    def work(self, passes_s: float = 0.0) -> int:
+        CLOCK[0] += passes_s
         return 7
+
+
+CLOCK = [0.0]
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass where the test says so, besides those that do pass."""
-    passed, true = [0.0], module.time.monotonic
-    monkeypatch.setattr(module.time, "monotonic", lambda: true() + passed[0])
-    return passed
+    true = module.time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: true() + CLOCK[0])
+    return CLOCK
 
 
 def group_in(runtime: LocalRuntime, **settings: object) -> WorkerGroup:
@@ -75,10 +79,9 @@ def test_a_worker_that_is_silent_while_the_driver_listens_is_replaced(clock):
 
 def test_workers_in_this_process_wait_for_each_other_and_are_never_silent(clock):
     with LocalRuntime(QUICK) as runtime:
-        group = group_in(runtime, timeout_s=1.0)
+        group = group_in(runtime, timeout_s=20.0)
         for worker in group.idle:
-            group.give(worker, "work")
-        clock[0] += 60.0
+            group.give(worker, "work", 40.0)  # each takes longer than a worker may be silent
         assert len(group.take(at_least=2, timeout_s=5.0)) == 2
         assert not group.faults
 
@@ -99,3 +102,16 @@ def test_too_few_that_begin_are_waited_for_as_long_as_a_start_may_take(clock):
             group.admit()
         assert [worker.state for worker in group.workers] == ["idle", "joining"]
         assert not group.faults
+
+
+def test_work_that_is_given_after_a_long_update_is_as_old_as_it_is(clock):
+    """Not younger by what the update took: a worker that is silent then is replaced as soon as any other."""
+    with Apart(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=20.0)
+        clock[0] += 600.0
+        runtime.submit = lambda *given: None  # type: ignore[method-assign]  # no call arrives any more
+        group.give(group.workers[0], "state")
+        for _ in range(8):
+            clock[0] += 4.0
+            group.take(at_least=0, timeout_s=0.0)
+        assert len(group.faults) == 1

@@ -13,7 +13,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, make_learner, preset, resume, train_seeds
 from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.initial import begin_from, with_initial_path
+from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.policies import save_policy
 from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, trained
@@ -30,7 +30,7 @@ def learner_from(source, algorithm="ppo", env=CHAIN, **settings):
     small = {name: value for name, value in SMALL.items() if algorithm == "ppo" or "unroll" not in name}
     base = preset(algorithm, env)
     config = config_from_mapping(base.__class__, small | {"run__initial_policy": str(source)} | settings, base=base)
-    learner = make_learner(with_initial_path(config))
+    learner = make_learner(for_new_run(config))
     return learner, begin_from(learner)
 
 
@@ -86,7 +86,7 @@ def test_with_many_agents_every_policy_begins_with_its_namesake(tmp_path):
 
     def begun(**settings):
         given = sizes | run | {"run__initial_policy": "team", "run__seed": 4} | settings
-        learner = make_learner(with_initial_path(config_from_mapping(type(base), given, base=base)))
+        learner = make_learner(for_new_run(config_from_mapping(type(base), given, base=base)))
         return learner, begin_from(learner)
 
     learner, origin = begun()

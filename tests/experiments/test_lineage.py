@@ -85,6 +85,16 @@ def test_the_policy_that_is_kept_is_better_than_a_later_one_after_an_older_check
     assert (run / "policy/weights.safetensors").read_bytes() == kept
 
 
+def test_a_fork_keeps_the_policy_that_was_evaluated_after_the_newest_checkpoint(tmp_path):
+    run = trained(tmp_path).directory
+    newest = max((run / "evals").glob("*.json"), key=lambda path: int(path.stem))
+    (run / "evals/97.json").write_text(json.dumps({**json.loads(newest.read_text()), "return_mean": 1e6}))
+    fork = palaestra.resume(run, fork=True, trainer__total_env_steps=160)
+    assert fork.result.best_return == 1e6
+    kept = [(path / "policy/weights.safetensors").read_bytes() for path in (run, fork.directory)]
+    assert kept[0] == kept[1]
+
+
 def test_a_changed_setting_is_recorded_and_stays(tmp_path):
     """F25: `--override` is in `run.json`, and in `config.yaml` for the next resume."""
     run = trained(tmp_path).directory

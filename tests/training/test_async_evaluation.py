@@ -122,6 +122,9 @@ def test_an_evaluation_under_way_at_a_signal_is_made_by_the_resumed_run(tmp_path
     assert made.run().status == "interrupted"
     again = trainer("ppo", total=400, evaluate=evaluation_in())
     again.load_state(CheckpointStore(tmp_path).load_newest()[1])
+    alone = trainer("ppo", total=again.config.total_env_steps)
+    alone.load_state(CheckpointStore(tmp_path).load_newest()[1])  # it evaluates no more
+    assert alone.run().evaluation is None
     evaluated = []
     again.callbacks.append(Hooks(evaluated=lambda _, result: evaluated.append(result.env_steps)))
     begun = again.collector.env_steps

@@ -121,8 +121,10 @@ class AlphaZero(GradientAlgorithm[SearchPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
         """Adds lambda-returns over the values that searches found; of ends and the last row, the network's own."""
-        own = self.policy.network.values(self.policy.network.predict(batch.observation).atoms)  # [L+1, N]
-        value = torch.where(batch.step_type == StepType.LAST, own, torch.cat([batch.action["value"], own[-1:]]))
+        network, cut_off = self.policy.network, (batch.step_type == StepType.LAST) & (batch.discount != 0)
+        seen = batch.observation if cut_off.any() else batch.observation[-1:]
+        own = network.values(network.predict(seen).atoms)  # [L+1, N] or [1, N]
+        value = torch.where(cut_off, own, torch.cat([batch.action["value"], own[-1:]]))
         settings = {"gamma": self.config.planning.discount, "lambda_": self.value_of("trace_decay")}
         target = lambda_returns(value, batch.reward, batch.discount, batch.step_type, **settings)
         return AlphaZeroBatch.of(

@@ -24,7 +24,7 @@ from palaestra.algorithms.algorithm import (
     Positive,
 )
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, OnPolicy, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import ConfigError, DataSource, OnPolicy, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, clipped_value_error, explained_variance, row_weights, weighted_sum
 from palaestra.policies import StochasticPolicy, stochastic_policy
@@ -44,7 +44,7 @@ class PPOConfig(AlgorithmConfig):
     """How often each unroll is gone through."""
     mini_batch_size: Positive[int] = 256
     """Rows in a minibatch."""
-    mini_batch_length: AboveOne[int] = 16
+    mini_batch_length: Positive[int] = 16
     """Time steps in a sequence, for a recurrent network, at most those of an unroll; without one, rows are learned from
     one by one."""
     gamma: Fraction[Schedule] = 0.99
@@ -84,6 +84,11 @@ class PPOConfig(AlgorithmConfig):
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
         length = min(self.mini_batch_length, int(self.unroll_length)) if self.network.recurrent else 1
+        if self.network.recurrent and length < 2:
+            raise ConfigError(
+                f"network.recurrent is {self.network.recurrent!r}, unroll_length {self.unroll_length} and "
+                f"mini_batch_length {self.mini_batch_length}; a memory learns from sequences of at least 2 time steps"
+            )
         size = max(1, self.mini_batch_size // length)
         return self.plan_with(mini_batch_size=size, mini_batch_length=length)
 

@@ -34,6 +34,9 @@ _KNOWN = re.compile(
 _UNLISTED = (_MANIFEST, _CARD, ".gitattributes")
 _MOST_BYTES = {".safetensors": 2**33, ".mp4": 2**28}
 _MOST_BYTES_OF_TEXT = 2**24
+_ADDRESSES = ("--address", "--distributed.address")
+_FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[\w.~+-]+)+/(?=[\w.~+-])")
+"""Of absolute paths, in a text that may have more."""
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
@@ -295,12 +298,12 @@ def _published(config: experiments.ExperimentConfig) -> experiments.ExperimentCo
 
 
 def _placeless(value: Any) -> Any:
-    """A setting without the folders of this machine: of an absolute path, its name."""
+    """A setting without the folders of this machine: of absolute paths, their names."""
     if isinstance(value, Mapping):
         return {key: _placeless(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_placeless(one) for one in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def _seeds(runs: Sequence[experiments.RunDirectory], found: experiments.RunsEvaluation) -> dict[str, Any] | None:
@@ -334,8 +337,14 @@ def _command(arguments: Sequence[str]) -> str:
     """What was typed; the program without its folder, for that is of one machine."""
     program, *rest = [str(word) for word in arguments] or ["palaestra"]
     name = "palaestra" if Path(program).name in ("palaestra", "__main__.py") else Path(program).name
-    words = [option + equals + _placeless(value) for option, equals, value in (word.rpartition("=") for word in rest)]
-    return re.sub(r"(address[ =])\S+", r"\1ADDRESS", shlex.join([name, *words]))
+    words = [_placeless(word) for word in rest]
+    for number, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option in _ADDRESSES and equals:
+            words[number] = f"{option}=ADDRESS"
+        elif option in _ADDRESSES and number + 1 < len(words):
+            words[number + 1] = "ADDRESS"
+    return shlex.join([name, *words])
 
 
 def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:

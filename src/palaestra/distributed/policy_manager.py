@@ -18,6 +18,7 @@ __all__ = ["DistributedPolicyManager"]
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 0.2  # of one question whether an update has ended
+_LONGEST_UPDATE = 10  # times `timeout_s`, in which a host that says that it works has to be done
 
 
 @dataclass(eq=False)
@@ -30,6 +31,8 @@ class _Job:
     drawn: Shared
     """What it learns from."""
     deadline: float = 0.0
+    limit_s: float = 0.0
+    """When it is over, however often its host says that it works."""
     call: Call | None = None
     updated: Updated | None = None
 
@@ -141,6 +144,7 @@ class DistributedPolicyManager(PolicyManager):
         if self._held.pop(name, None) != (task.version, incarnation):
             state = self._algorithms[name].state_tensors()
         job.deadline = time.monotonic() + self._timeout_s
+        job.limit_s = time.monotonic() + _LONGEST_UPDATE * self._timeout_s
         job.call = self._runtime.call(host, "update", name, task, job.drawn, state)
 
     def _heard(self, job: _Job, result: Result) -> None:
@@ -154,7 +158,7 @@ class DistributedPolicyManager(PolicyManager):
         if answer is None and self._incarnation(result.call.worker) != result.call.incarnation:
             self._begin_again(job)  # it was replaced meanwhile, for the sake of another of its policies
         elif answer is None:
-            job.deadline = time.monotonic() + self._timeout_s  # it works
+            job.deadline = min(time.monotonic() + self._timeout_s, job.limit_s)  # it works
             job.call = self._runtime.call(result.call.worker, "finish", job.policy, _PATIENCE_S)
         else:
             job.updated = answer

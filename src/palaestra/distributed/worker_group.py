@@ -278,14 +278,14 @@ class WorkerGroup:
             self.dropped.append(Dropped(call.worker, call.incarnation, call.sequence, reason, kind, tuple(policies)))
 
     def _call(self, worker: Worker, state: Literal["joining", "busy"], method: str, *args: Any, **kwargs: Any) -> None:
+        self._is_back()
         worker.state, worker.asked_s = state, self._now()
         worker.call = self.runtime.call(worker.id, method, *args, **kwargs)
         worker.incarnation = worker.call.incarnation
 
     def _ended(self, workers: Sequence[Worker], *, at_least: int, timeout_s: float) -> list[tuple[Worker, Result]]:
         by_call = {worker.call: worker for worker in workers if worker.call is not None}
-        away_s = time.monotonic() - self._heard_s - self._longest_away_s
-        self._deaf_s += max(0.0, away_s)
+        self._is_back()
         results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
         self._heard_s = time.monotonic()
         for result in results:
@@ -296,6 +296,11 @@ class WorkerGroup:
     def _longest_away_s(self) -> float:
         """How long learning may take between two answers without being taken for silence of the workers."""
         return min(self._config.timeout_s, self._config.recover_timeout_s) / 4
+
+    def _is_back(self) -> None:
+        now = time.monotonic()
+        self._deaf_s += max(0.0, now - self._heard_s - self._longest_away_s)
+        self._heard_s = now
 
     def _now(self) -> float:
         """Seconds, without those of long updates in which nobody listened: workers can begin only between them."""

@@ -20,7 +20,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
 from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.distributed import DistributedConfig, EvaluationWorker
+from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
@@ -70,20 +70,9 @@ def make_learner(config: ExperimentConfig) -> Learner:
             fit the agents, or the policies cannot learn where they are to, or as they are to.
     """
     require_device(config.run.device, "run.device")
-    _refuse_settings_of_workers(config.distributed)
     learner = learner_of(config)
     learner.require()
     return learner
-
-
-def _refuse_settings_of_workers(settings: DistributedConfig) -> None:
-    defaults = vars(DistributedConfig())
-    given = [name for name, value in vars(settings).items() if value != defaults[name]]
-    if settings.runtime is None and given:
-        raise ConfigError(
-            f"distributed.{given[0]} is {getattr(settings, given[0])}, but this run has no workers; give "
-            "distributed.runtime as local, process or ray, or leave it out"
-        )
 
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:

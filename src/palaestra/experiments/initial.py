@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.distributed import DistributedConfig
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import find_run
@@ -13,7 +14,7 @@ from palaestra.policies import RandomPolicy, load_weights
 __all__ = []
 
 
-def with_initial_path(config: ExperimentConfig) -> ExperimentConfig:
+def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration with the path of the run that it begins with, found by what the user typed.
 
     Args:
@@ -21,8 +22,15 @@ def with_initial_path(config: ExperimentConfig) -> ExperimentConfig:
 
     Raises:
         CheckpointError: there is no such run.
-        ConfigError: it is a group of several.
+        ConfigError: it is a group of several; or a setting of workers would do nothing.
     """
+    defaults, settings = vars(DistributedConfig()), vars(config.distributed)
+    given = [name for name, value in settings.items() if value != defaults[name]]
+    if config.distributed.runtime is None and given:
+        raise ConfigError(
+            f"distributed.{given[0]} is {settings[given[0]]}, but this run has no workers; give distributed.runtime as "
+            "local, process or ray, or leave it out"
+        )
     source = config.run.initial_policy
     if source is None:
         return config
@@ -37,7 +45,7 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
     become copies again; critics, optimizers, schedules and data begin anew.
 
     Args:
-        learner: of the new run; its configuration has the path from `with_initial_path`.
+        learner: of the new run; its configuration has the path from `for_new_run`.
 
     Returns:
         For the run's records: the path, and the hash of each policy's weights. `None` where the run begins anew.

@@ -22,8 +22,7 @@ from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
-from palaestra.experiments.curves import read_evaluations
-from palaestra.experiments.initial import begin_from, with_initial_path
+from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import (
@@ -179,7 +178,7 @@ def run(
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
-    learner = make_learner(with_initial_path(config))
+    learner = make_learner(for_new_run(config))
     data = learner.load_data()
     begin_from(learner)  # what does not fit is said before there is a directory
     with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
@@ -408,8 +407,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
             state["trainer"]["finished"] = False  # the budget is larger than it was
         whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
-        known = [trainer.best_return, *(result["return_mean"] for _, result in read_evaluations(directory.path))]
-        trainer.best_return = max((best for best in known if best is not None), default=None)  # whose policy is kept
+        known = [one for one in (trainer.best_return, directory.kept_return) if one is not None]
+        trainer.best_return = max(known, default=None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")

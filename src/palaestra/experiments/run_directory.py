@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -101,6 +102,15 @@ class RunDirectory:
         """Env steps of the newest checkpoint; 0 without any."""
         steps = CheckpointStore(self.path / "checkpoints").steps()
         return int(steps[-1].name.removeprefix("step_")) if steps else 0
+
+    @property
+    def kept_return(self) -> float | None:
+        """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
+        found = [self.info.get("best_return")]
+        for evaluation in (self.path / "evals").glob("[0-9]*.json"):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.append(json.loads(evaluation.read_text())["return_mean"])
+        return max((one for one in found if one is not None), default=None)
 
     @property
     def status(self) -> str:
@@ -410,6 +420,7 @@ def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs
     for evaluation in (parent.path / "evals").glob("*.json"):
         if evaluation.stem.isdigit() and int(evaluation.stem) <= step:
             shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
+    child.write_info({"best_return": parent.kept_return})
     return child
 
 

@@ -21,7 +21,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
-from palaestra.experiments.initial import begin_from, with_initial_path
+from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
 from palaestra.training import DrawnInPlace, StopSignals
@@ -104,7 +104,7 @@ def train_seeds(
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ConfigError(f"seeds is {seeds}; give a number of at least 1, or different seeds of at least 0")
-    config = with_initial_path(config)
+    config = for_new_run(config)
     learner = make_learner(config)
     learner.load_data()  # what does not fit is said here, once
     begin_from(learner)

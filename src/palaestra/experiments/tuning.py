@@ -363,7 +363,7 @@ def _result(
     failed = {one.number: one.user_attrs.get("error", "") for one in trials if one.state.name == "FAIL"}
     if not complete:
         raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")
-    winners: list[Winner] = []
+    winners, unfit = list[Winner](), ""
     for trial in complete:
         if len(winners) == search.top:
             break
@@ -375,7 +375,7 @@ def _result(
         try:
             done = _trained(with_values(config, values), path, search.fresh_seeds, first)
         except PalaestraError as error:
-            failed[trial.number] = f"on fresh seeds: {error}"
+            failed[trial.number] = unfit = f"on fresh seeds: {error}"
             tell(f"trial {trial.number} scored {trial.value:.2f} in the search and failed on fresh seeds: {error}")
             continue
         scores = [
@@ -388,6 +388,6 @@ def _result(
         winners.append(Winner(trial.number, values, trial.value, mean, mean_interval(scores)))
         tell(f"trial {trial.number} scored {trial.value:.2f} in the search and {mean:.2f} on fresh seeds")
     if not winners:
-        raise ConfigError(f"every trial of {folder} failed on fresh seeds; the first: {next(iter(failed.values()))}")
+        raise ConfigError(f"every trial of {folder} failed on fresh seeds; the last: {unfit}")
     pruned = sum(one.state.name == "PRUNED" for one in trials)
     return TuningResult(folder, space, len(complete), pruned, failed, tuple(winners))

@@ -332,8 +332,9 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
             raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
         return {name: _item(value, optional) for name, value in zip(words[::2], words[1::2], strict=True)}
     if list in kinds or tuple in kinds:
-        items = _items(words[0]) if len(words) == 1 else words
-        return [_item(item, optional) for item in items if item]
+        items = [item for item in (_items(words[0]) if len(words) == 1 else words) if item]
+        of = {item for member in members_of(hint) for item in typing.get_args(member)} - {Ellipsis}
+        return items if of == {str} else [_item(item, optional) for item in items]
     if bool in kinds and not words:
         return True
     if len(words) != 1:

@@ -147,7 +147,7 @@ class ActionRange:
         if not self._rescales:
             return action
         bounds = self._on(action.device)
-        return action.clamp(bounds["raw_low"], bounds["raw_high"])
+        return action.clamp(bounds["raw_low"], bounds["raw_high"]).to(action.dtype)
 
     def inverse(self, action: Tensor) -> Tensor:
         """The raw action that an executed one comes from; of one that was clipped, the nearest.

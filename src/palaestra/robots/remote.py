@@ -360,6 +360,8 @@ class RemoteAgentGroup:
             self._forward(host, request)
 
     def _forward(self, host: _Host, request: HostRequest) -> None:
+        if request.agent_id not in host.numbers:  # it was lost, and another takes its place
+            return
         try:
             answer = self._wrappers[request.task].submit(request.kind, request.agent_id, request.payload)
         except Exception as error:

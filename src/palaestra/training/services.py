@@ -242,12 +242,12 @@ class MLflowLogger(NetworkLogger):
         self._client = client = self.package.MlflowClient(tracking_uri=self._tracking_uri)
         found = client.get_experiment_by_name(self._experiment)
         experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
-        same = f"tags.{_TAG} = '{self._identity}'"
-        runs = client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
-        if runs:
-            self._run_id = runs[0].info.run_id
-            return
-        if not self._run_id:  # else it was made, and its settings were not taken
+        if not self._run_id:  # else it was made here, and its settings were not taken
+            same = f"tags.{_TAG} = '{self._identity}'"
+            runs = client.search_runs([experiment], filter_string=same) if position["env_steps"] else []
+            if runs:
+                self._run_id = runs[0].info.run_id
+                return
             self._run_id = client.create_run(experiment, run_name=self._name, tags={_TAG: self._identity}).info.run_id
         for name, value in self._config.items():
             client.log_param(self._run_id, name, value)

@@ -393,11 +393,11 @@ class Trainer:
         overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return = trainer["best"]
-        if trainer["evaluation"] is not None:
-            self._evaluation = Evaluation(**trainer["evaluation"])
+        self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
         self._time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
-        self._finished, self._evaluation_broken_off = trainer["finished"], trainer["evaluation_broken_off"]
+        self._evaluation_broken_off = trainer["evaluation_broken_off"] and self._evaluator is not None
+        self._finished = trainer["finished"]
         self._saved_step, self._outdated = self.collector.env_steps, self._evaluation_broken_off
 
     def _position(self) -> dict[str, int]:
