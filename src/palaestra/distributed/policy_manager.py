@@ -120,11 +120,11 @@ class DistributedPolicyManager(PolicyManager):
             asked = {job.call: job for job in jobs.values() if job.call is not None}
             calls = [*asked, *(() if self._workers is None else self._workers.calls)]
             results = self._runtime.wait(calls, at_least=1, timeout_s=self._patience_s(asked.values()))
+            if self._workers is not None:  # first: an update that begins again asks them for all that is left
+                self._workers.take(results)
             for result in results:
                 if result.call in asked:
                     self._heard(asked[result.call], result)
-            if self._workers is not None:
-                self._workers.take(results)
             self._replace_silent(asked)
         return {name: self._finish(job) for name, job in jobs.items()}
 
