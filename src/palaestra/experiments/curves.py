@@ -4,8 +4,6 @@ import csv
 import dataclasses
 import functools
 import json
-import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.experiments.config import ExperimentConfig, flat_settings
+from palaestra.experiments.records import is_number
 from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Statistic",
     "compare_runs",
     "curves_of",
-    "read_evaluations",
     "read_metrics",
     "save_plot",
     "terminal_plot",
@@ -36,7 +34,6 @@ Axis: TypeAlias = Literal["steps", "time", "episodes"]
 Statistic: TypeAlias = Literal["mean", "iqm"]
 """What a curve of several runs shows: their mean, or the mean of their middle half."""
 
-_log = logging.getLogger(__name__)
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
 _RESAMPLES = 2000
 _POINTS = 200
@@ -69,27 +66,6 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
         run: the run directory.
     """
     return _rows(run, None)
-
-
-def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """Env steps and result of each of a run's evaluations, in order; damaged files are left out with a warning.
-
-    Args:
-        run: the run directory.
-    """
-    found = []
-    for path in (Path(run) / "evals").glob("*.json"):
-        if not path.stem.isdigit():
-            continue
-        try:
-            record = json.loads(path.read_text())
-            numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
-            if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
-                raise ValueError("numbers are needed")
-            found.append((int(path.stem), record))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _log.warning("%s is no evaluation (%r) and is left out", path, error)
-    return sorted(found, key=lambda pair: pair[0])
 
 
 def thinned_metrics(run: str | Path, metric: str = "") -> list[dict[str, Any]]:
@@ -174,15 +150,6 @@ def curves_of(
             raise CheckpointError(f"nothing to draw yet: no {metric} has been logged in {names}")
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
     return [_curve(label, members, statistic) for label, members in groups.items()]
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, and can be drawn.
-
-    Args:
-        value: of a row of metrics.
-    """
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:

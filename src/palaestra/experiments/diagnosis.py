@@ -12,8 +12,9 @@ import numpy as np
 
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.curves import is_number, thinned_metrics
+from palaestra.experiments.curves import thinned_metrics
 from palaestra.experiments.played import Symptom, play, played_symptoms
+from palaestra.experiments.records import is_number
 from palaestra.experiments.run_directory import RunDirectory, find_run
 
 __all__ = ["Diagnosis", "Symptom", "diagnose", "logged_symptoms"]

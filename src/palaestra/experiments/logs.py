@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import CheckpointError, import_extra
-from palaestra.experiments.curves import read_evaluations, thinned_metrics
+from palaestra.experiments.curves import thinned_metrics
+from palaestra.experiments.records import read_evaluations
 from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["LoggedRun", "read_logs"]

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.experiments.curves import read_evaluations
 from palaestra.experiments.learner import evaluation_environment
 from palaestra.experiments.presets import load_config
-from palaestra.experiments.records import package_version, processor
+from palaestra.experiments.records import package_version, processor, read_evaluations
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate

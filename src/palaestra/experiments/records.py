@@ -6,6 +6,7 @@ import faulthandler
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import platform
 import socket
@@ -29,7 +30,7 @@ from palaestra.nn import model_summary
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
-__all__ = ["FaultRecord", "read_faults"]
+__all__ = ["FaultRecord", "read_evaluations", "read_faults"]
 
 _log = logging.getLogger(__name__)
 CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
@@ -351,3 +352,33 @@ class NoteLeaks(Callback):
             steps, kind = trainer.collector.env_steps, {"kind": "leak"}
             with contextlib.suppress(OSError):  # a full disk: the run goes on, as it does without its checkpoints
                 write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))
+
+
+def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
+    """Env steps and result of each of a run's evaluations, in order; damaged files are left out with a warning.
+
+    Args:
+        run: the run directory.
+    """
+    found = []
+    for path in (Path(run) / "evals").glob("*.json"):
+        if not path.stem.isdigit():
+            continue
+        try:
+            record = json.loads(path.read_text())
+            numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
+            if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
+                raise ValueError("numbers are needed")
+            found.append((int(path.stem), record))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _log.warning("%s is no evaluation (%r) and is left out", path, error)
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and can be drawn.
+
+    Args:
+        value: of a row of metrics.
+    """
+    return isinstance(value, int | float) and math.isfinite(value)

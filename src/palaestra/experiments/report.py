@@ -16,14 +16,12 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments.curves import (
     Curve,
     curves_of,
-    is_number,
     labels_of,
     one_run,
-    read_evaluations,
     thinned_metrics,
 )
 from palaestra.experiments.diagnosis import logged_symptoms
-from palaestra.experiments.records import read_faults
+from palaestra.experiments.records import is_number, read_evaluations, read_faults
 from palaestra.experiments.run_directory import RunDirectory
 
 __all__ = ["write_report"]

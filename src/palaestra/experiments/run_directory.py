@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -23,7 +22,7 @@ from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.core.files import replace_text
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
-from palaestra.experiments.records import crash_of, provenance
+from palaestra.experiments.records import crash_of, provenance, read_evaluations
 from palaestra.experiments.trust import require_trust, sign
 from palaestra.training import CheckpointStore
 
@@ -106,10 +105,7 @@ class RunDirectory:
     @property
     def kept_return(self) -> float | None:
         """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
-        found = [self.info.get("best_return")]
-        for evaluation in (self.path / "evals").glob("[0-9]*.json"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                found.append(json.loads(evaluation.read_text())["return_mean"])
+        found = [self.info.get("best_return"), *(result["return_mean"] for _, result in read_evaluations(self.path))]
         return max((one for one in found if one is not None), default=None)
 
     @property
