@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import random
 import threading
 import time
 
@@ -165,6 +166,15 @@ def test_more_shared_values_than_a_worker_keeps_are_sent_again(runtime):
     versions = [Shared({"w": torch.full((10,), float(n))}) for n in range(11)]
     for n in [*range(11), *range(11)]:
         assert answer(runtime, worker, "scale", versions[n], 1)[0] == n
+
+
+def test_large_shared_values_that_were_forgotten_are_sent_again(runtime):
+    """Six of 20 MB in any order, two at a time: a worker keeps three of them, and its driver knows which."""
+    values = [Shared({"w": torch.tensor(float(n)), "rows": torch.zeros(5_000_000)}) for n in range(6)]
+    worker, drawn = runtime.start(Counter, name="counter"), random.Random(0)
+    for _ in range(30):
+        one, other = drawn.randrange(6), drawn.randrange(6)
+        assert answer(runtime, worker, "scale", values[one], 10, offset=values[other]) == 10 * one + other
 
 
 def test_a_placement_group_has_a_place_for_each_of_its_workers_and_their_restarts(runtime):

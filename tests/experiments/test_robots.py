@@ -208,3 +208,7 @@ def test_what_a_robot_cannot_do_is_refused_before_anything_starts(tmp_path):
         trained(tmp_path, offline__data=str(tmp_path))
     with pytest.raises(ConfigError, match=r"robot\.steps_per_iteration is 0"):
         trained(tmp_path, robot__steps_per_iteration=0)
+    unheeded = {"timeout_s": 20.0, "max_restarts": 1, "min_workers": 2, "gradient_shards": 2}
+    names = r"distributed\.gradient_shards, distributed\.timeout_s, distributed\.min_workers, distributed\.max_restarts"
+    with pytest.raises(ConfigError, match=f"leave out {names}"):
+        trained(tmp_path, distributed__runtime="process", **{f"distributed__{n}": v for n, v in unheeded.items()})

@@ -45,12 +45,12 @@ class RobotLearner(Learner):
     def require(self) -> None:
         learner.refuse_eval_vectorization(self.config, "a robot is")
         distributed, name = self.config.distributed, self.config.algorithm_name
-        given = [name for name in ("num_policy_hosts", "replay_shards") if getattr(distributed, name)]
-        given += ["num_learners"] if distributed.num_learners > 1 else []
-        given += ["mode=async"] if distributed.mode == "async" else []
-        if given:
+        used = ("runtime", "num_workers", "address")
+        fields = [field for field in dataclasses.fields(distributed) if field.name not in used]
+        if given := [field.name for field in fields if getattr(distributed, field.name) != field.default]:
             raise ConfigError(
-                f"{name} is a robot, whose tasks learn in the process of the run when its agents say so; leave out "
+                f"{name} is a robot, whose tasks learn in the process of the run when its agents say so, and whose "
+                "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
                 f"{', '.join(f'distributed.{name}' for name in given)}"
             )
         if self.config.env.inputs:

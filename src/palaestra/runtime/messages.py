@@ -30,7 +30,8 @@ __all__ = ["Parcel", "ParcelLostError", "Shared", "sendable"]
 
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _APART_BYTES = 64 << 10  # smaller parcels are not worth a name of their own
-_KEPT = 8  # shared values that a worker remembers
+_KEPT = 8  # shared values that a worker remembers at most
+_KEPT_BYTES = 64 << 20  # of all of them but the newest: weights of several policies, not the rows of eight updates
 _FROM_SCRIPT = rb"\x8c\x08__main__|__main__:"  # a class or function of the script in a pickle, or named by text
 _UNPICKLED = (AttributeError, TypeError, pickle.PicklingError)
 _keys = itertools.count()
@@ -63,8 +64,8 @@ class Mapped(Message):
 class Shared:
     """A value that goes to each worker once, however often it is an argument: weights, say.
 
-    It is encoded when it is made, so it stays what it was. A worker keeps the newest eight it was sent; it must not
-    change them.
+    It is encoded when it is made, so it stays what it was. A worker keeps the newest it was sent, at most eight and
+    64 MB of them; it must not change them.
 
     Args:
         value: anything that can be sent.
@@ -140,7 +141,7 @@ class SharedCache:
     """The newest shared values; driver and worker keep one each, and both do the same in the same order."""
 
     def __init__(self) -> None:
-        self._values: OrderedDict[int, Any] = OrderedDict()
+        self._values: OrderedDict[int, tuple[Any, int]] = OrderedDict()
 
     def __contains__(self, key: int) -> bool:
         """Whether a value is there.
@@ -157,19 +158,24 @@ class SharedCache:
             key: `Shared.key`.
         """
         self._values.move_to_end(key)
-        return self._values[key]
+        return self._values[key][0]
 
-    def put(self, key: int, value: Any) -> None:
-        """Keeps a value, and forgets the oldest beyond eight.
+    def put(self, key: int, value: Any, size_bytes: int) -> None:
+        """Keeps a value as the newest.
 
         Args:
             key: `Shared.key`.
             value: decoded; whatever the driver needs to know of it.
+            size_bytes: of its message.
         """
-        self._values[key] = value
-        self._values.move_to_end(key)
-        while len(self._values) > _KEPT:
-            self._values.popitem(last=False)
+        self._values[key] = value, size_bytes
+
+    def forget(self) -> None:
+        """Forgets the oldest values beyond the bounds; between two requests, which may have several values."""
+        size_bytes = sum(size for _, size in self._values.values())
+        while len(self._values) > _KEPT or (size_bytes > _KEPT_BYTES and len(self._values) > 1):
+            _, (_, size) = self._values.popitem(last=False)
+            size_bytes -= size
 
 
 class _Pickler(pickle.Pickler):
@@ -500,8 +506,9 @@ class Performer:
     ) -> Any:
         for place, (key, new) in shared.items():
             if new is not None and key not in self._shared:
-                self._shared.put(key, decode(new))
+                self._shared.put(key, decode(new), new.size_bytes)
             arguments[place] = self._shared[key]
+        self._shared.forget()
         places = sorted(place for place in arguments if isinstance(place, int))
         named = {name: value for name, value in arguments.items() if isinstance(name, str)}
         return getattr(self._target, method)(*(arguments[place] for place in places), **named)

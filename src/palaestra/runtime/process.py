@@ -92,7 +92,10 @@ class ProcessRuntime(Runtime):
         seat.call = call
         new = {place: value for place, value in request.shared.items() if value.key not in seat.shared}
         for value in request.shared.values():
-            _ = seat.shared[value.key] if value.key in seat.shared else seat.shared.put(value.key, None)
+            if value.key not in seat.shared:
+                seat.shared.put(value.key, None, value.message.size_bytes)
+            _ = seat.shared[value.key]  # in use, as it is over there
+        seat.shared.forget()
         keys = {place: value.key for place, value in request.shared.items()}
         once = [place for place, value in new.items() if value.message.size_bytes > _ONCE_BYTES]
         for place in once if len(self._alive) > 1 else ():
@@ -107,7 +110,8 @@ class ProcessRuntime(Runtime):
 
     def _block(self, value: Shared) -> _Mapping:
         if value.key not in self._blocks:
-            self._blocks.put(value.key, _Mapping(value.message))
+            self._blocks.put(value.key, _Mapping(value.message), value.message.size_bytes)
+            self._blocks.forget()
         return self._blocks[value.key]
 
     def poll(self, timeout_s: float) -> list[Arrival]:

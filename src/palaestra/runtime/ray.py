@@ -132,9 +132,10 @@ class RayRuntime(Runtime):
         self._cluster.require()  # Ray would end this process without a word
         for value in request.shared.values():
             if value.key not in self._put:
-                self._put.put(value.key, self._stored(value.message))
+                self._put.put(value.key, self._stored(value.message), value.message.size_bytes)
         keys = {place: value.key for place, value in request.shared.items()}
         shared = [self._put[key] for key in keys.values()]
+        self._put.forget()
         perform = worker.handle.perform
         if worker.parcels:
             perform = perform.options(num_returns=1 + worker.parcels)
