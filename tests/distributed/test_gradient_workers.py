@@ -13,7 +13,7 @@ from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
 from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask, _here
-from palaestra.runtime import RemoteError
+from palaestra.runtime import RemoteError, Shared
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import CASES, any_kind, collected
 from tests.contracts.states import different, whole_state
@@ -248,6 +248,22 @@ def test_a_worker_that_dies_before_an_update_changes_nothing_of_what_is_learned(
     assert not different(whole_state(unbroken), whole_state(mine))
     assert info.gradient_steps == told.gradient_steps
     assert "a gradient worker is lost" in caplog.text
+
+
+def test_a_worker_that_died_is_restarted_once_however_late_that_is_heard():
+    """It was restarted for its silence, say, and is back before anybody hears of the call that died with it."""
+    algorithm, collector = collected("ppo", "discrete")
+    with local() as runtime:
+        pool = GradientWorkers({"policy": algorithm}, runtime, 1)
+        Mortal(runtime, "update")
+        drawn = Shared(collector.buffer.draw(algorithm.plan, algorithm.minibatch_generator))
+        pool.begin("policy", HostTask(0, algorithm.minibatch_generator.get_state(), algorithm.progress), drawn)
+        (call,) = pool.calls
+        heard = runtime.wait([call], timeout_s=60.0)
+        runtime.restart(call.worker)
+        runtime.wait([runtime.call(call.worker, "there_is_none")], timeout_s=60.0)  # it lives again
+        pool.take(heard)
+        assert runtime.restarted == 1
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -353,7 +353,7 @@ class GradientWorkers:
             policy, round_ = self._calls.pop(result.call)
             worker = result.call.worker
             if isinstance(result.error, WorkerDiedError):
-                self._lost(worker, round_, result.error)
+                self._lost(result.call, round_, result.error)
             elif (updated := result.unwrap()) is not None:
                 self._ended(worker, round_, updated)
             elif result.call.method == "finish":
@@ -365,7 +365,7 @@ class GradientWorkers:
         now = time.monotonic()
         for call in [call for call, (_, one) in self._calls.items() if one.deadline <= now]:
             _log.warning("%s has not ended its update within %g s and is restarted", call.worker, self._timeout_s)
-            self._revive(call.worker)  # its calls fail
+            self._revive(call.worker, call.incarnation)  # its calls fail
 
     def num_shards(self, policy: str) -> int:
         """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows.
@@ -409,7 +409,7 @@ class GradientWorkers:
         for worker in (self._workers[number] for number in self._allocation[policy]):
             status = statuses[worker]
             if status.state in ("dead", "waiting"):
-                self._revive(worker)
+                self._revive(worker, status.incarnation)
             elif worker not in late and (status.state != "starting" or not status.incarnation):
                 ready.append(worker)
         return ready
@@ -438,15 +438,15 @@ class GradientWorkers:
         else:
             round_.fingerprints[worker] = updated.fingerprint
 
-    def _lost(self, worker: str, round_: _Round, error: Exception) -> None:
+    def _lost(self, call: Call, round_: _Round, error: Exception) -> None:
         _log.warning("a gradient worker is lost, and its policy's learner computes the rest of the update: %s", error)
-        round_.incarnations.pop(worker, None)
+        round_.incarnations.pop(call.worker, None)
         round_.broken = True
-        self._revive(worker)
+        self._revive(call.worker, call.incarnation)
 
-    def _revive(self, worker: str) -> None:
-        status = self.runtime.status()[worker]
-        if status.state == "waiting" or (status.state == "starting" and status.incarnation > 0):
+    def _revive(self, worker: str, incarnation: int) -> None:
+        """Restarts a worker, if that has not happened to this incarnation yet."""
+        if self.runtime.status()[worker].incarnation != incarnation:
             return
         try:
             self.runtime.restart(worker)
