@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,13 @@ torch.set_num_threads(1)
 
 # The key that signs the runs of this user is one for the tests, not the user's.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="palaestra-tests-")
+
+# Tests start hundreds of programs; each would compile the whole library anew where the environment forbids to keep it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What a test writes has to outlive its process, not a power cut: flushing disks took a tenth of every short run.
+os.fsync = lambda descriptor: None
 
 # Shapes and dtypes annotated in `ops/` are checked while tests run, and cost nothing otherwise.
 jaxtyping.install_import_hook("palaestra.ops", "beartype.beartype")

@@ -1,6 +1,9 @@
 """Small environments and algorithms for every test of something that learns."""
 
 import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -212,8 +215,33 @@ def accepted(name: str, kind: str) -> bool:
     return True
 
 
-CASES = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+def _cases() -> list[tuple[str, str]]:
+    """Asks every algorithm, which takes seconds; processes that tests start inherit what was answered."""
+    if _INHERITED not in os.environ:
+        found = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+        os.environ[_INHERITED] = json.dumps(found)
+    return [(name, kind) for name, kind in json.loads(os.environ[_INHERITED])]
+
+
+_INHERITED = "PALAESTRA_TESTS_CASES"
+CASES = _cases()
 """Every algorithm with every kind of action that it accepts."""
+FAST = ("ppo", "dqn", "sac", "impala", "mappo", "r2d2", "dreamer", "muzero", "decision_transformer")
+"""One of each family: where every algorithm keeps a promise in the same way, the fast tests ask these."""
+
+
+def slow_but_of(names: Sequence[str], cases: Iterable[Any]) -> list[Any]:
+    """Cases of a parametrised test, those of other algorithms for the slow tests alone.
+
+    Args:
+        names: of the algorithms for the fast tests.
+        cases: names, or tuples that begin with one.
+    """
+    marked = []
+    for case in cases:
+        values = (case,) if isinstance(case, str) else case
+        marked.append(pytest.param(*values, marks=() if values[0] in names else pytest.mark.slow))
+    return marked
 
 
 def searches(name: str) -> bool:

@@ -8,14 +8,14 @@ import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
 from palaestra.algorithms.gradient_algorithm import CompiledSteps
 from palaestra.core import ConfigError, Linear, to_device
-from tests.algorithms.parts import any_kind, collected, collector_for, environment, make
+from tests.algorithms.parts import FAST, any_kind, collected, collector_for, environment, make, slow_but_of
 from tests.contracts.states import different
 from tests.devices import pretend_device
 
 # every algorithm once; then actions of several parts, masks, and memories
 KINDS_OF_ALL = [("ppo", "composite"), ("dqn", "masked"), ("ppo", "recurrent-masked")]
 some_cases = pytest.mark.parametrize(
-    ("name", "kind"), [*((name, any_kind(name)) for name in ALGORITHMS), *KINDS_OF_ALL]
+    ("name", "kind"), [*slow_but_of(FAST, ((name, any_kind(name)) for name in ALGORITHMS)), *KINDS_OF_ALL]
 )
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 

@@ -8,6 +8,7 @@ import pytest
 
 from palaestra.core import ConfigError
 from palaestra.experiments import RunDirectory, evaluate_run, policies_of_run, policy_of_run, read_faults
+from tests.algorithms.parts import slow_but_of
 from tests.cli.parts import exit_code, output
 
 MEETING = "palaestra.multiagent:Meeting"
@@ -188,7 +189,7 @@ def test_policy_hosts_learn_what_the_run_itself_would(runtime, hosts):
     assert (alone / "episodes.csv").read_text() == (hosted / "episodes.csv").read_text()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", slow_but_of(("sync",), ["sync", "async"]))
 def test_one_policy_may_have_a_host_too(mode):
     """In either mode, with gradient workers or without."""
     options = ("--distributed.num-policy-hosts", "1", "--mode", mode, "--env.num-envs", "2", "--runtime", "local")
@@ -200,7 +201,7 @@ def test_one_policy_may_have_a_host_too(mode):
         assert learned(Path(f"runs/run{count}"))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac", "impala"])
+@pytest.mark.parametrize("algorithm", slow_but_of(("ppo",), ["ppo", "dqn", "sac", "impala"]))
 def test_a_resumed_run_may_have_another_number_of_gradient_workers(algorithm):
     """With a number of shards: the same weights as with one worker all the way, bit for bit."""
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"

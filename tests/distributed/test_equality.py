@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from palaestra import Collector, RunSeeds, Trainer, create_environment
+from palaestra.algorithms import ALGORITHMS
 from palaestra.core import Offline
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime
-from tests.algorithms.parts import CASES
+from tests.algorithms.parts import CASES, FAST, slow_but_of
 from tests.distributed.runs import assert_same, env_of, iterate, make_algorithm, make_trainer
 
 NEEDS_RAY = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'palaestra[ray]'"
 )
 RUNS = {"ppo": "discrete", "dqn": "discrete", "sac": "continuous"}
-OFFLINE = {name for name, kind in CASES if isinstance(make_algorithm(name, kind).plan, Offline)}
+ONLINE = [(name, kind) for name, kind in CASES if ALGORITHMS[name].config_class.plan_class is not Offline]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_ray_gives_the_same_weights_bit_by_bit(reference):
             assert_same(iterate(make_trainer(runtime, name, kind, replay_shards=3), 10), reference[name])
 
 
-@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] not in OFFLINE])
+@pytest.mark.parametrize(("name", "kind"), slow_but_of(FAST, ONLINE))
 def test_one_worker_is_a_collector_somewhere_else(name, kind):
     """Every algorithm learns the same, bit by bit, from a worker's fragments as from a collector's rows."""
     with LocalRuntime() as runtime:

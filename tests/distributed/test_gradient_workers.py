@@ -15,7 +15,7 @@ from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask, _here
 from palaestra.runtime import RemoteError, Shared
 from palaestra.training import SimplePolicyManager
-from tests.algorithms.parts import CASES, any_kind, collected
+from tests.algorithms.parts import CASES, FAST, any_kind, collected, slow_but_of
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import Mortal, local, several, sources_of, twin
 
@@ -88,7 +88,7 @@ def test_with_a_number_of_shards_any_number_of_ranks_learns_the_same_bit_by_bit(
         assert heard.metrics == told.metrics
 
 
-@pytest.mark.parametrize("name", GRADIENT)
+@pytest.mark.parametrize("name", slow_but_of(FAST, GRADIENT))
 def test_two_ranks_learn_what_one_learns_bit_by_bit(name):
     """MARO-24: every algorithm, with its targets, schedules, periodic terms and priorities."""
     algorithm, collector = collected(name, any_kind(name))

@@ -15,7 +15,7 @@ from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, Result, WorkerDiedError
 from palaestra.training import PolicyManager, SimplePolicyManager
-from tests.algorithms.parts import CASES, any_kind, collected, environment, make
+from tests.algorithms.parts import CASES, FAST, any_kind, collected, environment, make, slow_but_of
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, Mortal, local, several, sources_of, twin
 
@@ -58,7 +58,7 @@ def trained_side_by_side(runtime: Any, algorithms: Any, collectors: Any, times: 
     there.close()
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(("name", "kind"), slow_but_of(FAST, CASES))
 def test_every_algorithm_learns_on_a_host_what_it_learns_in_place_bit_by_bit(name, kind):
     """MARO-24, MARO-26, MARO-29, MARO-30: also those that state no losses."""
     algorithm, collector = collected(name, kind)

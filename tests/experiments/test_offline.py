@@ -19,7 +19,7 @@ from palaestra.experiments.presets import tuned
 from palaestra.experiments.single import SingleLearner
 from palaestra.rollout import OfflineData
 from palaestra.training import Callback
-from tests.algorithms.parts import ATTENTION
+from tests.algorithms.parts import ATTENTION, slow_but_of
 from tests.buffers.model import FIRST, LAST, MID, step
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
 
@@ -38,7 +38,9 @@ def loaded(algorithm, data, **offline):
 # -- whole runs
 
 
-@pytest.mark.parametrize("name", ["behaviour_cloning", "cql", "iql", "td3_bc", "rebrac"])
+@pytest.mark.parametrize(
+    "name", slow_but_of(("behaviour_cloning", "td3_bc"), ["behaviour_cloning", "cql", "iql", "td3_bc", "rebrac"])
+)
 def test_an_offline_algorithm_trains_from_a_folder(name, tmp_path):
     """Issue 6: offline and imitation, with evaluations, checkpoints, policy and report; its clock is its updates."""
     data = saved(tmp_path / "data")
@@ -262,7 +264,13 @@ def test_every_offline_algorithm_has_settings_for_classic_control():
 ONLINE = {"offline__fraction": 0.5, "offline__updates": 20}
 
 
-@pytest.mark.parametrize("name", ["cql", "decision_transformer", "iql", "rebrac", "td3_bc", "discrete_cql", "sac"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but_of(
+        ("decision_transformer", "td3_bc", "sac"),
+        ["cql", "decision_transformer", "iql", "rebrac", "td3_bc", "discrete_cql", "sac"],
+    ),
+)
 def test_an_algorithm_goes_on_with_steps_of_its_own(name, tmp_path):
     """Issue 21: 20 updates on the data, then 40 env steps of two environments, learned from beside the data."""
     discrete = name == "discrete_cql"

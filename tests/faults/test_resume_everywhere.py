@@ -12,7 +12,7 @@ from palaestra.core import Offline
 from palaestra.envs import EnvConfig
 from palaestra.rollout import OfflineData
 from palaestra.training import CheckpointStore
-from tests.algorithms.parts import ATTENTION, CASES, MEMORY, any_kind, collector_for, environment, make
+from tests.algorithms.parts import ATTENTION, CASES, FAST, MEMORY, any_kind, collector_for, environment, make
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
 
@@ -110,7 +110,10 @@ def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str =
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [pytest.param(*case, marks=[] if case[1] == any_kind(case[0]) else pytest.mark.slow) for case in CASES],
+    [
+        pytest.param(name, kind, marks=() if name in FAST and kind == any_kind(name) else pytest.mark.slow)
+        for name, kind in CASES
+    ],
 )
 def test_a_run_cut_at_random_points_equals_the_uninterrupted_one(name, kind, tmp_path):
     """F25, F22: parameters, optimizers, buffer, generators, memories, metrics; cut within unrolls and between them."""

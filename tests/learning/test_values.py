@@ -49,6 +49,7 @@ def test_values_do_not_see_a_time_limit(name):
     assert (found / EXACT - 1).abs().max() < TOLERANCE, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_mutant_that_takes_truncation_for_termination_is_far_off(name):
     """ALF-26: so the test above would see a learner with that mistake."""

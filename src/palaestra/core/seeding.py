@@ -100,6 +100,9 @@ def seeded_initialisation(seed: int) -> Iterator[None]:
     Args:
         seed: from `RunSeeds.integer("initialisation")`.
     """
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats a stack for every absent kind of device
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         yield
