@@ -298,9 +298,9 @@ class LearnedModel(PlanningNetwork):
     def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
         after, reward = self.step(state["state"], action)
         said = self.of_state(after)
-        value = self.values(said.atoms)
+        reward, value = self.values(torch.stack([reward, said.atoms])).unbind()
         discount = torch.full_like(value, self.options.discount)
-        return Expansion(self.values(reward), discount, said.logits, value, {"state": after})
+        return Expansion(reward, discount, said.logits, value, {"state": after})
 
 
 def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:

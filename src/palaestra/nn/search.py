@@ -96,14 +96,13 @@ def gumbel_search(
     most = min(settings.num_considered, logits.shape[-1])
     table = torch.tensor(_visits(most, settings.num_simulations), device=logits.device)
     plan = table[allowed.sum(-1).clamp(max=most)]  # [B, S]
+    at_root = tree.values_at(tree.roots)
     for simulation in range(settings.num_simulations):
-        at_root = tree.values_at(tree.roots)
         score = torch.where(at_root.visits == plan[:, simulation, None], noisy + at_root.scaled, _NEVER)
         node, action, path = tree.descend(score.argmax(-1))
         leaf = expand({name: leaves[node] for name, leaves in tree.states.items()}, action)
         tree.add(simulation + 1, node, action, leaf)
-        tree.back_up(path, leaf.value)
-    at_root = tree.values_at(tree.roots)
+        at_root = tree.back_up(path, leaf.value)
     policy = (logits + at_root.scaled).softmax(-1)
     visits = torch.where(allowed, at_root.visits, -1.0)
     best = torch.where(visits == visits.amax(-1, keepdim=True), noisy + at_root.scaled, _NEVER).argmax(-1)
@@ -206,25 +205,30 @@ class _Tree:
         self.reward[edge], self.discount[edge] = leaf.reward, leaf.discount
         self._put(self.roots + number, leaf)
 
-    def back_up(self, path: list[_Path], value: Tensor) -> None:
+    def back_up(self, path: list[_Path], value: Tensor) -> _Known:
         """Adds what the leaves are worth to all edges on the way, and chooses anew what to try there.
 
         Args:
             path: from `descend`.
             value: [B] of the leaves.
+
+        Returns:
+            What is known of the roots now.
         """
+        num = len(value)
         for edge, _, weight in reversed(path):
             gain = torch.addcmul(self.reward[edge], self.discount[edge], value)
             value = torch.where(weight > 0, gain, value)
             self.visits.index_add_(0, edge, weight)
             self.returns.index_add_(0, edge, weight * gain)
-        if len(path) == 1:
-            return
-        nodes = torch.cat([level.node for level in path[1:]])
+        nodes = torch.cat([level.node for level in path])
         known = self.values_at(nodes)
-        share = known.visits / (1 + known.visits.sum(-1, keepdim=True))
-        wanted = (self.logits[nodes] + known.scaled).softmax(-1) - share
-        self.best[nodes] = wanted.argmax(-1)
+        if len(path) > 1:  # what the roots try next is not for the tree to say
+            below, visits = nodes[num:], known.visits[num:]
+            share = visits / (1 + visits.sum(-1, keepdim=True))
+            wanted = (self.logits[below] + known.scaled[num:]).softmax(-1) - share
+            self.best[below] = wanted.argmax(-1)
+        return _Known(*(field[:num] for field in known))
 
     def values_at(self, nodes: Tensor) -> _Known:
         """What is known of the actions of states.
