@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import BonusConfig
+from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
 from palaestra.nn import OptimizerOption
 from tests.algorithms.parts import collected, environment, make
@@ -136,3 +137,15 @@ def test_the_optimizer_of_a_bonus_can_be_chosen():
     options = {"bonus": OptimizerOption("sgd", {"lr": 0.5})}
     algorithm, _ = collected("ppo", "discrete", bonus=BonusConfig(kind="rnd", weight=1.0), optimizers=options)
     assert algorithm.model.optimizers["bonus"].option.cls == "sgd"
+
+
+def test_later_episodes_of_a_sequence_have_their_bonus_too():
+    """A memory learns from every episode in a sequence, so a bonus for the first alone would bias its targets."""
+    settings = {"bonus": BonusConfig(kind="rnd"), "mini_batch_length": 12, "burn_in": 0}
+    algorithm, collector = collected("r2d2", "recurrent", **settings)
+    collector.unroll(24)
+    drawn = algorithm.draw(collector.buffer)
+    rewarded = algorithm._rewarded(drawn, UpdateInfo(1, 0, 0))
+    learned = algorithm.preprocess(rewarded, collector.buffer).valid > 0
+    assert (learned & (drawn.valid == 0)).any()
+    assert ((rewarded.reward - drawn.reward)[1:][learned] != 0).all()

@@ -140,3 +140,11 @@ def test_a_state_of_another_buffer_is_refused():
         make_buffer(10, 2).load_state_tensors({k: v for k, v in state.items() if k != "unfinished"})
     with pytest.raises(CheckpointError, match="the saved buffer has 1 lanes, but this one 2"):
         make_buffer(10, 2).load_state_tensors({**state, "head": state["head"][:1]})
+
+
+def test_returns_of_vectors_of_rewards_are_refused():
+    specs = {"observation_spec": TensorSpec(()), "action_spec": DiscreteSpec(2), "reward_spec": TensorSpec((2,))}
+    buffer = ReplayBuffer(8, 1, **specs)
+    buffer.open(step([FIRST], torch.zeros(1), reward=torch.ones(1, 2)))
+    with pytest.raises(ConfigError, match="a return is a sum of single numbers, but the rewards of these rows are"):
+        buffer.returns_to_go([0])

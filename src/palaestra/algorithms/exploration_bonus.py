@@ -160,7 +160,8 @@ def _valid(drawn: Any) -> Tensor:
     """Which transitions lie inside one episode and are learned from; all of a window's."""
     if "next_observation" in drawn:
         return torch.ones_like(drawn["reward"][1])
-    return valid_starts(drawn["step_type"]).to(torch.float32) * drawn["valid"]
+    starts = valid_starts(drawn["step_type"]).to(torch.float32)
+    return starts if "index" in drawn else starts * drawn["valid"]  # of later episodes in a sequence, too, for memories
 
 
 _FORWARD_SHARE = 0.2  # β of equation (7)

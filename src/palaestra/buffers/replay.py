@@ -134,6 +134,8 @@ class ReplayBuffer:
     def _returns(self) -> tuple[np.ndarray, np.ndarray, int]:
         """`returns_to_go` of all rows, the returns of complete episodes, and the most steps of one."""
         if self._known_returns is None or self._known_returns[0] != self.positions.stamp:
+            if (spec := self.options.get("reward_spec")) is not None and spec.shape:
+                raise ConfigError("a return is a sum of single numbers, but the rewards of these rows are vectors")
             to_go = np.full(self.positions.ring_size * self.num_lanes, np.nan, np.float32)
             for lane in range(self.num_lanes):
                 rows = self.in_time_order(lane)
@@ -218,7 +220,7 @@ class ReplayBuffer:
         )
 
     def _all_starts(self, plan: Replay) -> np.ndarray:
-        """Rows where windows begin, or sequences one behind the other, so that each row is in one of them."""
+        """Rows where windows begin, or sequences one behind the other; none begins with the end of an episode."""
         starts = self.reader.starts(plan.window)
         if plan.mini_batch_length == 1 or (self.keeps_states and self.state_period > 1):  # so far apart already
             return starts

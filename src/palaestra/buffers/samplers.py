@@ -141,7 +141,8 @@ class WholeSampler(Sampler):
     A pass begins anew when rows are written. Time order inside a sequence is kept.
 
     Args:
-        stride: rows between two starts of a lane; with the length of a sequence each row is in exactly one of them.
+        stride: rows between two starts of a lane; with the length of a sequence each row is in at most one of them, and
+            in none where its sequence would begin with the end of an episode.
 
     Raises:
         ConfigError: the stride is less than 1.

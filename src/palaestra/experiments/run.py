@@ -403,8 +403,6 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
         step, state = store.load_newest()
-        if step < config.trainer.total_env_steps:
-            state["trainer"]["finished"] = False  # the budget is larger than it was
         whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
         known = [one for one in (trainer.best_return, directory.kept_return) if one is not None]

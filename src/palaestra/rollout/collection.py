@@ -172,6 +172,11 @@ class OfflineFirst:
         """Streams of the collector."""
 
     @property
+    def loaded(self) -> Mapping[str, ReplayBuffer]:
+        """The data, by policy; whether or not it is still learned from."""
+        return self._offline.sources
+
+    @property
     def updates_made(self) -> int:
         """How many of the env steps were updates."""
         return self._offline.env_steps

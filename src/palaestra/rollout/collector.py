@@ -241,6 +241,7 @@ class Collector:
 
     def _start(self) -> TimeStep:
         """Begins new episodes; running ones break off, which the buffer sees as fragments that end with no LAST."""
+        self._writer.write_log_probs()  # opening completes ended lanes by a row more than were counted
         time_step = self._seen(self.env.reset())
         self.env.interrupted = self._apart = False
         self._state = self.policy.initial_state(self.env.batch_size)

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
 
+from palaestra.core import ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import BrokenOffError, Evaluation, NoEpisodeError, breakable, continue_evaluation
 from palaestra.runtime import WorkerDiedError
+from palaestra.training.config import TrainerConfig
 from palaestra.training.parts import named_policies
 
 __all__ = ["Evaluator"]
@@ -56,6 +58,26 @@ class Evaluator:
         self._waiting: list[tuple[int, Acting, Pending]] = []
         self._made: list[Made] = []
         self._broken_off = False
+
+    @classmethod
+    def of(cls, config: TrainerConfig, evaluate: Callable[[Any], Evaluation] | None) -> Self | None:
+        """That of a run; `None` where nothing evaluates.
+
+        Args:
+            config: says when and how.
+            evaluate: see `Evaluator`.
+
+        Raises:
+            ConfigError: the run is to end by an evaluation.
+        """
+        if evaluate is not None:
+            return cls(evaluate, asynchronous=config.eval_async)
+        if config.stop_at_return is not None:
+            raise ConfigError(
+                f"trainer.stop_at_return is {config.stop_at_return:g}, which evaluations decide, but this trainer was "
+                "made without `evaluate`"
+            )
+        return None
 
     def make(self, env_steps: int, policy: Acting, *, wait: bool = False) -> list[Made] | None:
         """Begins an evaluation, which is over when this returns if it is made here, and hands out those that are over.

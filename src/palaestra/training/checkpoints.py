@@ -15,6 +15,7 @@ from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import files
 from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
+from palaestra.rollout import OfflineFirst
 from palaestra.training.parts import DataCollector
 
 __all__ = ["FORMAT_VERSION", "CheckpointStore"]
@@ -344,12 +345,14 @@ class LoadedData:
 
     def _buffers(self) -> list[ReplayBuffer]:
         own = {id(buffer) for buffer in self._collect.buffers.values()}
+        first = self._collect.loaded.values() if isinstance(self._collect, OfflineFirst) else ()
         sources = [
             buffer
-            for source in self._collect.sources.values()
+            for source in (*first, *self._collect.sources.values())
             for buffer in (source.buffers if isinstance(source, MixtureSource) else [source])
         ]
-        return [buffer for buffer in sources if isinstance(buffer, ReplayBuffer) and id(buffer) not in own]
+        found = {id(buffer): buffer for buffer in sources if isinstance(buffer, ReplayBuffer)}
+        return [buffer for key, buffer in found.items() if key not in own]
 
 
 def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
@@ -359,7 +362,7 @@ def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
         rows = buffer.in_time_order(lane)
         for name in ("step_type", "reward", "discount", "action"):
             for leaf in _leaves(buffer.take(name, rows[:-1] if name == "action" else rows)):
-                digest.update(leaf.contiguous().numpy().tobytes())
+                digest.update(leaf.cpu().contiguous().numpy().tobytes())
     return {"rows": len(buffer), "sha256": digest.hexdigest()}
 
 

@@ -102,6 +102,8 @@ class PolicyRecord:
         """Since the last update that was applied."""
         self.skipped = 0
         """Of the run."""
+        self.acts_randomly: bool | None = None
+        """In this unroll; `None` where nothing was said yet."""
 
     def add(self, update: UpdateInfo) -> None:
         """An update was applied.
@@ -162,7 +164,8 @@ class PolicyRecord:
     def state(self) -> dict[str, Any]:
         """Counts and averages, as JSON values."""
         skipped = [self.skipped_in_a_row, self.skipped]
-        return {"averages": self.averages.state(), "rows_trained": self.rows_trained, "skipped": skipped}
+        counts = {"rows_trained": self.rows_trained, "skipped": skipped, "acts_randomly": self.acts_randomly}
+        return {"averages": self.averages.state(), **counts}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.
@@ -173,6 +176,7 @@ class PolicyRecord:
         self.averages.load_state(state["averages"])
         self.rows_trained = state["rows_trained"]
         self.skipped_in_a_row, self.skipped = state["skipped"]
+        self.acts_randomly = state.get("acts_randomly")  # older checkpoints do not say
 
 
 class LearningRecord:
@@ -202,13 +206,18 @@ class LearningRecord:
             if not algorithm.stored_fields
         }
 
-    def acts_randomly(self, env_steps: int) -> frozenset[str]:
-        """Policies that act at random: they have learned nothing yet, and chance explores best.
+    def acts_randomly(self, env_steps: int, *, goes_on: bool) -> frozenset[str]:
+        """Policies that act at random in an unroll: they have learned nothing yet, and chance explores best.
 
         Args:
             env_steps: taken so far.
+            goes_on: whether a part of the unroll was made; what was said at its begin holds.
         """
-        return frozenset(name for name, end in self._warm_ups.items() if env_steps < end)
+        for name, end in self._warm_ups.items():
+            record = self._records[name]
+            if not goes_on or record.acts_randomly is None:
+                record.acts_randomly = env_steps < end
+        return frozenset(name for name in self._warm_ups if self._records[name].acts_randomly)
 
     def sources(self, collector: DataCollector, info: CollectInfo, progress: float) -> dict[str, DataSource]:
         """What each policy learns from that has the data for an update.

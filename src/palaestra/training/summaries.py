@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -144,6 +144,24 @@ class Summary(Callback):
         row |= {name: sum(values) / len(values) for name, values in self._numbers.items()}
         row |= self._histograms
         self._numbers, self._histograms = {}, {}
+
+    def state(self) -> dict[str, Any]:
+        """What was recorded since the last row, as JSON values."""
+        histograms = {name: astuple(found) for name, found in self._histograms.items()}
+        return {"iterations": self._iterations, "numbers": self._numbers, "histograms": histograms}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: from `state`.
+        """
+        self._iterations = state["iterations"]
+        self._numbers = {name: list(values) for name, values in state["numbers"].items()}
+        self._histograms = {
+            name: Histogram(tuple(counts), tuple(edges), *sums)
+            for name, (counts, edges, *sums) in state["histograms"].items()
+        }
 
 
 @contextmanager

@@ -84,7 +84,7 @@ class Trainer:
         self.metrics: list[Metric] = default_metrics()
         """What rows of metrics say about episodes; append your own."""
         self._checkpoints, self._loggers = checkpoints, LoggerGroup(loggers)
-        self._evaluator = None if evaluate is None else Evaluator(evaluate, asynchronous=self.config.eval_async)
+        self._evaluator = Evaluator.of(self.config, evaluate)
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
         ask_for_episodes(collector, self.config.episodes_per_iteration)
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
@@ -161,7 +161,7 @@ class Trainer:
             for callback in self.callbacks:
                 callback.iteration_began(self)
         self._time.spent("waiting")
-        random = self._learning.acts_randomly(self.collector.env_steps)
+        random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
         if info.episodes:
@@ -397,7 +397,7 @@ class Trainer:
         self._time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and self._evaluator is not None
-        self._finished = trainer["finished"]
+        self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
         self._saved_step, self._outdated = self.collector.env_steps, self._evaluation_broken_off
 
     def _position(self) -> dict[str, int]:

@@ -1,0 +1,125 @@
+"""Trainers that are given the state of another: what was decided, recorded and counted before goes on."""
+
+import copy
+
+import pytest
+import torch
+
+from palaestra import PPO, Collector, EnvConfig, Trainer, TrainerConfig, create_environment
+from palaestra.core import POLICY, ConfigError
+from palaestra.rollout.collection import OfflineFirst
+from palaestra.training import Summary
+from palaestra.training.callbacks import callback_states, load_callback_states
+from tests.algorithms.parts import collected, environment, make
+from tests.training.parts import evaluation_in, trainer
+
+
+def paused_at(made, env_steps):
+    """Runs until an unroll is cut short, when so many env steps were taken."""
+    step, taken = made.collector.env.step, []
+
+    def counted(action):
+        taken.append(action)
+        if len(taken) * made.collector.num_lanes >= env_steps:
+            made.collector.pause()
+        return step(action)
+
+    made.collector.env.step = counted
+    while not made.collector.unfinished:
+        made.train_iter()
+    made.collector.env.step = step
+
+
+def test_an_unroll_that_began_with_random_actions_ends_with_them():
+    """F22: learning starts in its middle; the rest is asked of nobody anew."""
+    settings = {"learning_starts": 16, "unroll_length": 12, "num_envs": 2, "total": 96}
+    whole = trainer("dqn", **settings)
+    whole.run()
+    cut = trainer("dqn", **settings)
+    paused_at(cut, 21)
+    assert cut.collector.env_steps > 16
+    resumed = trainer("dqn", **settings)
+    resumed.load_state(cut.state())
+    resumed.run()
+    actions = [made.collector.buffer.newest(24).action for made in (whole, resumed)]
+    assert torch.equal(*actions)
+
+
+def test_a_finished_run_with_a_larger_budget_ends_with_an_evaluation_and_a_row():
+    never = {"eval_every_steps": 0, "log_every_steps": 0}
+    first = trainer("ppo", total=60, evaluate=evaluation_in(), **never)
+    first.run()
+    assert first._rows_logged == 1
+    longer = trainer("ppo", total=120, evaluate=evaluation_in(), **never)
+    longer.load_state(first.state())
+    assert longer.run().status == "done"
+    assert longer._rows_logged == 2
+    assert longer._evaluator is not None and longer._evaluator.begun_at == longer.collector.env_steps
+
+
+def test_a_goal_that_nothing_can_reach_is_refused():
+    with pytest.raises(
+        ConfigError, match="stop_at_return is 5, which evaluations decide, but this trainer was made with"
+    ):
+        trainer("ppo", stop_at_return=5.0)
+
+
+def test_a_run_on_data_and_then_on_its_own_rows_resumes_wherever_it_is():
+    _, source = collected("dqn", "discrete")
+
+    def made():
+        env = environment("discrete", 2)
+        algorithm = make("dqn", env)
+        collect = OfflineFirst(Collector.of(env, algorithm), {POLICY: source.buffer}, 10)
+        return Trainer(collect, algorithm, TrainerConfig(total_env_steps=60, log_every_steps=0))
+
+    finished = made()
+    finished.run()
+    again = made()
+    again.load_state(finished.state())
+    assert again.collector.env_steps == finished.collector.env_steps
+
+
+def test_a_summary_goes_on_with_what_it_has_recorded():
+    summary, other = Summary(every=2), Summary(every=2)
+    summary.iteration_began(None)
+    summary.iteration_began(None)
+    summary.scalar("x", 1.0)
+    summary.histogram("h", [0.0, 1.0, 1.0, 4.0])
+    load_callback_states([other], copy.deepcopy(callback_states([summary])))
+    assert other.records
+    rows = [{}, {}]
+    for one, row in zip((summary, other), rows, strict=True):
+        one.scalar("x", 3.0)
+        one.logged(None, row)
+    assert rows[0] == rows[1] and rows[1]["x"] == 2.0
+
+
+def test_environments_that_begin_anew_leave_no_row_without_its_log_probability():
+    """F25: a pool of Gymnasium cannot go on exactly; the signal came when an episode had just ended."""
+
+    def made():
+        env = create_environment(EnvConfig(name="CartPole-v1", num_envs=4, vectorization="native"), seed=0)
+        return Collector.of(env, algorithm := PPO(env.observation_spec, env.action_spec)), algorithm
+
+    collector, algorithm = made()
+    step = collector.env.step
+
+    def until_an_end(action):
+        time_step = step(action)
+        if time_step.last.any():
+            collector.pause()
+        return time_step
+
+    collector.env.step = until_an_end
+    collector.unroll(64)
+    assert collector.unfinished
+    resumed, other = made()
+    other.load_state_tensors(algorithm.state_tensors())
+    resumed.buffer.load_state_tensors(copy.deepcopy(collector.buffer.state_tensors()))
+    resumed.load_state(collector.state())
+    resumed.unroll(64)
+    unroll = resumed.buffer.reader.everything()
+    exact = other.policy.behaviour(unroll.observation[:-1], unroll.action).log_prob
+    wrong = (unroll.policy_info.log_prob - exact).abs() > 1e-4
+    assert not (wrong & (unroll.valid > 0)).any()
