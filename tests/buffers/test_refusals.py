@@ -143,7 +143,7 @@ def test_a_state_of_another_buffer_is_refused():
 
 
 def test_returns_of_vectors_of_rewards_are_refused():
-    specs = {"observation_spec": TensorSpec(()), "action_spec": DiscreteSpec(2), "reward_spec": TensorSpec((2,))}
+    specs = {"observation_spec": TensorSpec(()), "action_spec": DiscreteSpec(num=2), "reward_spec": TensorSpec((2,))}
     buffer = ReplayBuffer(8, 1, **specs)
     buffer.open(step([FIRST], torch.zeros(1), reward=torch.ones(1, 2)))
     with pytest.raises(ConfigError, match="a return is a sum of single numbers, but the rewards of these rows are"):

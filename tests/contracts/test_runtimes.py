@@ -22,7 +22,7 @@ from palaestra.runtime import (
     WorkerDiedError,
 )
 from palaestra.runtime.messages import Message
-from tests.contracts.workers import Counter, Stubborn, broken
+from tests.contracts.workers import Counter, Stubborn, Unreadable, broken
 
 QUICK = RestartPolicy(max_restarts=3, backoff_s=0.01)
 SOON = 60.0
@@ -175,6 +175,20 @@ def test_large_shared_values_that_were_forgotten_are_sent_again(runtime):
     for _ in range(30):
         one, other = drawn.randrange(6), drawn.randrange(6)
         assert answer(runtime, worker, "scale", values[one], 10, offset=values[other]) == 10 * one + other
+
+
+def test_shared_values_are_kept_though_a_call_could_not_be_read(runtime):
+    """What else it was given raises where it is read; the next call names the same value."""
+    worker, weights = runtime.start(Counter, name="counter"), Shared({"w": torch.ones(5)})
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="cannot be read here"):
+            answer(runtime, worker, "scale", weights, Unreadable())
+        assert answer(runtime, worker, "scale", weights, 3)[0] == 3
+    broken, good = Shared(Unreadable()), Shared({"w": torch.ones(5)})
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="cannot be read here"):
+            answer(runtime, worker, "scale", good, 1, offset=broken)
+        assert answer(runtime, worker, "scale", good, 3)[0] == 3
 
 
 def test_a_placement_group_has_a_place_for_each_of_its_workers_and_their_restarts(runtime):

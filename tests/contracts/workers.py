@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import torch
@@ -11,12 +12,23 @@ from palaestra.core import ConfigError, NonFiniteError
 from palaestra.runtime import Parcel
 
 
+class Unreadable:
+    """Can be sent, and not be received."""
+
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+def _unreadable():
+    raise ValueError("cannot be read here")
+
+
 class Counter:
     """Counts, echoes, fails and dies on request."""
 
     def __init__(self, start=0):
         self.count = start
-        self.seen = []
+        self.seen, self.closes = [], ""
 
     def add(self, number=1, *, twice=False):
         self.count += number * (2 if twice else 1)
@@ -78,6 +90,18 @@ class Counter:
 
     def pid(self):
         return os.getpid()
+
+    def wait_for(self, file):
+        while not os.path.exists(file):
+            time.sleep(0.01)
+        return np.zeros(100_000)
+
+    def close(self):
+        if os.path.exists(self.closes):
+            os.remove(self.closes)
+
+    def closes_by_removing(self, file):
+        self.closes = file
 
     def observations(self, shape):
         return {"pixels": np.ones(shape, np.uint8), "reward": torch.arange(3.0)}

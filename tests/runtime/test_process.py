@@ -194,3 +194,25 @@ def test_a_worker_keeps_no_rows_of_many_updates(runtime):
     status = Path(f"/proc/{pid}/status").read_text()
     private = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     assert int(private.split()[1]) < 250_000  # kB; of which the libraries take some 100,000
+
+
+def test_large_values_of_one_request_stay_for_the_next(runtime):
+    """Together they are more than a worker keeps of older ones; the second request sends nothing but their names."""
+    weights, offset = (Shared({"w": torch.tensor(n), "rows": torch.zeros(10_000_000)}) for n in (1.0, 0.5))
+    worker = runtime.start(Counter, name="counter")
+    for _ in range(3):
+        (result,) = runtime.wait([runtime.call(worker, "scale", weights, 2, offset=offset)], timeout_s=SOON)
+        assert result.unwrap() == 2.5
+    assert answer(runtime, worker, "distinct_weights") == 1
+
+
+def test_a_worker_that_is_stopped_in_its_first_call_closes_its_object(runtime, tmp_path, wait_until):
+    """Its answer needs memory that nobody gives it any more."""
+    worker, alive, go = runtime.start(Counter, name="counter"), tmp_path / "alive", tmp_path / "go"
+    alive.touch()
+    runtime.call(worker, "closes_by_removing", str(alive))
+    call = runtime.call(worker, "wait_for", str(go))
+    wait_until(lambda: (runtime.wait([call], timeout_s=0.01), runtime.status()[worker].calls)[1] == 1)
+    go.touch()
+    runtime.stop(worker, timeout_s=SOON)
+    assert not alive.exists()

@@ -88,9 +88,14 @@ class SharedArrays:
 
         Args:
             connection: to that process.
+
+        Raises:
+            EOFError: it sent that there are none.
         """
         shared = cls.__new__(cls)
         shared._layout = connection.recv()
+        if shared._layout is None:
+            raise EOFError
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             _, (file,), _, _ = socket.recv_fds(line, 1, 1)
         shared._file = file

@@ -31,7 +31,7 @@ __all__ = ["Parcel", "ParcelLostError", "Shared", "sendable"]
 _INLINE_BYTES = 1024  # smaller arrays travel in the header
 _APART_BYTES = 64 << 10  # smaller parcels are not worth a name of their own
 _KEPT = 8  # shared values that a worker remembers at most
-_KEPT_BYTES = 64 << 20  # of all of them but the newest: weights of several policies, not the rows of eight updates
+_KEPT_BYTES = 64 << 20  # of all of them but those in use: weights of several policies, not the rows of eight updates
 _FROM_SCRIPT = rb"\x8c\x08__main__|__main__:"  # a class or function of the script in a pickle, or named by text
 _UNPICKLED = (AttributeError, TypeError, pickle.PicklingError)
 _keys = itertools.count()
@@ -64,8 +64,8 @@ class Mapped(Message):
 class Shared:
     """A value that goes to each worker once, however often it is an argument: weights, say.
 
-    It is encoded when it is made, so it stays what it was. A worker keeps the newest it was sent, at most eight and
-    64 MB of them; it must not change them.
+    It is encoded when it is made, so it stays what it was. A worker keeps those of its last call, and of older ones the
+    newest up to eight and 64 MB; it must not change them.
 
     Args:
         value: anything that can be sent.
@@ -170,10 +170,14 @@ class SharedCache:
         """
         self._values[key] = value, size_bytes
 
-    def forget(self) -> None:
-        """Forgets the oldest values beyond the bounds; between two requests, which may have several values."""
+    def forget(self, in_use: int) -> None:
+        """Forgets the oldest values beyond the bounds, when all values of a request are there.
+
+        Args:
+            in_use: so many are the request's, the newest; they stay, for the next one may name them again.
+        """
         size_bytes = sum(size for _, size in self._values.values())
-        while len(self._values) > _KEPT or (size_bytes > _KEPT_BYTES and len(self._values) > 1):
+        while len(self._values) > in_use > 0 and (size_bytes > _KEPT_BYTES or len(self._values) > _KEPT):
             _, (_, size) = self._values.popitem(last=False)
             size_bytes -= size
 
@@ -434,6 +438,12 @@ class Failed:
         """What the command line ends with."""
 
 
+class _Unreadable(NamedTuple):
+    """In the place of a shared value that could not be decoded."""
+
+    error: Exception
+
+
 class Performer:
     """A worker's object, and the shared values it was sent.
 
@@ -470,8 +480,9 @@ class Performer:
         Returns:
             What it returned, encoded; or `Failed`.
         """
+        values = self._taken(shared)
         try:
-            return encode(self._called(method, decode(message), shared))
+            return encode(self._called(method, decode(message), values))
         except Exception as error:
             return Failed(error)
 
@@ -495,20 +506,32 @@ class Performer:
         Returns:
             What it returned, encoded, and the contents of the parcels in it; or `Failed`.
         """
+        values = self._taken(shared)
         try:
             arguments = decode(message) | {place: Parcel.of(*one) for place, one in parcels.items()}
-            return encode_apart(self._called(method, arguments, shared), room)
+            return encode_apart(self._called(method, arguments, values), room)
         except Exception as error:
             return Failed(error), []
 
-    def _called(
-        self, method: str, arguments: dict[int | str, Any], shared: dict[int | str, tuple[int, Message | None]]
-    ) -> Any:
+    def _taken(self, shared: dict[int | str, tuple[int, Message | None]]) -> dict[int | str, Any]:
+        """The shared arguments. The driver counts on what was sent being kept, whatever becomes of the call."""
+        values = dict[int | str, Any]()
         for place, (key, new) in shared.items():
             if new is not None and key not in self._shared:
-                self._shared.put(key, decode(new), new.size_bytes)
-            arguments[place] = self._shared[key]
-        self._shared.forget()
+                try:
+                    value = decode(new)
+                except Exception as error:
+                    value = _Unreadable(error)
+                self._shared.put(key, value, new.size_bytes)
+            values[place] = self._shared[key]
+        self._shared.forget(len({key for key, _ in shared.values()}))
+        return values
+
+    def _called(self, method: str, arguments: dict[int | str, Any], shared: dict[int | str, Any]) -> Any:
+        for value in shared.values():
+            if isinstance(value, _Unreadable):
+                raise value.error
+        arguments |= shared
         places = sorted(place for place in arguments if isinstance(place, int))
         named = {name: value for name, value in arguments.items() if isinstance(name, str)}
         return getattr(self._target, method)(*(arguments[place] for place in places), **named)

@@ -95,11 +95,12 @@ class ProcessRuntime(Runtime):
             if value.key not in seat.shared:
                 seat.shared.put(value.key, None, value.message.size_bytes)
             _ = seat.shared[value.key]  # in use, as it is over there
-        seat.shared.forget()
         keys = {place: value.key for place, value in request.shared.items()}
+        seat.shared.forget(len(set(keys.values())))
         once = [place for place, value in new.items() if value.message.size_bytes > _ONCE_BYTES]
         for place in once if len(self._alive) > 1 else ():
             self._block(new[place]).send(seat.process, new.pop(place).key)
+        self._blocks.forget(len(once))
         messages = [request.message, *(value.message for value in new.values())]
         needed = _size(messages)
         if needed > seat.requests.size:
@@ -111,7 +112,6 @@ class ProcessRuntime(Runtime):
     def _block(self, value: Shared) -> _Mapping:
         if value.key not in self._blocks:
             self._blocks.put(value.key, _Mapping(value.message), value.message.size_bytes)
-            self._blocks.forget()
         return self._blocks[value.key]
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -302,7 +302,10 @@ def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> 
             continue
         if (needed := _size([answer])) > answers.size:
             connection.send((None, needed))
-            answers.receive(connection)
+            try:
+                answers.receive(connection)
+            except EOFError:  # dismissed, or the driver is gone: nobody waits for it
+                break
         connection.send((sequence, answers.write([answer])))
     with contextlib.suppress(OSError):  # the driver is gone
         connection.send((_CLOSED, performer.close()))

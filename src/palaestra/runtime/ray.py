@@ -135,7 +135,7 @@ class RayRuntime(Runtime):
                 self._put.put(value.key, self._stored(value.message), value.message.size_bytes)
         keys = {place: value.key for place, value in request.shared.items()}
         shared = [self._put[key] for key in keys.values()]
-        self._put.forget()
+        self._put.forget(len(shared))
         perform = worker.handle.perform
         if worker.parcels:
             perform = perform.options(num_returns=1 + worker.parcels)
