@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import torch
@@ -93,7 +92,7 @@ class Counter:
 
     def wait_for(self, file):
         while not os.path.exists(file):
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         return np.zeros(100_000)
 
     def close(self):

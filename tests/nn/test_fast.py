@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from palaestra.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, RunSeeds, TensorSpec
@@ -221,3 +221,10 @@ def test_instructions_are_trusted_where_the_compiler_accepts_them(accepted, monk
         fast._trust_instructions()
         assert config.cpp.vec_isa_ok == (True if accepted else None)
     assert len(asked) == 1 and "-E" in asked[0]
+
+
+def test_a_bias_may_be_pruned():
+    layer = fast.Linear(3, 2)
+    expected = layer(torch.ones(3)) - layer.bias
+    prune.random_unstructured(layer, "bias", amount=2)
+    assert torch.allclose(layer(torch.ones(3)), expected)

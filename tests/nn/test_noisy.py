@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.core import ConfigError, TensorSpec
-from palaestra.nn import MLP, Network, NetworkConfig, NoisyMLP, QNetwork, ReturnDistribution
+from palaestra.nn import MLP, Network, NetworkConfig, NoisyMLP, QNetwork, ReturnDistribution, bfloat16_products
 
 VECTOR = TensorSpec((4,))
 GENERATOR = torch.Generator().manual_seed(0)
@@ -138,3 +138,13 @@ def test_the_implicit_network_refuses_what_it_does_not_have(option):
 def test_impossible_distributions_are_refused(distribution):
     with pytest.raises(ConfigError, match="at least 1 quantile, or 2 atoms"):
         ReturnDistribution(*distribution).network(VECTOR, 3, NetworkConfig())
+
+
+def test_values_stay_in_single_precision_where_products_do_not():
+    mlp = NoisyMLP(4, (8,), 2)
+    with torch.no_grad(), bfloat16_products(torch.device("cpu")):
+        mlp.mean.layers[-1].weight.zero_()
+        mlp.mean.layers[-1].bias.fill_(501.0)
+        for parameter in mlp.scale.parameters():
+            parameter.zero_()
+        assert mlp(torch.zeros(1, 4), torch.randn(1, mlp.noise_size)).tolist() == [[501.0, 501.0]]

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from palaestra.core import ConfigError, TensorSpec, seeded_initialisation
 from palaestra.nn import MLP, CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption, QNetwork
 from palaestra.nn.network import mlp_of
+from palaestra.nn.world_model import SymexpHead
 
 SIMBA = NetworkConfig(hidden_sizes=(6, 6), activation="relu", block="simba")
 
@@ -144,3 +145,8 @@ def test_impossible_blocks_are_named():
         NetworkConfig(block="simba", layer_norm=True)
     with pytest.raises(ConfigError, match="noisy=True and simba"):
         QNetwork(TensorSpec((4,)), 2, dataclasses.replace(SIMBA, noisy=True))
+
+
+def test_dreamers_numbers_start_at_zero_with_layers_on_a_sphere_too():
+    head = SymexpHead(4, 127, 20_000.0, NetworkConfig(hidden_sizes=(64, 64), block="simba2"))
+    assert head.mean(head(torch.randn(5, 4))).abs().max() < 1e-3

@@ -211,3 +211,12 @@ def test_quantile_losses_of_sequences_are_those_of_their_rows():
     fraction = torch.linspace(0.1, 0.9, 5)
     rows = quantile_huber(quantile.flatten(0, 1), target.flatten(0, 1), fraction)
     assert torch.allclose(quantile_huber(quantile, target, fraction).flatten(), rows)
+
+
+def test_a_ratio_beyond_single_precision_spoils_no_gradient():
+    """One row that does not count, whose action has become e^100 times as likely, would make the whole update NaN."""
+    log_ratio = torch.tensor([100.0, 100.0, 100.0], requires_grad=True)
+    loss = clipped_surrogate(log_ratio, torch.tensor([1.0, 0.0, -1.0]), epsilon=0.2)
+    loss.sum().backward()
+    assert loss[:2].tolist() == pytest.approx([-1.2, 0.0])
+    assert loss.isfinite().all() and log_ratio.grad is not None and log_ratio.grad.isfinite().all()

@@ -5,9 +5,18 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, SpecError, TensorSpec, TimeStep
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    SpecError,
+    TensorSpec,
+    TimeStep,
+)
 from palaestra.nn import NetworkConfig
-from palaestra.policies import CategoricalPolicy, Phase
+from palaestra.policies import CategoricalPolicy, EpsilonGreedy, Phase
 from palaestra.policies.actions import check_masks
 
 VECTOR = TensorSpec((4,))
@@ -111,3 +120,11 @@ def test_only_rows_of_last_may_allow_nothing():
         check_masks(mask, DiscreteSpec(num=4), last)
     last[1, 2] = True
     check_masks(mask, DiscreteSpec(num=4), last)
+
+
+def test_exploration_chooses_among_allowed_actions():
+    spec = {"x": TensorSpec((2,)), "action_mask": MultiBinarySpec((4,))}
+    policy = CategoricalPolicy.build(spec, DiscreteSpec(num=4), NetworkConfig(), exploration=EpsilonGreedy(4, 1.0))
+    observation = Batch(x=torch.zeros(100, 2), action_mask=torch.tensor([1, 0, 0, 1]).expand(100, 4))
+    step = policy.act(TimeStep(observation=observation), phase=Phase.COLLECT)
+    assert set(step.action.tolist()) == {0, 3}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from palaestra.core import (
     Batch,
@@ -23,6 +24,7 @@ from palaestra.core import (
 from palaestra.nn import NetworkConfig
 from palaestra.policies import (
     CategoricalPolicy,
+    DeterministicPolicy,
     EpsilonGreedy,
     GaussianPolicy,
     Phase,
@@ -309,3 +311,13 @@ def test_what_is_no_observation_is_named(given):
 def test_an_observation_that_is_not_finite_is_refused(value):
     with pytest.raises(NonFiniteError, match="a policy needs finite numbers"):
         RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))([0.0, value])
+
+
+def test_a_policy_that_is_called_drops_no_units():
+    """`policy(observation)` is for use, whatever phase of training the policy is in."""
+    config = NetworkConfig(encoder=lambda spec: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)))
+    policy = DeterministicPolicy.build(TensorSpec((4,)), BOX, config)
+    assert policy.phase is Phase.COLLECT
+    chosen = [policy(np.ones(4, np.float32)).tolist() for _ in range(5)]
+    assert all(action == chosen[0] for action in chosen)
+    assert policy.phase is Phase.COLLECT and policy.training

@@ -38,7 +38,7 @@ class _FastLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         table = self._parameters
         weight = table.get("weight")
-        if weight is None:  # parametrized
+        if weight is None or "bias" not in table:  # parametrized
             return super().forward(input)
         return linear(input, weight, table["bias"])
 

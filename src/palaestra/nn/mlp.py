@@ -388,7 +388,7 @@ class MLP(nn.Module):
         """
         function, num_activations = self._function, self.num_activations
         for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
-            given = () if moments is None or type(layer) not in _MIXES_ROWS else (moments,)
+            given = () if moments is None or not isinstance(layer, _MIXES_ROWS) else (moments,)
             if index == self._last and has_bfloat16_products(x):
                 return in_full_precision(layer, x, *given)
             x = layer(x, *given) if given else call(layer, x)
@@ -534,7 +534,10 @@ class NoisyMLP(nn.Module):
         layers = zip(self._sizes, self.mean.layers, self.scale, strict=True)
         for index, ((n, m), mean, scale) in enumerate(layers):
             inputs, outputs = noise[..., at : at + n], noise[..., at + n : at + n + m]
-            x = mean(x) + outputs * scale(x * inputs)
+            if index == last and not self._ends_with_activation:
+                x = in_full_precision(mean, x) + outputs * in_full_precision(scale, x * inputs)
+            else:
+                x = mean(x) + outputs * scale(x * inputs)
             at += n + m
             if index < last or self._ends_with_activation:
                 x = self.mean.activate(x)

@@ -323,7 +323,14 @@ class SymexpHead(nn.Module):
 
     def __init__(self, feature_size: int, num_bins: int, largest: float, config: NetworkConfig) -> None:
         super().__init__()
-        self.network = mlp_of(feature_size, config.hidden_sizes, num_bins, config, out_gain=0.0)
+        if config.layers == "simba2":  # whose own last weights are of length 1
+            torso = mlp_of(feature_size, config.hidden_sizes, None, config)
+            last = nn.Linear(torso.out_size, num_bins)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.network: nn.Module = nn.Sequential(torso, last)
+        else:
+            self.network = mlp_of(feature_size, config.hidden_sizes, num_bins, config, out_gain=0.0)
         bins = symexp(torch.linspace(-1, 1, num_bins) * symlog(torch.tensor(float(largest))))
         self.register_buffer("bins", bins, persistent=False)
 

@@ -27,6 +27,7 @@ __all__ = [
 # What `torch.nn.functional` calls, too, after checks that take longer than the losses of a minibatch.
 _huber_loss, _mse_loss = torch.ops.aten.huber_loss.default, torch.ops.aten.mse_loss.default
 _EACH, _MEAN = 0, 1  # how they reduce rows
+_MOST_NATS = 80.0  # of a log ratio: e^88 is the largest number of single precision, and infinity times 0 is none
 
 
 def expectile_loss(error: Float[Tensor, "*N"], *, expectile: float) -> Float[Tensor, "*N"]:
@@ -147,7 +148,7 @@ def clipped_surrogate(
     """
     require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
     gain = -advantage.detach()
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp(max=_MOST_NATS).exp()
     clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
     loss = torch.maximum(ratio * gain, clipped * gain)
     return loss if dual is None else torch.where(gain > 0, torch.minimum(loss, dual * gain), loss)

@@ -151,8 +151,9 @@ class LatentPolicy(NetworkPolicy):
             uniform = torch.rand(probs.shape[:-1], generator=self.generator, device=probs.device)
             latent = dynamics.sample(probs, uniform)
         outputs = self.network.head(torch.cat((memory, latent), -1))
-        distribution = self.distribution_of(outputs, self.action_mask(observation))
+        mask = self.action_mask(observation)
+        distribution = self.distribution_of(outputs, mask)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        action = self._explored(action, explore)
+        action = self._explored(action, explore, mask)
         after = {"memory": memory, "latent": latent, "action": self.coded(action)}
         return PolicyStep(action, Batch.of(after))

@@ -273,9 +273,10 @@ class StochasticPolicy(NetworkPolicy):
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
-        distribution = self.distribution_of(self.head(features), self.action_mask(observation))
+        mask = self.action_mask(observation)
+        distribution = self.distribution_of(self.head(features), mask)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        return PolicyStep(action if self.exploration is None else self._explored(action, explore), state)
+        return PolicyStep(action if self.exploration is None else self._explored(action, explore, mask), state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
         if self.state_spec or self.exploration is not None or type(self).choose is not StochasticPolicy.choose:

@@ -363,7 +363,8 @@ class Policy(MovableModule, ABC):
         memory = self.initial_state(count) if state is None else self._checked_state(state, count)
         reward: Any = torch.zeros(count) if state is None else observation.get("rew", ())
         step = TimeStep(reward=reward, observation=rows)
-        chosen = self.act(step, memory, phase=Phase.EVAL, deterministic=deterministic)
+        with self.in_phase(Phase.EVAL):  # dropout and batch statistics are of training
+            chosen = self.act(step, memory, phase=Phase.EVAL, deterministic=deterministic)
         action = to_numpy(self.env_action(chosen.action), self.action_spec, leading)
         return (
             action

@@ -273,7 +273,7 @@ class ReturnConditionedPolicy(NetworkPolicy):
         step = {"observation": observation, "return_to_go": to_go, "time": time / encoder.time_scale}
         distribution, memory = self.following(Batch.of(step | {"prev_action": state["prev_action"]}), state)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        action = self._explored(action, explore)
+        action = self._explored(action, explore, self.action_mask(observation))
         return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=self.coded(action)))
 
     def coded(self, action: Any) -> Tensor:

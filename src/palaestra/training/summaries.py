@@ -146,16 +146,12 @@ class Summary(Callback):
         self._numbers, self._histograms = {}, {}
 
     def state(self) -> dict[str, Any]:
-        """What was recorded since the last row, as JSON values."""
+        """See `Callback.state`."""
         histograms = {name: astuple(found) for name, found in self._histograms.items()}
         return {"iterations": self._iterations, "numbers": self._numbers, "histograms": histograms}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave.
-
-        Args:
-            state: from `state`.
-        """
+        """See `Callback.load_state`."""
         self._iterations = state["iterations"]
         self._numbers = {name: list(values) for name, values in state["numbers"].items()}
         self._histograms = {
