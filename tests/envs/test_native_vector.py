@@ -257,3 +257,9 @@ def test_a_value_outside_its_bounds_is_told_once(caplog):
     env.reset()
     repeat(env, 40)
     assert caplog.text.count("outside") == 2  # the value, and how many of them
+
+
+def test_an_attribute_that_differs_between_environments_has_no_one_value():
+    env = pool()
+    with pytest.raises(ConfigError, match=r"_script differs between the environments of this pool"):
+        env.get_attr("_script")

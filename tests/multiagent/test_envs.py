@@ -137,8 +137,9 @@ def test_equal_seeds_give_equal_streams_and_a_saved_environment_goes_on_with_its
     def play(envs, outcome, rng, outcomes):
         told = []
         for _ in range(outcomes):
-            due = [name for name, step in outcome.time_steps.items() if step.step_type != StepType.LAST]
-            (outcome,) = envs.step([{name: int(rng.integers(2)) for name in due}])
+            due = {name: s.observation for name, s in outcome.time_steps.items() if s.step_type != StepType.LAST}
+            masks = {name: seen["action_mask"] if isinstance(seen, dict) else [1, 1] for name, seen in due.items()}
+            (outcome,) = envs.step([{name: int(rng.choice(np.flatnonzero(mask))) for name, mask in masks.items()}])
             told.append(
                 {
                     name: (int(s.step_type), float(s.reward), str(s.observation))
@@ -177,3 +178,18 @@ def test_an_agent_is_named_before_its_name_is_read_as_a_pattern():
     spec = next(iter(Meeting().agents.values()))
     specs = assign_policies({"agent[0]": spec, "agent0": spec}, {"agent[0]": "first", "*": "other"})
     assert {name: one.agents for name, one in specs.items()} == {"first": ("agent[0]",), "other": ("agent0",)}
+
+
+@pytest.mark.parametrize(
+    ("action", "wrong"),
+    [(7.9, "a whole number is needed"), (-3, "expected 0 to 2"), (float("nan"), "whole number"), (0, "mask forbids")],
+)
+def test_an_action_outside_its_space_or_forbidden_is_refused(action, wrong):
+    """A rule of the user's may say anything; as for one agent, nothing is executed that is no action."""
+    envs = MultiAgentEnvs([lambda: Meeting(num_agents=2, num_cells=2)], lane_seeds=[3])
+    (begun,) = envs.reset()
+    mask = begun.time_steps["agent_0"].observation["action_mask"]
+    assert mask.sum() == 2
+    forbidden = int(np.flatnonzero(mask == 0)[0])
+    with pytest.raises(SpecError, match=wrong):
+        envs.step([{"agent_0": forbidden if action == 0 else action, "agent_1": 1}])

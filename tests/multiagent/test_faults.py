@@ -261,3 +261,32 @@ def test_all_environments_are_closed_whatever_fails():
     assert Held.closed == ["a", "b", "c"]
     with pytest.raises(KeyError), envs:
         raise KeyError("what ended the run")
+
+
+class FailsToBegin(RandomWorld):
+    """Fails at its second begin, right after an episode has ended."""
+
+    begun = 0
+
+    def begin_episode(self, seed):
+        type(self).begun += 1
+        if type(self).begun == 2:
+            raise ValueError("no reset")
+        return super().begin_episode(seed)
+
+
+def test_an_episode_that_fails_to_begin_moves_no_log_probability():
+    FailsToBegin.begun = 0
+    envs = MultiAgentEnvs([FailsToBegin], lane_seeds=[1], faults=FaultPolicy(on_fault="restart", backoff_s=0.0))
+    policies = assign_policies(envs.agents, {"odd_*": "odd", "*": "even"})
+    learning = {
+        name: PPO(spec.observation_spec, spec.action_spec, None, RunSeeds(0)) for name, spec in policies.items()
+    }
+    collector = MultiAgentCollector(envs, policies, learning)
+    collector.unroll(30)
+    assert envs.faults.total == 1
+    for name, algorithm in learning.items():
+        unroll = collector.buffers[name].reader.everything()
+        exact = algorithm.policy.behaviour(unroll.observation[:-1], unroll.action).log_prob
+        wrong = (unroll.policy_info.log_prob - exact).abs() > 1e-4
+        assert not (wrong & (unroll.valid > 0)).any()

@@ -357,13 +357,16 @@ class StepLimits:
         self._durations, self._clock = list(durations), 0
         self._ends, self._next = [NEVER] * len(self._durations), NEVER
 
-    def begin(self, lane: int, steps: int = 0) -> None:
+    def begin(self, lane: int, steps: int = 0, *, duration: int | None = None) -> None:
         """An episode runs.
 
         Args:
             lane: in which lane.
             steps: that it has already; -1 where the next `tick` is that of its FIRST step.
+            duration: the limit of this lane from now on; `None` leaves it as it was.
         """
+        if duration is not None:
+            self._durations[lane] = duration
         self._ends[lane] = end = self._clock + self._durations[lane] - steps
         self._next = min(self._next, end)
 

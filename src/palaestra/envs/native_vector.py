@@ -242,6 +242,11 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         pool: Any = self.vector_env.unwrapped
         try:
             values = pool.get_attr(name) if isinstance(pool, SyncVectorEnv | AsyncVectorEnv) else [getattr(pool, name)]
+            if len({repr(value) for value in values}) > 1:
+                raise ConfigError(
+                    f"{name} differs between the environments of this pool, which share their attributes here: "
+                    f"{list(values)}; give env.vectorization as serial"
+                )
             return Found(True, values[0])
         except AttributeError:
             return Found(False, [])

@@ -297,8 +297,8 @@ class SerialDriver(Attributed, Driver):
         return reward.reshape(self._reward_shape)
 
     def _begin(self, lane: int, seed: int, steps: int, action: Any) -> Any:
-        self._limits.begin(lane, steps)
         direct = self._direct[lane]
+        self._limits.begin(lane, steps, duration=direct.duration if direct else NEVER)
         if direct is None or not self._all_direct:
             return self.envs[lane].begin_episode(seed)
         observation, info = direct.reset(seed=seed)
@@ -382,14 +382,18 @@ class _Direct(NamedTuple):
     """Of the Gymnasium environment."""
     reset: Callable[..., Any]
     """The same."""
-    duration: int
-    """The time limit in env steps, or `NEVER`."""
+    limit: TimeLimit | None
+    """The layer that ends episodes."""
+
+    @property
+    def duration(self) -> int:
+        """The time limit in env steps as it is now, or `NEVER`."""
+        return NEVER if self.limit is None else self.limit.duration
 
 
 def _direct(env: SingleEnvironment) -> _Direct | None:
-    duration = NEVER
-    if type(env) is TimeLimit:
-        duration, env = env.duration, env.env
+    limit = env if type(env) is TimeLimit else None
+    env = env if limit is None else limit.env
     if type(env) is not GymEnvironment or not env.plain:
         return None
-    return _Direct(env.gym_env.step, env.gym_env.reset, duration)
+    return _Direct(env.gym_env.step, env.gym_env.reset, limit)

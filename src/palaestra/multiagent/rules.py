@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, spec_leaves
+from palaestra.core import DiscreteSpec, NonFiniteError, SpecError, SpecTree, StepType, numpy_dtype, spec_leaves
 from palaestra.envs import episodes
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
@@ -63,10 +63,31 @@ class StepCheck:
             actions: by agent.
 
         Raises:
-            SpecError: names who is missing and who is too many.
+            SpecError: names who is missing and who is too many, or whose action is outside its space or forbidden.
         """
         if set(actions) != self._due:
             raise SpecError(f"actions were given for {sorted(actions)}; those to act are {sorted(self._due)}")
+        for name, action in actions.items():
+            if wrong := self._unfit(name, action):
+                raise SpecError(f"the action of agent {name!r} has {wrong}")
+
+    def _unfit(self, name: str, action: Any) -> str | None:
+        """What is wrong with an action; `None` if nothing."""
+        spec = self._agents[name].action
+        for leaf, one in zip(flatten(action, spec), spec_leaves(spec).values(), strict=True):
+            given = np.asarray(leaf)
+            with np.errstate(invalid="ignore"):
+                cast = given.astype(numpy_dtype(one.dtype))
+            if cast.dtype.kind in "iu" and given.dtype.kind == "f" and (given != cast).any():
+                return f"the value {given}, and a whole number is needed"
+            if wrong := one.problem(cast):
+                return wrong
+        step = None if self.newest is None else self.newest.time_steps.get(name)
+        if isinstance(spec, DiscreteSpec) and step is not None and isinstance(step.observation, dict):
+            mask = step.observation.get("action_mask")
+            if mask is not None and not mask[int(action) - spec.start]:
+                return f"the value {int(action)}, which its action_mask forbids"
+        return None
 
     def take(self, outcome: MultiAgentStep) -> None:
         """Refuses a step that breaks a rule.

@@ -47,7 +47,8 @@ class Stream:
         width = self.mapped.policy_spec.lanes_per_env
         for lane in range(env * width, (env + 1) * width):
             self._waiting[lane].clear()
-            self._kinds[lane] = _UNOPENED if self._kinds[lane] == _UNOPENED else _MID
+            if self._kinds[lane] not in (_UNOPENED, _LAST):  # an episode that had ended follows as any other
+                self._kinds[lane] = _MID
 
     # -- writing
 

@@ -1,11 +1,13 @@
 """Tests of `palaestra.envs.wrappers.episode_ends`."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from palaestra.core import ConfigError
-from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, load
+from palaestra.envs import EnvConfig, LaneEnvironment, SerialDriver, TimeLimit, create_environment, load
 from palaestra.envs.wrappers import ActionRepeat, RandomNoop, ScaleReward
 from tests.envs.worlds import Doubled, counter
 
@@ -78,3 +80,19 @@ def test_fractions_of_steps_are_refused():
         TimeLimit(counter(), True)
     with pytest.raises(ConfigError, match=r"RandomNoop\(maximum=2.5\); it must be an integer"):
         RandomNoop(counter(), maximum=2.5)
+
+
+@pytest.mark.parametrize("wrappers", [(), (functools.partial(ScaleReward, scale=2.0),)], ids=["direct", "layers"])
+def test_a_limit_that_is_set_holds_from_the_next_episode_on(wrappers):
+    config = EnvConfig(name="CartPole-v1", num_envs=2, max_episode_steps=6, wrappers=wrappers, vectorization="serial")
+    with create_environment(config, seed=0) as env:
+        env.reset()
+        env.step(torch.zeros(2, dtype=torch.int64))
+        env.set_attr("duration", 3)
+        lengths, length = [], 1
+        for _ in range(14):
+            length += 1
+            if env.step(torch.tensor([0, 1])).last[0]:
+                lengths.append(length)
+                length = -1
+    assert lengths[:3] == [6, 3, 3]

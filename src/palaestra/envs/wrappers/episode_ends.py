@@ -46,7 +46,7 @@ class TimeLimit(EnvironmentWrapper):
         return self._limits.reached(0) or self.env.cut_off
 
     def begin_episode(self, seed: int) -> TimeStep:
-        self._limits.begin(0)
+        self._limits.begin(0, duration=self.duration)
         return self.env.begin_episode(seed)
 
     def advance(self, action: Any) -> TimeStep:
