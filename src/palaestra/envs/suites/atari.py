@@ -90,7 +90,7 @@ def pool(
         name: such as `"ALE/Pong-v5"`.
         num_envs: how many.
         kwargs: of `AtariVectorEnv`.
-        max_episode_steps: as for `preprocessing`.
+        max_episode_steps: the time limit in env steps of the agent; `None` and 0 as for `preprocessing`.
 
     Returns:
         The pool, and how many frames the first axis of its observations stacks.
