@@ -257,7 +257,12 @@ def algorithm_catalogue() -> list[AlgorithmEntry]:
         >>> [entry.actions for entry in algorithm_catalogue() if entry.name == "dqn"]
         [('discrete',)]
     """
-    return [_entry(name) for name in sorted(ALGORITHMS)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for hundreds of small networks; beside a run several threads took six times as long
+    try:
+        return [_entry(name) for name in sorted(ALGORITHMS)]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _entry(name: str) -> AlgorithmEntry:
