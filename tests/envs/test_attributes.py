@@ -1,5 +1,8 @@
 """Tests of `palaestra.envs.attributes`: attributes of environments that are set while they are stepped."""
 
+import os
+import signal
+
 import gymnasium
 import numpy as np
 import pytest
@@ -67,6 +70,21 @@ def test_an_attribute_is_there_from_the_next_episode_on(way):
         assert env.get_attr("level")[last] == 3
         if last:
             assert env.get_attr("level") == [2, 3]
+
+
+@pytest.mark.parametrize("way", ["serial", "process", "killed"])
+def test_an_attribute_is_there_in_the_episode_that_a_restart_begins(way):
+    """It failed in its step, or its worker was killed, after the attribute was set."""
+    kwargs = {"level": 9, "dies": -1 if way == "killed" else 3}
+    settings = {**WAYS.get(way, WAYS["process"]), "num_envs": 1, "kwargs": kwargs, "on_fault": "restart"}
+    with create_environment(config(**settings), seed=1) as env:
+        env.reset()
+        env.step(torch.zeros(1, dtype=torch.int64))
+        env.set_attr("level", 5)
+        if way == "killed":
+            os.kill(env.driver.worker_pids[0], signal.SIGKILL)
+        shown = next(row for (row,) in levels(env, 4) if row < 10)  # of a FIRST step
+        assert shown == 5 and env.get_attr("level") == [5]
 
 
 @pytest.mark.parametrize("way", ["serial", "thread", "process"])

@@ -350,6 +350,8 @@ class LaneEnvironment(HasSpecs, Environment):
             time.sleep(wait_s)
             # if another lane fails to come back, all that it took along are to be started again
             lanes = sorted({*lanes, incident.failure.lane, *incident.also})
+            if self._log.awaiting:
+                self._answer(self.driver.set_attributes(self._log.take_awaiting(lanes)))
             restarted = self.driver.restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
             if not isinstance(restarted, Incident):
                 break

@@ -263,7 +263,8 @@ class ProcessDriver(Driver):
     def set_attributes(self, given: Mapping[int, Mapping[str, Any]]) -> Incident | None:
         for lane, attributes in given.items():
             self._attributes[lane] = {**self._attributes.get(lane, {}), **attributes}
-        shares = {number: {"given": self._of_seat(seat, given)} for number, seat in self._seats.items()}
+        alive = {number: seat for number, seat in self._seats.items() if seat.process.alive}  # others when replaced
+        shares = {number: {"given": self._of_seat(seat, given)} for number, seat in alive.items()}
         answers = self._ask("set_attributes", {number: share for number, share in shares.items() if share["given"]})
         return next((answer for answer in answers.values() if answer is not None), None)
 
