@@ -85,7 +85,7 @@ class ActionReader:
             SpecError: an action is NaN, outside its space, or forbidden by its mask.
         """
         actions = self.read(action)
-        wrong = self.wrong(actions) or (self._forbidden(actions[0], self.mask) if self.mask is not None else None)
+        wrong = self.refused(actions)
         if wrong is not None:
             raise SpecError(f"the action for environment {first_id + wrong[0]} has {wrong[1]}{where(wrong[0])}")
         return actions
@@ -160,6 +160,14 @@ class ActionReader:
             if found is not None:
                 return found
         return None
+
+    def refused(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
+        """The first action that is `wrong`, or forbidden by its mask.
+
+        Args:
+            arrays: from `read`.
+        """
+        return self.wrong(arrays) or (None if self.mask is None else self._forbidden(arrays[0], self.mask))
 
     def _forbidden(self, action: np.ndarray, mask: np.ndarray) -> tuple[int, str] | None:
         start = self._spec.start

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import DiscreteSpec, NonFiniteError, SpecError, SpecTree, StepType, numpy_dtype, spec_leaves
+from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
 from palaestra.envs import episodes
+from palaestra.envs.boundary import ActionReader
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
+from palaestra.envs.rows import Specs
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
 __all__ = ["ActionLog", "StepCheck", "require_state", "step_digest"]
@@ -45,6 +47,10 @@ class StepCheck:
             name: [f"observation.{path}".rstrip(".") for path in spec_leaves(spec.observation)]
             for name, spec in agents.items()
         }
+        reward = TensorSpec(())
+        self._readers = {
+            name: ActionReader(Specs(spec.observation, spec.action, reward), 1) for name, spec in agents.items()
+        }
         self.newest: MultiAgentStep | None = None
         """The step taken last; `None` before the first of an episode."""
         self.clear()
@@ -72,22 +78,13 @@ class StepCheck:
                 raise SpecError(f"the action of agent {name!r} has {wrong}")
 
     def _unfit(self, name: str, action: Any) -> str | None:
-        """What is wrong with an action; `None` if nothing."""
-        spec = self._agents[name].action
-        for leaf, one in zip(flatten(action, spec), spec_leaves(spec).values(), strict=True):
-            given = np.asarray(leaf)
-            with np.errstate(invalid="ignore"):
-                cast = given.astype(numpy_dtype(one.dtype))
-            if cast.dtype.kind in "iu" and given.dtype.kind == "f" and (given != cast).any():
-                return f"the value {given}, and a whole number is needed"
-            if wrong := one.problem(cast):
-                return wrong
-        step = None if self.newest is None else self.newest.time_steps.get(name)
-        if isinstance(spec, DiscreteSpec) and step is not None and isinstance(step.observation, dict):
-            mask = step.observation.get("action_mask")
-            if mask is not None and not mask[int(action) - spec.start]:
-                return f"the value {int(action)}, which its action_mask forbids"
-        return None
+        """What is wrong with an action, read as a batch of one; `None` if nothing."""
+        spec, reader = self._agents[name].action, self._readers[name]
+        if reader.masked and self.newest is not None and name in self.newest.time_steps:
+            reader.mask = np.asarray(self.newest.time_steps[name].observation["action_mask"], np.bool_)[None]
+        rows = reader.read(unflatten((np.asarray(leaf)[None] for leaf in flatten(action, spec)), spec))
+        wrong = reader.refused(rows)
+        return None if wrong is None else wrong[1]
 
     def take(self, outcome: MultiAgentStep) -> None:
         """Refuses a step that breaks a rule.
