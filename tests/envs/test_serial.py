@@ -297,14 +297,14 @@ def test_running_statistics_outlive_a_restart(wrapper):
         step = env.step([0])
     assert len(env.faults) == 1
     assert step.step_type.tolist() == [0]
-    assert env.driver.envs[0].carried_state() == {f"0:{wrapper}": before}
+    assert env.driver.envs[0].carried == {f"0:{wrapper}": before}
 
 
 def test_what_cannot_be_carried_over_a_restart_is_named_in_the_log(caplog):
     games = [EpisodicLife(GymEnvironment(Game())) for _ in range(3)]
-    games[0].begin_episode(1)
+    games[0].begin(1)
     games[0].advance(2)
-    games[0].begin_episode(2)
+    games[0].begin(2)
     made = iter([EpisodicLife(counter()), games[1]])
     assert remake(games[0], lambda: next(made)) is games[1]
     assert "what the wrappers of environment 0 carried from earlier episodes (0:EpisodicLife) is lost" in caplog.text

@@ -163,19 +163,16 @@ def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> Sin
         env: the outermost layer; it is closed.
         make: makes the same layers.
     """
-    carried: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
-        carried = env.carried_state()
     with contextlib.suppress(Exception):
         env.close()
     again = make()
-    if carried:
+    if env.carried:
         try:
-            again.load_carried_state(carried)
+            again.load_carried_state(dict(env.carried))
         except Exception as error:
             _log.warning(
                 "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
-                again.env_id, ", ".join(carried), type(error).__name__, error,
+                again.env_id, ", ".join(env.carried), type(error).__name__, error,
             )  # fmt: skip
             with contextlib.suppress(Exception):
                 again.close()

@@ -8,7 +8,8 @@ import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import numpy as np
@@ -275,6 +276,8 @@ class SingleEnvironment(_Specified):
     """Which environment of a batch this is."""
     auto_reset: bool = True
     """Whether the step after a LAST one begins the next episode; if not, it is an error, and you call `reset`."""
+    carried: Mapping[str, Any] = MappingProxyType({})
+    """Of the outermost layer: what `carried_state` said when the running episode began."""
     _log: EpisodeLog | None = None
     _latest: TimeStep | None = None
 
@@ -305,8 +308,18 @@ class SingleEnvironment(_Specified):
             A MID or LAST time step.
         """
 
+    @final
+    def begin(self, seed: int) -> TimeStep:
+        """Starts an episode of all layers, and keeps in `carried` what goes into it from earlier ones.
+
+        Args:
+            seed: as for `begin_episode`.
+        """
+        self.carried = self.carried_state()
+        return self.begin_episode(seed)
+
     def carried_state(self) -> dict[str, Any]:
-        """What was carried into the running episode from earlier ones, by layer, as JSON values; most carry nothing."""
+        """What an episode that began now would be carried, by layer, as JSON values; most carry nothing."""
         return {}
 
     def load_carried_state(self, state: dict[str, Any]) -> None:
@@ -387,7 +400,7 @@ class SingleEnvironment(_Specified):
         Returns:
             A digest of the observation; after a colon, what the layers carried into the episode from earlier ones.
         """
-        found, carried = digest(observation, self.observation_spec), self.carried_state()
+        found, carried = digest(observation, self.observation_spec), self.carried
         return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
 
     @final
@@ -408,7 +421,7 @@ class SingleEnvironment(_Specified):
         expected, _, carried = episode.digest.partition(":")
         if carried:
             self.load_carried_state(json.loads(carried))
-        time_step = self.begin_episode(episode.seed)
+        time_step = self.begin(episode.seed)
         for action in episode.actions:
             time_step = self.advance(action)
         found = digest(time_step.observation, self.observation_spec)
@@ -435,7 +448,7 @@ class SingleEnvironment(_Specified):
         seeds = log.send(rows)
         try:
             if seeds:
-                return self._emit(log, self.begin_episode(seeds[0]), zeros(spec))
+                return self._emit(log, self.begin(seeds[0]), zeros(spec))
             return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
         except (Exception, SystemExit) as error:
             self._latest = None

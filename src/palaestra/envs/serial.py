@@ -300,7 +300,7 @@ class SerialDriver(Attributed, Driver):
         direct = self._direct[lane]
         self._limits.begin(lane, steps, duration=direct.duration if direct else NEVER)
         if direct is None or not self._all_direct:
-            return self.envs[lane].begin_episode(seed)
+            return self.envs[lane].begin(seed)
         observation, info = direct.reset(seed=seed)
         return observation, 0.0, False, False, info
 

@@ -1,9 +1,11 @@
 """Tests of `palaestra.envs.wrappers.base`: layers on layers, the raw time step, carried state."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
+import torch
 
 from palaestra.core import EnvError, TimeStep
 from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load
@@ -97,7 +99,7 @@ def test_layers_carry_state_as_one_word_that_names_them():
     """F25."""
     env = NormalizeReward(NormalizeObservation(script(2.0, observations=OBSERVATIONS[:2])))
     episode(env, 1)
-    observation = env.begin_episode(3).observation
+    observation = env.begin(3).observation
     digest, _, carried = env.mark(observation).partition(":")
     assert len(digest) == 24
     assert json.loads(carried) == {
@@ -114,3 +116,20 @@ def test_a_saved_state_of_other_layers_is_refused():
     one.reset()
     with pytest.raises(EnvError, match=r"nothing for the layer 0:NormalizeReward; it has \['0:NormalizeObservation'\]"):
         two.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("layer", ["EpisodicLife", "FireReset", "RandomNoop(maximum=5)"])
+@pytest.mark.parametrize("inner", ["NormalizeObservation", "NormalizeReward"])
+def test_what_is_carried_below_a_layer_that_plays_by_itself_is_restored(inner, layer):
+    """F25: there the episode began before the outer one did, or more than one began in it."""
+    made = functools.partial(load, "tests.envs.wrappers.worlds:Luck", wrappers=(inner, layer, "NormalizeReward"))
+    draw = np.random.default_rng(0)
+    with LaneEnvironment(SerialDriver([made]), lane_seeds=[4]) as env, LaneEnvironment(SerialDriver([made])) as other:
+        env.reset()
+        for _ in range(100):
+            env.step([draw.integers(3)])
+            other.load_state_dict(env.state_dict())
+        for action in draw.integers(3, size=30):
+            one, two = env.step([action]), other.step([action])
+            assert torch.equal(one.observation, two.observation)
+            assert torch.equal(one.reward, two.reward)

@@ -89,6 +89,15 @@ class Game(gymnasium.Env):
         return self._seen(), 1.0, self.lives == 0, False, {"lives": self.lives}
 
 
+class Luck(Game):
+    """A game whose lives are lost by chance, one or all."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action % 2)
+        self.lives -= min(self.lives, int(self.np_random.choice([0, 1, 3], p=[0.7, 0.2, 0.1])))
+        return observation, reward * self.state, self.lives == 0, False, {"lives": self.lives}
+
+
 class Masked(gymnasium.Env):
     """Three actions, of which the one taken last is forbidden next."""
 

@@ -139,9 +139,9 @@ class EpisodicLife(StatefulWrapper):
         self._seed: int | None = None  # of the running game; None where it is over
         self._actions: list[Any] = []
         self._first = TimeStep()
+        self._inner: dict[str, Any] = {}  # what was carried into the running game; its actions are played again
 
     def begin_episode(self, seed: int) -> TimeStep:
-        self._begun = self.snapshot()
         if self._seed is None:
             return self._begin_game(seed)
         time_step = self._play(neutral(self.env.action_spec))
@@ -152,6 +152,10 @@ class EpisodicLife(StatefulWrapper):
         time_step = self._play(action)
         lost = time_step.step_type != 2 and self._lives < before
         return time_step._replace(step_type=2, discount=0.0) if lost else time_step
+
+    def carried_state(self) -> dict[str, Any]:
+        inner = self.env.carried_state() if self._seed is None else self._inner
+        return {**inner, self._key(inner): self.snapshot()}
 
     def snapshot(self) -> Any:
         return [self._seed, [np.asarray(action).tolist() for action in self._actions]]
@@ -166,6 +170,7 @@ class EpisodicLife(StatefulWrapper):
                 self._play(np.asarray(action, like.dtype)[()])
 
     def _begin_game(self, seed: int) -> TimeStep:
+        self._inner = self.env.carried_state()
         self._first = self.env.begin_episode(seed)
         self._seed, self._actions, self._lives = seed, [], self._read(self._first)
         return self._first

@@ -160,8 +160,6 @@ class StatefulWrapper(EnvironmentWrapper):
     Put it before a map among the base classes: `class Normalize(StatefulWrapper, ObservationMap)`.
     """
 
-    _begun: Any = None
-
     @abstractmethod
     def snapshot(self) -> Any:
         """What the layer carries right now, as JSON values that are not changed any more."""
@@ -174,13 +172,9 @@ class StatefulWrapper(EnvironmentWrapper):
             snapshot: of an equal layer.
         """
 
-    def begin_episode(self, seed: int) -> TimeStep:
-        self._begun = self.snapshot()
-        return super().begin_episode(seed)
-
     def carried_state(self) -> dict[str, Any]:
         inner = self.env.carried_state()
-        return {**inner, self._key(inner): self.snapshot() if self._begun is None else self._begun}
+        return {**inner, self._key(inner): self.snapshot()}
 
     def load_carried_state(self, state: dict[str, Any]) -> None:
         """Takes over what `carried_state` gave.
