@@ -44,6 +44,16 @@ class Source:
         """The parsed file."""
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, str]]:
+        """Every call, with what is called as it stands there."""
+        return [(node, ast.unparse(node.func)) for node in self.nodes if isinstance(node, ast.Call)]
+
     @property
     def package(self) -> str:
         """`core` for src/palaestra/core/batch.py, `palaestra` for src/palaestra/__init__.py."""
@@ -53,7 +63,7 @@ class Source:
     def code(self) -> frozenset[int]:
         """Numbers of the lines that are no docstring (a field's included), no comment and not blank."""
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        strings = [node for owner in ast.walk(self.tree) if isinstance(owner, owners) for node in owner.body]
+        strings = [node for owner in self.nodes if isinstance(owner, owners) for node in owner.body]
         docstrings = {
             number
             for node in strings
@@ -111,7 +121,7 @@ def _source(path: Path) -> Source:
 def imports(source: Source) -> Iterator[Import]:
     """Every import of a file, wherever it stands; `from palaestra import core` counts as palaestra.core."""
     eager = set(map(id, source.tree.body))
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

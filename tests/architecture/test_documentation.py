@@ -46,11 +46,10 @@ def where(value: Any, package: str) -> str:
 
 def undocumented(package: str, name: str, value: Any) -> Iterator[str]:
     """The name itself, and the public methods of a class, which may inherit their docstring."""
-    place = where(value, package)
     if inspect.isclass(value):
         # Records without a docstring are given their signature as one.
         if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}("):
-            yield f"{place}: class {package}.{name} has no docstring"
+            yield f"{where(value, package)}: class {package}.{name} has no docstring"
         for method, member in vars(value).items():
             described = inspect.isroutine(member) or isinstance(
                 member, property | cached_property | classmethod | staticmethod
@@ -60,12 +59,13 @@ def undocumented(package: str, name: str, value: Any) -> Iterator[str]:
                 and not method.startswith("_")
                 and not any(vars(base).get(method).__doc__ for base in value.__mro__)
             ):
-                yield f"{place}: method {package}.{name}.{method} has no docstring, of its own or inherited"
+                lacks = f"method {package}.{name}.{method} has no docstring, of its own or inherited"
+                yield f"{where(value, package)}: {lacks}"
     elif inspect.isroutine(value):
         if not inspect.getdoc(value):
-            yield f"{place}: function {package}.{name} has no docstring"
+            yield f"{where(value, package)}: function {package}.{name} has no docstring"
     elif not inspect.ismodule(value) and name != "__version__" and name not in documented_assignments():
-        yield f"{place}: {package}.{name} has no docstring (a string under its assignment)"
+        yield f"{where(value, package)}: {package}.{name} has no docstring (a string under its assignment)"
 
 
 @functools.cache
@@ -109,9 +109,9 @@ def documented_arguments(body: str) -> list[str]:
 
 
 def callables(package: str) -> Iterator[tuple[str, str, Any]]:
-    """(place and name, docstring, callable) of everything public that takes arguments."""
+    """(name, docstring, callable) of everything public that takes arguments."""
     for name, value in public_names(package):
-        label = f"{where(value, package)}: {package}.{name}"
+        label = f"{package}.{name}"
         if inspect.isclass(value):
             yield label, value.__doc__ or "", value
             for method, member in inspect.getmembers(value, inspect.isroutine):
@@ -132,7 +132,7 @@ def test_every_public_name_has_a_docstring(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_documented_arguments_are_the_parameters(package):
     violations = [
-        f"{label} {violation}"
+        f"{where(value, package)}: {label} {violation}"
         for label, docstring, value in callables(package)
         for violation in argument_violations(docstring, value)
     ]

@@ -49,7 +49,7 @@ def inner_imports(all_sources):
     arrows = {}
     for name, source in names.items():
         found = {item.module for item in imports(source)}
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ImportFrom):  # `from package import module`
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
         arrows[name] = {module for module in found if module in names} - {name}

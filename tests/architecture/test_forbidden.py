@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,7 +30,7 @@ def unsafe_loading(source: Source) -> list[str]:
         for item in imports(source)
         if item.top in PICKLERS and not source.path.startswith(TRANSPORT)
     ]
-    for call, name in calls(source):
+    for call, name in source.calls:
         if name in {"torch.load", "torch.save"}:
             found.append(f"{source.at(call)}: calls {name}, which pickles; write safetensors and JSON")
         for keyword in call.keywords:
@@ -43,7 +42,7 @@ def unsafe_loading(source: Source) -> list[str]:
 def printing(source: Source) -> list[str]:
     return [
         f"{source.at(call)}: calls print; only the command line (src/palaestra/cli/) prints, use a logger"
-        for call, name in calls(source)
+        for call, name in source.calls
         if name == "print" and source.package != "cli"
     ]
 
@@ -52,7 +51,7 @@ def sleeping(source: Source) -> list[str]:
     naps = {"time.sleep", "asyncio.sleep", "sleep"}
     return [
         f"{source.at(call)}: calls {name}; tests never sleep a fixed time, poll with the `wait_until` fixture"
-        for call, name in calls(source)
+        for call, name in source.calls
         if name in naps and source.path != "tests/conftest.py"
     ]
 
@@ -64,24 +63,24 @@ def private_torch(source: Source) -> list[str]:
     found = [
         f"{source.at(node)}: uses {ast.unparse(node)}, which is private to PyTorch; what is private stands in {FAST}, "
         "beside a public way that gives the same numbers"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Attribute)
         and _private(node.attr)
         and (node.attr in MODULE_INTERNALS or ast.unparse(node).split(".")[0] in roots)
     ]
     found += [
         f"{source.at(node)}: looks up {ast.unparse(node)}, which is private to PyTorch; see {FAST}"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Subscript)
         and isinstance(node.slice, ast.Constant)
         and node.slice.value in {*MODULE_INTERNALS, "_buffers"}
     ]
     found += [
         f"{source.at(node)}: defines {node.name}, which is private to PyTorch; see {FAST}"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef) and node.name in MODULE_INTERNALS
     ]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -97,12 +96,6 @@ def private_torch(source: Source) -> list[str]:
 
 def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
-
-
-def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Who may import whom."""
 
+import functools
 import re
 import sys
 import tomllib
@@ -60,6 +61,7 @@ def optional_violations(source: Source) -> list[str]:
     ]
 
 
+@functools.cache
 def core_dependencies() -> set[str]:
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     names = [re.split(r"[^\w-]", requirement)[0] for requirement in requirements]

@@ -76,7 +76,7 @@ def configurations_with_more_classes() -> Number:
 def names_of_two_classes() -> Number:
     places = collections.defaultdict(list)
     for source in package():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(source.at(node))
     return listed({name: at for name, at in places.items() if len(at) > 1})
@@ -87,7 +87,7 @@ def names_of_two_classes() -> Number:
 
 def import_lines(source: Source) -> frozenset[int]:
     """Numbers of the lines that import, or say what is public."""
-    nodes: list[ast.stmt] = [node for node in ast.walk(source.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes: list[ast.stmt] = [node for node in source.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     nodes += [
         node
         for node in source.tree.body
@@ -121,7 +121,7 @@ def share_of_imports() -> Number:
 def docstrings() -> Iterator[tuple[str, str]]:
     """Docstrings of all classes and functions, with their places."""
     for source in package():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef | Function) and (text := ast.get_docstring(node)):
                 yield text, source.at(node)
 
