@@ -199,7 +199,7 @@ def test_what_cannot_be_is_refused(settings):
         made(**settings)
 
 
-@pytest.mark.parametrize("memory", ["gru", "attention"])
+@pytest.mark.parametrize("memory", ["gru", pytest.param("attention", marks=pytest.mark.slow)])
 def test_a_saved_policy_asks_for_the_same_return_and_is_exported_with_its_reward(memory, tmp_path):
     config = ATTENTION if memory == "attention" else NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)
     algorithm = made(network=config)
@@ -212,6 +212,7 @@ def test_a_saved_policy_asks_for_the_same_return_and_is_exported_with_its_reward
     assert "state.earned" in names
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_for_another_return_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changes = {**SMALL, "algorithm__network": ATTENTION, "algorithm__mini_batch_length": 4}

@@ -91,6 +91,7 @@ def test_a_memory_goes_in_and_out_and_ends_with_its_episode(tmp_path):
         torch.testing.assert_close(memory, state.hidden)
 
 
+@pytest.mark.slow
 def test_attention_is_exported_with_what_it_saw(tmp_path):
     """Both formats, step by step beside the policy, beyond the window and over the end of an episode."""
     policy = collected("ppo", "recurrent", network=ATTENTION)[0].policy.eval()

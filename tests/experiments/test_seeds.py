@@ -83,6 +83,7 @@ def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     assert any(line.startswith("seed 1 failed after 0 env steps: EnvError") for line in group_summary(group))
 
 
+@pytest.mark.slow
 def test_seeds_that_stop_at_their_goal_have_come_to_an_end(tmp_path):
     """They were not broken off, and the group says why they stopped; a fork of one is none of the group."""
     group = small_group(tmp_path, 2, trainer__stop_at_return=-9)
