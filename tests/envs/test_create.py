@@ -350,9 +350,9 @@ def test_specs_are_probed_without_the_faults_of_the_other_environments():
     assert probe_specs(EnvConfig(num_envs=2, chaos="reset#1"))[0].shape == (4,)
 
 
-@pytest.mark.parametrize("settings", [{"chaos": "nan"}, {"on_fault": "drop"}])
+@pytest.mark.parametrize("settings", [{"chaos": "nan"}, {"on_fault": "drop"}, {"info": ("x",)}])
 def test_a_batched_environment_does_not_take_what_is_for_single_ones(settings):
-    with pytest.raises(ConfigError, match=r"env\.(chaos|on_fault)"):
+    with pytest.raises(ConfigError, match=r"env\.(chaos|on_fault)|not \('x',\)"):
         create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", **settings))
 
 

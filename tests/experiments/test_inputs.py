@@ -192,7 +192,7 @@ def test_an_input_that_cannot_be_is_refused_before_anything_is_stepped():
         with pytest.raises(ConfigError, match=said):
             EnvConfig(name=NAME, **settings)
     with pytest.raises(ConfigError, match=r"'env_info',\), but this environment has no entries"):
-        create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", info=("x",), inputs=("env_info",)))
+        create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", info=("*",), inputs=("env_info",)))
     with pytest.raises(ConfigError, match="the observation has an entry 'reward' of its own"):
         create_environment(EnvConfig(name=f"{__name__}:Clash", inputs=("reward",)))
     with pytest.raises(ConfigError, match=r"env.inputs is .* has many agents"):

@@ -430,4 +430,6 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     env = _made(config.name, maker, kwargs)
     if not isinstance(env, Environment):
         raise ConfigError(f"{config.name!r} has `batched = True` and made a {type(env).__name__}, not an Environment")
+    if not set(config.info) <= {"*", *env.info}:
+        raise ConfigError(f"every time step of {config.name!r} has the entries {env.info} of info, not {config.info}")
     return _wrapped(config, env, limit)
