@@ -3,7 +3,8 @@
 Papers: Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4; the search is that of
 Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
 Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; a truncated episode
-bootstraps from the network's own value of its last observation.
+bootstraps from the network's own value of its last observation, others from the value of the search's improved policy,
+where the paper's is the mean of all simulations; the decay of weights is decoupled from the loss.
 """
 
 from dataclasses import dataclass, field
