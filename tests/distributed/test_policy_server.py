@@ -11,6 +11,9 @@ import torch
 from palaestra.buffers.writer import StreamWriter
 from palaestra.core import POLICY, ConfigError, OnPolicy
 from palaestra.distributed import AsynchronousConfig, Pace, WorkersLostError
+from palaestra.envs import probe_specs
+from palaestra.nn import NetworkConfig
+from palaestra.rollout import buffer_for
 from palaestra.runtime import ProcessRuntime, RayRuntime
 from palaestra.training import CheckpointStore, Trainer
 from tests.distributed.actors import CATCH, TRACK, Overtaken, asynchronous, make_algorithm, server
@@ -185,6 +188,26 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
         assert limiter.drawn == pytest.approx(ratio * limiter.written, abs=late)
         assert late < 0.25 * limiter.drawn  # so the pace shows
         assert len(collect.buffers[POLICY]) <= 120  # memory is flat
+
+
+def test_rows_of_sequences_and_of_several_policies_are_counted_as_what_they_are():
+    """F20."""
+    memory = NetworkConfig(hidden_sizes=(8,), recurrent="gru")
+    parts = make_algorithm("r2d2", CATCH, network=memory), make_algorithm("dqn", CATCH)
+    algorithms = dict(zip(("remembers", "reacts"), parts, strict=True))
+    observation_spec, _, reward_spec = probe_specs(CATCH)
+    specs: Any = {"observation_spec": observation_spec, "reward_spec": reward_spec}
+    buffers = {
+        name: buffer_for(algorithms[name], lanes, **specs) for name, lanes in zip(algorithms, (8, 4), strict=True)
+    }
+    pace = Pace(algorithms, buffers, 4, AsynchronousConfig(samples_per_insert=2.0), num_envs=4)
+    drawn = [one.plan.gradient_steps * one.plan.mini_batch_size * one.plan.mini_batch_length for one in parts]
+    assert parts[0].plan.mini_batch_length > 1
+    assert pace.lanes == 12  # two agents of each environment share the first
+    pace.took(10 * pace.lanes, env_steps=10_000)
+    assert pace.enough(1, 10_000)
+    limiter = pace._limiter
+    assert limiter is not None and limiter.drawn == sum(drawn)
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -149,3 +149,26 @@ def test_a_row_that_cannot_be_stored_costs_its_agent_and_not_the_run():
         task.store = failing
         assert collector.unroll(10).env_steps >= 20
         assert next(count) > 7
+
+
+class Brittle(Reports):
+    """Fails in step 12 of its life."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == 12:
+            raise ValueError("the arm is stuck")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [LocalRuntime, ProcessRuntime])
+def test_an_agent_that_begins_anew_has_the_actions_that_are_left(kind):
+    """Not those of the whole unroll, with which it would never end."""
+    with at_work(kind, 1, "tests.robots.test_hosted:Brittle", 1, on_fault="restart", limit=100) as (_, collector):
+        assert collector.unroll(40).env_steps == 40
+        assert collector.unroll(5).env_steps == 5
+        assert len(collector._restarts[0]) == 3

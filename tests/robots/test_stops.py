@@ -251,3 +251,29 @@ def test_an_agent_that_fails_again_and_again_ends_the_run():
     _, collector = setup(worlds={1: {"fail_at": 1}}, on_fault="restart", max_restarts=2)
     with collector, pytest.raises(AgentError, match="arm is stuck"):
         collector.unroll(50)
+
+
+class Exclusive(World):
+    """Holds the one arm there is; making it fails where another one holds it, and the second time."""
+
+    made = held = 0
+
+    def __init__(self) -> None:
+        super().__init__(fail_at=3 if Exclusive.made < 2 else -1)
+        Exclusive.made += 1
+        if Exclusive.held or Exclusive.made == 2:
+            raise OSError("the arm is held by another connection")
+        Exclusive.held = 1
+
+    def close(self) -> None:
+        Exclusive.held = 0
+
+
+def test_what_failed_is_closed_before_it_is_made_again_and_a_failed_making_is_one_more_fault(caplog):
+    algorithm = OneTaskConfig(name="dqn", settings=(("learning_starts", 0), ("mini_batch_size", 4)))
+    robot, make = robot_of(OneTaskRobot, env_maker(WORLD), algorithm), env_maker("tests.robots.test_stops:Exclusive")
+    with collector_of(robot, make, 1, on_fault="restart") as collector:
+        assert collector.unroll(20).env_steps == 20
+        assert Exclusive.made == 3
+        assert len(collector._restarts[0]) == 2
+    assert "agent 0 cannot be made again" in caplog.text

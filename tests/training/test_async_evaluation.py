@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from palaestra.distributed.evaluation import EvaluationWorker
 from palaestra.policies import Phase, Policy
-from palaestra.rollout import Evaluation
+from palaestra.rollout import Evaluation, NoEpisodeError
+from palaestra.runtime import LocalRuntime
 from palaestra.training import CheckpointStore
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment, make
@@ -77,6 +79,19 @@ def test_where_the_process_has_died_meanwhile_evaluations_go_on_here(policy, cap
     assert [env_steps for env_steps, _, _ in evaluator.make(20, policy) or ()] == [10, 20]
     assert "the main process does it from now on" in caplog.text
     assert [env_steps for env_steps, _, _ in evaluator.make(30, policy) or ()] == [30]
+
+
+def test_episodes_that_never_end_cost_an_evaluation_elsewhere_and_not_the_run(policy, caplog):
+    """As they do here; the worker that evaluates has not failed."""
+    with LocalRuntime() as runtime:
+        evaluator = Evaluator(EvaluationWorker(runtime, _never), asynchronous=True)
+        assert evaluator.make(10, policy) is not None
+        assert evaluator.made(wait=True) == []
+    assert "there is no evaluation at 10 env steps: none has ended" in caplog.text
+
+
+def _never(policy: Policy) -> Evaluation:
+    raise NoEpisodeError("none has ended")
 
 
 def test_a_signal_just_before_an_evaluation_breaks_it_off(policy):

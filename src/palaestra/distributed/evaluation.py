@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from palaestra.core import PalaestraError
-from palaestra.rollout import Evaluation
+from palaestra.rollout import Evaluation, NoEpisodeError
 from palaestra.runtime import Call, Runtime, WorkerDiedError
 
 __all__ = ["EvaluationWorker"]
@@ -54,8 +54,11 @@ class EvaluationWorker:
 class _Evaluator:
     """What the worker is."""
 
-    def evaluate(self, function: Callable[[Any], Evaluation], policy: Any) -> Evaluation:
-        return function(policy)
+    def evaluate(self, function: Callable[[Any], Evaluation], policy: Any) -> Evaluation | NoEpisodeError:
+        try:
+            return function(policy)
+        except NoEpisodeError as error:  # an answer, and no fault of the worker
+            return error
 
 
 class _Pending:
@@ -84,6 +87,8 @@ class _Pending:
             return
         for result in self._runtime.wait([self._call], timeout_s=timeout_s):
             self._call, self._value, self._error = None, result.value, result.error
+            if isinstance(result.value, NoEpisodeError):
+                self._error = result.value
             if isinstance(result.error, WorkerDiedError):
                 try:
                     if self._runtime.status()[self._worker].state == "dead":

@@ -77,13 +77,16 @@ class Pace:
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
         """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
-        self._drawn = sum(plan.gradient_steps * plan.mini_batch_size for plan in replayed)  # in one training iteration
+        # of all policies in one training iteration, and in one time step
+        self._drawn = sum(plan.gradient_steps * plan.mini_batch_size * plan.mini_batch_length for plan in replayed)
+        self.lanes = sum(buffers[name].num_lanes for name, plan in plans.items() if isinstance(plan, Replay))
+        """Rows that all actors write in one time step."""
         self._first = min((plan.learns_after(num_envs) for plan in replayed), default=0)
         self._limiter: SamplesPerInsert | None = None
         if not self.on_policy:
-            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * num_envs)
-            written = self.fragment_steps(0.0) * num_envs // num_actors
-            self._limiter = SamplesPerInsert(ratio=ratio, slack=ratio * written * num_actors + self._drawn)
+            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
+            written = self.fragment_steps(0.0) * self.lanes
+            self._limiter = SamplesPerInsert(ratio=ratio, slack=ratio * written + self._drawn)
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.
@@ -289,7 +292,7 @@ class PolicyServer(WorkerStreams):
                     self.buffers[name].extend(rows, [first + lane for lane in lanes])
 
     def _rows(self, waiting: _Waiting) -> int:
-        return waiting.fragment.info.rows * (self.num_lanes // self._num_actors)
+        return waiting.fragment.info.rows * (self._pace.lanes // self._num_actors)
 
     # -- actors
 

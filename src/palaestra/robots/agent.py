@@ -109,7 +109,7 @@ class AgentEnvironment:
         )
         self._tracker.add(row)
         if time_step.step_type == StepType.LAST:
-            self.finished += [episode._replace(env_id=self._agent_id) for episode in self._tracker.finished()]
+            self.finished.extend(episode._replace(env_id=self._agent_id) for episode in self._tracker.finished())
         return time_step
 
 
@@ -213,7 +213,8 @@ class AgentGroup:
         self.agents: dict[int, Agent] = {}
         """By number."""
         self._make_agent, self._on_pause, self._on_end = make_agent, on_pause, on_end
-        self._allowance: dict[int, int] = {}
+        self.allowance: dict[int, int] = {}
+        """By agent, the actions that it may still execute."""
         self._stopping = False
         self._threads: dict[int, threading.Thread] = {}
 
@@ -221,10 +222,10 @@ class AgentGroup:
 
     def _wait_for_permission(self, agent_id: int, acts: bool, before_pause: Callable[[], None]) -> None:
         """Pauses an agent that has used up its allowance; counts the action that follows."""
-        if self._allowance.get(agent_id, 0) <= 0:
+        if self.allowance.get(agent_id, 0) <= 0:
             before_pause()  # a paused agent learns nothing in the background
         with self.changed:
-            if self._allowance.get(agent_id, 0) <= 0 and not self._stopping:
+            if self.allowance.get(agent_id, 0) <= 0 and not self._stopping:
                 self.paused.add(agent_id)
                 self._on_pause(+1)
                 self.changed.notify_all()
@@ -233,7 +234,7 @@ class AgentGroup:
             if self._stopping:
                 raise AgentStopped
             if acts:
-                self._allowance[agent_id] -= 1
+                self.allowance[agent_id] -= 1
                 self.steps += 1
 
     def _run(self, number: int, agent: Agent) -> None:
@@ -252,14 +253,14 @@ class AgentGroup:
             error = AgentError(f"agent {number} failed in its episode {episode}, env step {step}: {text}")
             error.__cause__ = cause
         self._on_end(number)
+        try:
+            agent.env.env.close()  # in the thread that stepped it, and before another takes its place
+        except Exception as another:
+            _log.warning("the environment of agent %d cannot be closed: %s", number, another)
         with self.changed:
             if error is not None:
                 self.errors[number] = error
             self.changed.notify_all()
-        try:
-            agent.env.env.close()  # in the thread that stepped it
-        except Exception as another:
-            _log.warning("the environment of agent %d cannot be closed: %s", number, another)
 
     # -- for a collector
 
@@ -269,16 +270,26 @@ class AgentGroup:
         Args:
             incarnations: how often each was started before, by its number.
         """
+        made: list[int] = []
         for number, incarnation in incarnations.items():
-            finished = self.agents[number].env.finished if number in self.agents else []
             permission = partial(self._wait_for_permission, number)
-            self.agents[number] = self._make_agent(number, incarnation, permission)
-            self.agents[number].env.finished = finished
+            before = self.agents.get(number)
+            try:
+                self.agents[number] = self._make_agent(number, incarnation, permission)
+            except Exception as error:
+                if before is None:
+                    raise
+                with self.changed:
+                    self.errors[number] = AgentError(f"agent {number} cannot be made again: {error}")
+                continue
+            if before is not None:
+                self.agents[number].env.finished = before.env.finished
+            made.append(number)
         with self.changed:
-            for number in incarnations:
+            for number in made:
                 self.errors.pop(number, None)
                 self.paused.discard(number)
-        for number in incarnations:  # once all are connected, so that batches wait for the slower ones
+        for number in made:  # once all are connected, so that batches wait for the slower ones
             thread = computing_thread(self._run, number, self.agents[number], name=f"agent {number}")
             self._threads[number] = thread
             thread.start()
@@ -291,7 +302,7 @@ class AgentGroup:
         """
         with self.changed:
             for agent_id, count in steps.items():
-                self._allowance[agent_id] = self._allowance.get(agent_id, 0) + count if count else 0
+                self.allowance[agent_id] = self.allowance.get(agent_id, 0) + count if count else 0
             freed = self.paused & {agent_id for agent_id, count in steps.items() if count}
             self.paused -= freed
             if freed:  # at once: those that wake up first must not think that the others still pause
@@ -305,11 +316,11 @@ class AgentGroup:
             return sorted(set(self.agents) - self.paused - set(self.errors))
 
     def take_episodes(self) -> list[Episode]:
-        """Episodes that have ended since the last call; no agent may be busy."""
+        """Episodes that have ended since the last call; agents may be busy with others."""
         taken: list[Episode] = []
         for _, agent in sorted(self.agents.items()):
-            taken += agent.env.finished
-            agent.env.finished = []
+            while agent.env.finished:
+                taken.append(agent.env.finished.pop(0))
         return taken
 
     def stop(self, timeout_s: float = 0.0) -> list[int]:

@@ -185,7 +185,7 @@ class RobotCollector:
 
     def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
         moved, still_s, polled_at = -1, 0.0, time.monotonic()
-        while group.busy and group is self._group:  # closed by another thread: nobody moves any more
+        while group is self._group and self._unsettled(group):  # closed by another thread: nobody moves any more
             with group.changed:
                 if group.busy and not self._incarnations.keys() & group.errors.keys():
                     group.changed.wait(_POLL_S)
@@ -198,7 +198,10 @@ class RobotCollector:
             limit_s = self.config.timeout_s if now or self._runtime is None else _START_S + self.config.timeout_s
             if still_s > limit_s:
                 raise AgentError(f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
-        self._handle_errors(group)
+
+    def _unsettled(self, group: AgentGroup | RemoteAgentGroup) -> bool:
+        with group.changed:
+            return bool(group.busy or self._incarnations.keys() & group.errors.keys())
 
     def _handle_errors(self, group: AgentGroup | RemoteAgentGroup) -> None:
         for number, error in sorted(group.errors.items()):

@@ -60,6 +60,8 @@ class HostReport:
     """Why agents ended."""
     steps: int
     """Actions executed so far."""
+    allowance: dict[int, int]
+    """Actions that each agent may still execute."""
     episodes: list[Episode]
     """Since the last report."""
 
@@ -107,7 +109,7 @@ class AgentHost:
         with group.changed, self._lock:
             requests, self._outbox = self._outbox, []
             errors = {number: str(error) for number, error in group.errors.items()}
-            return HostReport(requests, set(group.paused), errors, group.steps, episodes)
+            return HostReport(requests, set(group.paused), errors, group.steps, dict(group.allowance), episodes)
 
     def close(self) -> None:
         """Leads all agents out of their episodes; those that wait for an answer get an error."""
@@ -206,7 +208,7 @@ class RemoteAgentGroup:
         self._numbers: set[int] = set()
         self._hosts: list[_Host] = []
         self._to_start: list[dict[int, int]] = []  # incarnations of agents that wait for a host
-        self._allowed: Mapping[int, int] = {}
+        self._allowance: dict[int, int] = {}  # what agents may still do, for those who take the place of others
         self._ended_steps = 0  # of hosts that have ended
         self._episodes: list[Episode] = []
         self._stopping = False
@@ -263,7 +265,8 @@ class RemoteAgentGroup:
                 freed = host.paused & {number for number, count in mine.items() if count}
                 host.paused -= freed
                 self._clients.absent(-len(freed))
-            self._allowed = dict(steps)
+            for number, count in steps.items():
+                self._allowance[number] = self._allowance.get(number, 0) + count if count else 0
             self.changed.notify_all()
 
     def take_episodes(self) -> list[Episode]:
@@ -317,7 +320,7 @@ class RemoteAgentGroup:
             name = f"agents {', '.join(map(str, incarnations))}"
             host = _Host(self._runtime.start(factory, name=name), set(incarnations))
             with self.changed:
-                host.allowed = {number: self._allowed[number] for number in incarnations if number in self._allowed}
+                host.allowed = {number: self._allowance.get(number, 0) for number in incarnations}
                 self._hosts.append(host)
 
     def _call_hosts(self) -> None:
@@ -351,6 +354,9 @@ class RemoteAgentGroup:
             host.paused |= newly
             host.steps = report.steps
             self._episodes += report.episodes
+            for number, left in report.allowance.items():
+                more = host.allowed.get(number)  # on its way; 0 takes back what is left
+                self._allowance[number] = left if more is None else left + more if more else 0
             failed = {number: text for number, text in report.errors.items() if number in host.numbers}
             for number, text in failed.items():
                 self._lose(host, number, AgentError(text))
