@@ -11,6 +11,7 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import (
     Batch,
+    CheckpointError,
     ConfigError,
     OnPolicy,
     Replay,
@@ -234,6 +235,17 @@ def test_a_shard_that_is_lost_while_it_is_written_to_or_read_is_noticed_there():
         with pytest.raises(RowsLostError, match="while it was read"):
             pair.sharded.take("reward", np.array([5]))
         assert len(pair.sharded.take("reward", np.array([1, 2, 3]))) == 3
+
+
+def test_a_shard_that_is_lost_between_the_states_of_two_policies_costs_the_checkpoint(tmp_path):
+    with local() as runtime:
+        pair = Pair(runtime, plan_of("uniform"))
+        pair.fill(10)
+        saved = pair.sharded.state_tensors()["shards"]["0"]
+        kill(runtime, worker_of(pair.shards, 0))
+        pair.sharded.state_tensors()  # as of another policy, which is noticed and replaced there
+        with pytest.raises(CheckpointError, match="lost while its state was saved"):
+            saved.write(tmp_path, {})
 
 
 @pytest.mark.parametrize("rows", [{}, {"frames": 3}], ids=["plain", "frames"])

@@ -212,3 +212,5 @@ def test_what_a_robot_cannot_do_is_refused_before_anything_starts(tmp_path):
     names = r"distributed\.gradient_shards, distributed\.timeout_s, distributed\.min_workers, distributed\.max_restarts"
     with pytest.raises(ConfigError, match=f"leave out {names}"):
         trained(tmp_path, distributed__runtime="process", **{f"distributed__{n}": v for n, v in unheeded.items()})
+    with pytest.raises(ConfigError, match=r"leave out env\.timeout_s, env\.strict"):
+        trained(tmp_path, env__timeout_s=2.0, env__strict=True)

@@ -432,11 +432,13 @@ class ShardedReplay:
         for number, (part, size_bytes) in parts.items():
             first, end = self._firsts[number : number + 2].tolist()
             about = {"lanes": [first, end], "places": self.positions.ring_size, "spare": self.positions.spare}
-            write = functools.partial(self._write, number)
+            write = functools.partial(self._write, number, self.shards.losses)
             shards[str(number)] = files.Elsewhere({**part, **about}, size_bytes, write)
         return {"index": self.index.state_tensors(), "shards": shards}
 
-    def _write(self, number: int, directory: Path, new: Mapping[str, int]) -> Callable[[], None]:
+    def _write(self, number: int, losses: int, directory: Path, new: Mapping[str, int]) -> Callable[[], None]:
+        if self.shards.losses > losses:  # the shard in its place has no state to be written
+            raise CheckpointError("a shard of replay was lost while its state was saved")
         call = self.shards.begin(number, "write", self._name, str(directory), new)
 
         def wait() -> None:

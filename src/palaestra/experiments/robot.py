@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, TimeStep
-from palaestra.distributed import WorkersView
+from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
 from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
@@ -44,14 +44,15 @@ class RobotLearner(Learner):
 
     def require(self) -> None:
         learner.refuse_eval_vectorization(self.config, "a robot is")
-        distributed, name = self.config.distributed, self.config.algorithm_name
-        used = ("runtime", "num_workers", "address")
-        fields = [field for field in dataclasses.fields(distributed) if field.name not in used]
-        if given := [field.name for field in fields if getattr(distributed, field.name) != field.default]:
+        name, used = self.config.algorithm_name, ("runtime", "num_workers", "address")
+        unused = [field.name for field in dataclasses.fields(DistributedConfig) if field.name not in used]
+        given = _changed("distributed", self.config.distributed, unused)
+        given += _changed("env", self.config.env, ("timeout_s", "reset_timeout_s", "strict"))
+        if given:
             raise ConfigError(
                 f"{name} is a robot, whose tasks learn in the process of the run when its agents say so, and whose "
                 "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
-                f"{', '.join(f'distributed.{name}' for name in given)}"
+                f"{', '.join(given)}"
             )
         if self.config.env.inputs:
             raise ConfigError(f"{name} is a robot, whose tasks choose what they see themselves; leave out env.inputs")
@@ -162,3 +163,9 @@ def _evaluate(
     make_env = functools.partial(load_lane, config.env.for_evaluation(num))
     factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)
     return evaluate_robot(factory, policies, episodes=episodes)
+
+
+def _changed(section: str, given: DistributedConfig | EnvConfig, names: Iterable[str]) -> list[str]:
+    """The settings that differ from the defaults, by their whole names."""
+    default = type(given)()
+    return [f"{section}.{name}" for name in names if getattr(given, name) != getattr(default, name)]
