@@ -10,9 +10,11 @@ import torch
 
 import palaestra
 from palaestra import EnvConfig
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.envs import create_environment
-from palaestra.experiments import collect_data, evaluate_offline, find_run, policies_of_run
+from palaestra.experiments import collect_data, evaluate_offline, export_data, find_run, policies_of_run
+from palaestra.experiments.offline_evaluation import _Data
 from palaestra.policies import Policy, RandomPolicy
 from tests.cli.parts import exit_code
 from tests.experiments.data import PENDULUM, saved
@@ -137,3 +139,20 @@ def test_a_policy_of_a_checkpoint_explores_as_it_did_then(tmp_path):
     [policy] = policies.values()
     [algorithm] = learner.algorithms.values()
     assert policy.exploration.epsilon == pytest.approx(algorithm.config.epsilon.end)
+
+
+def test_data_that_begins_inside_an_episode_has_no_transition_over_the_end_of_a_lane(tmp_path):
+    """A ring that was full: the open row of a lane is no start, and what follows is of another lane."""
+    small = {
+        "algorithm__capacity": 80,
+        "algorithm__learning_starts": 0,
+        "env__num_envs": 4,
+        "env__max_episode_steps": 9,
+    }
+    run = trained("dqn", "CartPole-v1", tmp_path, **small | {"trainer__total_env_steps": 400})
+    export_data(run, tmp_path / "data")
+    data = _Data(policy_of(run), ReplayBuffer.load(tmp_path / "data"))
+    following = data.transitions + 1
+    assert following.max() < len(data.rows)
+    lanes = data.rows % 4
+    assert (lanes[following] == lanes[data.transitions]).all()

@@ -69,3 +69,9 @@ def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, m
 
 def test_quantile_sac_has_the_name_of_its_paper_too():
     assert preset("tqc", "HalfCheetah-v5") == preset("quantile_sac", "HalfCheetah-v5")
+
+
+def test_a_run_may_be_asked_for_by_the_name_of_the_paper(tmp_path):
+    small = {"algorithm__network__hidden_sizes": (8,), "trainer__total_env_steps": 16, "trainer__eval_episodes": 0}
+    done = palaestra.train("tqc", "Pendulum-v1", run__directory=str(tmp_path), run__tensorboard=False, **small)
+    assert done.result.env_steps == 16

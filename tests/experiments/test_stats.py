@@ -204,3 +204,12 @@ def test_of_a_run_of_ours_evaluations_count_once_each(tmp_path):
     (found,) = read_logs(run)
     evaluated = sorted(int(path.stem) for path in (run / "evals").glob("*.json"))
     assert [int(step) for step, _ in found.points] == evaluated
+
+
+def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsys):
+    folders = [tmp_path / side / "ppo" for side in ("ours", "theirs")]
+    for folder in folders:
+        shutil.copytree(LOGS / "sb3", folder)
+    assert exit_code("stats", *map(str, folders), "--env", "Pendulum-v1") == 2
+    assert "would both be 'ppo'; give each its own name: NAME=" in output(capsys)
+    assert exit_code("stats", f"one={folders[0]}", f"two={folders[1]}", "--env", "Pendulum-v1") == 0

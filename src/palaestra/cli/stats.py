@@ -61,6 +61,7 @@ def stats(arguments: list[str]) -> int:
 def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
     """Runs by algorithm and environment."""
     groups: Groups = {}
+    folders: dict[tuple[str, str], str] = {}
     for word in names:
         label, equals, name = word.partition("=")
         label, name = (label, name) if equals else ("", word)
@@ -76,6 +77,8 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
             if not env:
                 raise ConfigError(f"{run.path} does not name its environment; give --env NAME")
             key = label or run.algorithm or path.name
+            if not (label or run.algorithm) and (first := folders.setdefault((key, env), word)) != word:
+                raise ConfigError(f"{first} and {word} would both be {key!r}; give each its own name: NAME={word}")
             groups.setdefault(key, {}).setdefault(env, []).append(run)
     return groups
 

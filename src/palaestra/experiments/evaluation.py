@@ -298,7 +298,7 @@ def rate_runs(
     for text in names:
         name, _, which = str(text).partition("@")
         for directory in find_runs([name], root):
-            learner, policies = policies_of_run(directory, (int(which) if which.isdigit() else which) or "best")
+            learner, policies = policies_of_run(directory, which or "best")
             label = str(directory.path) + (f"@{which}" if which else "")
             if not isinstance(learner, TeamLearner) or any(spec.team for spec in learner.policy_specs.values()):
                 raise ConfigError(f"{label} has no agents that could play against each other; rate runs that have")

@@ -69,8 +69,9 @@ class _Data:
         self._buffer = buffer
         self.rows = np.concatenate([buffer.in_time_order(lane) for lane in range(buffer.num_lanes)])
         kind = buffer.take("step_type", self.rows).numpy()
-        inside, first = buffer.is_start(self.rows), kind == StepType.FIRST
+        first = kind == StepType.FIRST
         new_lane = np.concatenate([[True], np.diff(self.rows % buffer.num_lanes) != 0])
+        inside = buffer.is_start(self.rows) & ~np.append(new_lane[1:], True)  # nothing follows a lane's last row
         self.transitions = np.flatnonzero(inside)
         """Of the first row of each transition; the next row is its other one."""
         self.first = np.flatnonzero(inside & first)

@@ -58,7 +58,7 @@ def _config(algorithm: str, env_name: str, settings: Mapping[str, Any]) -> Exper
     return config_from_mapping(ExperimentConfig, {**settings, "algorithm_name": algorithm, "env": env})
 
 
-_OTHER_NAMES = {"tqc": "quantile_sac"}
+OTHER_NAMES = {"tqc": "quantile_sac"}
 
 
 def preset(algorithm: str, env_name: str) -> ExperimentConfig:
@@ -75,7 +75,7 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
         >>> preset("ppo", "CartPole-v1").algorithm.gamma
         0.98
     """
-    algorithm = _OTHER_NAMES.get(algorithm, algorithm)
+    algorithm = OTHER_NAMES.get(algorithm, algorithm)
     algorithm_class(algorithm)
     found = tuned().get((algorithm, env_name))
     if found is None:

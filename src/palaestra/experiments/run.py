@@ -24,7 +24,7 @@ from palaestra.experiments.build import make_compiled_later, make_learner, make_
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
-from palaestra.experiments.presets import preset
+from palaestra.experiments.presets import OTHER_NAMES, preset
 from palaestra.experiments.records import (
     FaultRecord,
     KeepFaults,
@@ -151,7 +151,7 @@ def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> Non
     Raises:
         ConfigError: they differ.
     """
-    if (config.algorithm_name, config.env.name) != (algorithm, env):
+    if (config.algorithm_name, config.env.name) != (OTHER_NAMES.get(algorithm, algorithm), env):
         raise ConfigError(
             f"the configuration is for {config.algorithm_name} on {config.env.name}, "
             f"but {algorithm} on {env} was named; leave one of them out, or make them agree"
