@@ -256,11 +256,12 @@ def test_an_agent_that_fails_again_and_again_ends_the_run():
 class Exclusive(World):
     """Holds the one arm there is; making it fails where another one holds it, and the second time."""
 
-    made = held = 0
+    made = held = refused = 0
 
     def __init__(self) -> None:
         super().__init__(fail_at=3 if Exclusive.made < 2 else -1)
         Exclusive.made += 1
+        Exclusive.refused += Exclusive.held
         if Exclusive.held or Exclusive.made == 2:
             raise OSError("the arm is held by another connection")
         Exclusive.held = 1
@@ -274,6 +275,6 @@ def test_what_failed_is_closed_before_it_is_made_again_and_a_failed_making_is_on
     robot, make = robot_of(OneTaskRobot, env_maker(WORLD), algorithm), env_maker("tests.robots.test_stops:Exclusive")
     with collector_of(robot, make, 1, on_fault="restart") as collector:
         assert collector.unroll(20).env_steps == 20
-        assert Exclusive.made == 3
+        assert (Exclusive.made, Exclusive.refused) == (3, 0)
         assert len(collector._restarts[0]) == 2
     assert "agent 0 cannot be made again" in caplog.text

@@ -77,7 +77,7 @@ class Pace:
         self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
         """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
-        # of all policies in one training iteration, and in one time step
+        # rows of all policies that are drawn in one training iteration
         self._drawn = sum(plan.gradient_steps * plan.mini_batch_size * plan.mini_batch_length for plan in replayed)
         self.lanes = sum(buffers[name].num_lanes for name, plan in plans.items() if isinstance(plan, Replay))
         """Rows that all actors write in one time step."""
