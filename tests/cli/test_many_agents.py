@@ -303,6 +303,8 @@ def test_what_cannot_be_rated_is_refused(capsys):
     ):
         assert exit_code("rate", *command) == 2
         assert told in output(capsys)
+    assert exit_code("rate", "a", "a@0") != 0
+    assert "no checkpoint 0" in output(capsys)
 
 
 @pytest.mark.slow
