@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
 from palaestra.algorithms.gradient_algorithm import CompiledSteps
-from palaestra.core import ConfigError, Linear, to_device
+from palaestra.core import ConfigError, Linear, NonFiniteError, to_device
 from tests.algorithms.parts import FAST, any_kind, collected, collector_for, environment, make, slow_but_of
 from tests.contracts.states import different
 from tests.devices import pretend_device
@@ -17,13 +17,27 @@ KINDS_OF_ALL = [("ppo", "composite"), ("dqn", "masked"), ("ppo", "recurrent-mask
 some_cases = pytest.mark.parametrize(
     ("name", "kind"), [*slow_but_of(FAST, ((name, any_kind(name)) for name in ALGORITHMS)), *KINDS_OF_ALL]
 )
+CHANGED = [
+    ("dqn", "discrete", {"prioritized": True, "noisy": True}),
+    ("sac", "continuous", {"normalize_observation": True}),
+    (
+        "ppo",
+        "continuous",
+        {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
+    ),
+    ("dqn", "discrete", {"bonus": BonusConfig(kind="rnd")}),
+    ("ppo", "discrete", {"bonus": BonusConfig(kind="icm")}),
+    ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
+]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 
 
-def learned(name, kind, device, **changes):
+def learned(name, kind, device, *, compiled=False, **changes):
     """What an algorithm has come to after some updates, and what they reported."""
     with environment(kind) as env:
         algorithm = make(name, env, kind=kind, **changes).to(device)
+        if compiled:
+            algorithm.compile()
         collector = collector_for(env, algorithm)
         records = []
         for _ in range(3):
@@ -55,21 +69,7 @@ def test_an_algorithm_learns_on_a_device_what_it_learns_on_the_cpu(name, kind, m
         check_equal(name, kind, device)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "changes"),
-    [
-        ("dqn", "discrete", {"prioritized": True, "noisy": True}),
-        ("sac", "continuous", {"normalize_observation": True}),
-        (
-            "ppo",
-            "continuous",
-            {"normalize_observation": True, "clip": Linear(0.3, 0.1), "learning_rate": Linear(1e-3, 0.0)},
-        ),
-        ("dqn", "discrete", {"bonus": BonusConfig(kind="rnd")}),
-        ("ppo", "discrete", {"bonus": BonusConfig(kind="icm")}),
-        ("td3", "continuous", {"tau": Linear(0.01, 0.1), "gamma": Linear(0.9, 0.99)}),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "changes"), CHANGED)
 def test_priorities_noisy_layers_statistics_bonuses_and_schedules_follow(name, kind, changes, monkeypatch):
     monkeypatch.setattr(palaestra.nn.optimizer, "_SMALL", 0)
     with pretend_device() as device:
@@ -105,7 +105,7 @@ def test_acting_begins_anew_where_the_saved_generator_is_of_another_kind():
 def test_compiled_code_is_for_one_device(monkeypatch):
     made = []
 
-    def compiled(algorithm, step, batch):
+    def compiled(algorithm, step, batch, changed):
         made.append(algorithm.device.type)
         return lambda batch: None
 
@@ -140,3 +140,46 @@ def test_an_algorithm_learns_on_a_gpu(name, kind):
         {k: v for k, v in twin.state_tensors().items() if k != "generator.acting"},
         {k: v for k, v in to_device(algorithm.state_tensors(), "cpu").items() if k != "generator.acting"},
     )
+
+
+@needs_cuda
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor")
+@pytest.mark.parametrize(
+    ("name", "kind", "changes"),
+    [*((n, any_kind(n), {}) for n, kind in ALGORITHMS.items() if issubclass(kind, GradientAlgorithm)), *CHANGED],
+)
+@pytest.mark.parametrize("fuses", [False, True])
+def test_compiled_steps_on_a_gpu_are_those_of_eager_code(name, kind, changes, fuses, monkeypatch):
+    """One CUDA graph, of the operations as they are, and of those that the compiler makes of them."""
+    if fuses and torch.__version__ < "2.13" and ALGORITHMS[name].team:
+        pytest.skip("this PyTorch cannot trace batches that are made inside of a loss")
+    monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: fuses)
+    torch.compiler.reset()
+    try:
+        algorithm, metrics = learned(name, kind, "cuda", compiled=True, **changes)
+    except ConfigError as error:
+        if "a hidden state" not in str(error):
+            raise
+        pytest.skip(str(error))
+    expected, eager = learned(name, kind, "cuda", **changes)
+    for after, before in zip(metrics, eager, strict=True):
+        assert after == pytest.approx(before, rel=1e-3, abs=1e-4)
+    for found, wanted in zip(algorithm.model.parameters(), expected.model.parameters(), strict=True):
+        assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+@needs_cuda
+def test_a_gradient_on_a_gpu_that_is_not_finite_is_found_at_the_end_of_the_update(monkeypatch):
+    monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)
+    with environment("discrete") as env:
+        algorithm = make("ppo", env, kind="discrete").to("cuda")
+        algorithm.compile()
+        collector = collector_for(env, algorithm)
+        collector.unroll(12)
+        unroll = collector.buffer.newest(12)
+        before = [parameter.detach().clone() for parameter in algorithm.model.parameters()]
+        unroll.reward[:] = float("nan")
+        with pytest.raises(NonFiniteError, match="the gradient of 'ppo' is not finite"):
+            algorithm.update(collector.buffer)
+    assert all(torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))

@@ -180,6 +180,8 @@ def test_the_doctor_names_the_devices(capsys, monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor")
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("kind", CASES)
 def test_a_run_learns_on_a_gpu_and_goes_on_on_the_cpu(kind, compile, tmp_path):

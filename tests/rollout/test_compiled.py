@@ -41,7 +41,7 @@ class Drift(TensorEnvironment):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """What would be compiled runs as Python: the same calls in the same order, without seconds of compilation."""
-    monkeypatch.setattr(compiled, "compiled_method", lambda owner, method, example: partial(method, owner))
+    monkeypatch.setattr(compiled, "compiled_method", lambda owner, method, example, changed=(): partial(method, owner))
 
 
 def collector(kind=TensorCartPole, algorithm="ppo", **settings):

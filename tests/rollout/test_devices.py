@@ -25,10 +25,13 @@ def made(kind, device, **changes):
     return env, algorithm
 
 
-def learned(kind, device, **changes):
+def learned(kind, device, *, compiled=False, **changes):
     """What was drawn, earned and learned, in environments on the device too."""
     env, algorithm = made(kind, device, **changes)
     collector = Collector.of(env, algorithm)
+    if compiled:
+        algorithm.compile()
+        collector.compile()
     episodes = []
     for number in range(4):
         random = ("policy",) if number == 0 and kind is DQN else ()
@@ -55,7 +58,7 @@ def test_environments_on_a_device_teach_the_same_as_on_the_cpu(kind, monkeypatch
 
 
 def test_observations_and_actions_on_a_device_never_leave_it(monkeypatch):
-    """Step types, and rewards for the statistics of episodes, are all that a step reads; learning reads scalars."""
+    """Step types are all that a step reads; learning reads scalars."""
     with pretend_device() as device:
         env, algorithm = made(PPO, device)
         collector = Collector.of(env, algorithm)
@@ -73,7 +76,7 @@ def test_observations_and_actions_on_a_device_never_leave_it(monkeypatch):
         collector.unroll(12)
         algorithm.update(collector.source)
     assert seen
-    assert set(seen) == {(torch.int32, (LANES,)), (torch.float32, (LANES,))}
+    assert set(seen) == {(torch.int32, (LANES,))}
 
 
 def _watched(move, seen):
@@ -163,3 +166,17 @@ def test_environments_on_a_gpu_are_learned_from(kind):
     assert episodes
     assert result.episodes == 4
     assert algorithm.num_gradient_steps > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor")
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_unrolls_on_a_gpu_are_one_graph_with_the_numbers_of_eager_code(kind, monkeypatch):
+    monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)  # of gradients; steps are compiled always
+    here, _, episodes, result = learned(kind, "cuda")
+    there, _, episodes_there, result_there = learned(kind, "cuda", compiled=True)
+    assert episodes_there == episodes
+    assert result_there == result
+    for found, expected in zip(there.model.parameters(), here.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

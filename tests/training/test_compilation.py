@@ -49,7 +49,7 @@ def pretended(monkeypatch, early):
     later = importlib.import_module("palaestra.training.callbacks")
     made = {"compiled": [], "sent": []}
 
-    def compiled_method(owner, method, example):
+    def compiled_method(owner, method, example, changed):
         def call(batch):
             made["compiled"].append(owner.num_gradient_steps)
             return method(owner, batch)
@@ -162,7 +162,7 @@ def test_a_budget_that_became_larger_may_be_worth_it(tmp_path, pretended, monkey
 
 
 def test_what_cannot_be_compiled_stays_eager_and_says_why_once(tmp_path, pretended, monkeypatch, caplog):
-    def refuse(owner, method, example):
+    def refuse(owner, method, example, changed):
         raise RuntimeError("graph break\nlong story")
 
     monkeypatch.setattr("palaestra.algorithms.gradient_algorithm.compiled_method", refuse)

@@ -125,5 +125,5 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
     def _largest_entropy(self, observation: Any, q: Tensor) -> Tensor:
         """[N] or [] the entropy of a uniform choice, nats."""
         mask = self.policy.action_mask(observation)
-        count = q.new_tensor(q.shape[-1]) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
+        count = q.new_full((), q.shape[-1]) if mask is None else mask.bool().sum(-1).clamp(min=1).float()
         return count.log()

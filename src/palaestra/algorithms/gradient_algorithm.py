@@ -62,10 +62,10 @@ GradientStep: TypeAlias = Callable[[Batch], StepResult]
 class CompiledSteps:
     """A gradient step as compiled code; what it needs is compiled when it is first needed.
 
-    There is one graph for each set of periodic loss terms that are due together, for each device, and for each layout
-    of a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm (parameters, settings,
-    optimizer state) stays the same object on one device, so nothing of it is checked. A call leads to the graph at
-    once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
+    There is one graph for each set of periodic loss terms that are due together, for each place of the networks, and
+    for each layout of a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm
+    (parameters, settings, optimizer state) stays the same object in one place, so nothing of it is checked. A call
+    leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
 
     Args:
         algorithm: whose step it is.
@@ -91,11 +91,19 @@ class CompiledSteps:
         Args:
             due: the periodic loss terms that it uses.
             batch: the minibatch, or one with its layout.
+
+        Raises:
+            ConfigError: it cannot be compiled; says why.
         """
-        key = due, self._algorithm.device, _layout(batch)
+        key = due, self._algorithm.model.moves, _layout(batch)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = compiled_method(self._algorithm, self._step, batch)
+            changed = list(self._algorithm.model.state_tensors().values())
+            try:
+                graph = self._graphs[key] = compiled_method(self._algorithm, self._step, batch, changed)
+            except Exception as error:  # of any kind: PyTorch's compiler, the C++ compiler, or the network's own code
+                kind, said = type(error).__name__, f"{error}".strip().partition("\n")[0]
+                raise ConfigError(f"{type(self._algorithm).__name__} cannot be compiled: {kind}: {said}") from error
         return graph
 
 
@@ -126,6 +134,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     _compiled: CompiledSteps | None = None
     _compiled_gradients: CompiledSteps | None = None
     _compiled_after = 0
+    _asks_later = False  # whether an update asks for the gradients that are not finite at its end
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
@@ -318,7 +327,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled_after
         step = gradient_step or (self._compiled_step if compiled else None)
-        info = UpdateInfo(self.policy_version + 1, 0, 0)
+        info, rows_trained = UpdateInfo(self.policy_version + 1, 0, 0), 0
+        self._asks_later = compiled and gradient_step is None and self.device.type == "cuda"
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
             rewarded = self._rewarded(drawn, info)
@@ -342,12 +352,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                         if priority is not None:
                             source.write_back(minibatch["index"], priority)
                         info.records.append(metrics)
-                        info.rows_trained += int(rows)
+                        rows_trained += rows
                         if self.stop_early(metrics):
                             break
+                    if self._asks_later:
+                        self._require_all_finite(info.records)
                 except NonFiniteError as error:
-                    error.batch = minibatch
+                    error.batch = None if self._asks_later else minibatch
                     raise
+                finally:
+                    info.rows_trained = int(rows_trained)
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
             self.after_update(batch)
@@ -441,9 +455,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     self.num_gradient_steps = number  # which says what is due
                     for steps, due, part in self._compiled_parts(batch):
                         steps.graph(due, part)
-        except Exception as error:  # of any kind: PyTorch's compiler, the C++ compiler, or the network's own code
-            kind, said = type(error).__name__, f"{error}".strip().partition("\n")[0]
-            raise ConfigError(f"{type(self).__name__} cannot be compiled: {kind}: {said}") from error
         finally:
             self.num_gradient_steps = before
 
@@ -484,8 +495,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
+    def _require_all_finite(self, records: Sequence[Mapping[str, Tensor]]) -> None:
+        """What `_after_gradient_step` asks after each step, asked once: each time, a GPU would be waited for."""
+        norms = [value for record in records for name, value in record.items() if name.startswith("gradient_norm/")]
+        if norms and not torch.stack(norms).isfinite().all():
+            for record in records:
+                self.require_finite_gradients(record)
+
     def _after_gradient_step(self, metrics: Mapping[str, Tensor], moments: Any) -> None:
-        self.require_finite_gradients(metrics)
+        if not self._asks_later:
+            self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
         if moments is not None:
             self.model.follow(moments)
@@ -524,7 +543,8 @@ def num_valid(batch: Batch) -> Tensor | int:
 
 
 def _num_rows(batch: Batch) -> int:
-    leaf = next(iter(vars(batch).values()))
+    # by name where it can be: PyTorch 2.11 traces no iteration over fields
+    leaf = batch["action"] if "action" in vars(batch) else next(iter(vars(batch).values()))
     while isinstance(leaf, Batch):
         leaf = next(iter(vars(leaf).values()))
     return leaf.shape[0]

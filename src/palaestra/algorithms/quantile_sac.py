@@ -108,8 +108,6 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self.temperature}, options)
-        middle = (torch.arange(config.num_quantiles) + 0.5) / config.num_quantiles
-        self._fraction = middle.repeat(config.num_critics)  # [K Q] the paper's tau
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
@@ -129,7 +127,8 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
             soft_value = kept - temperature * next_log_prob[:, None]
             target = batch.reward[:, None] + batch.bootstrap[:, None] * soft_value  # [N, K (Q - d)]
         quantile = _pooled(self.critic(observation, batch.action))  # [N, K Q]
-        fraction = self._fraction.to(quantile.device)
+        middle = (torch.arange(self.config.num_quantiles, device=quantile.device) + 0.5) / self.config.num_quantiles
+        fraction = middle.repeat(self.config.num_critics)  # [K Q] the paper's tau
         action, log_prob = self.policy.distribution(batch.observation).at(batch.noise)
         mean_q = self.critic(observation, action).mean((0, 2))
         terms = {

@@ -120,7 +120,6 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         self.temperature = parts.Temperature(config.initial_temperature)
         self.reward_scale = RewardScale(max(config.max_return, -config.min_return))
         self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
-        self._atoms = torch.linspace(config.min_return, config.max_return, config.num_atoms)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
@@ -148,7 +147,11 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         wanted = self._target(batch, both, next_log_prob)
         terms = {"critic": -(wanted * logits).sum(-1).mean(-1).sum()}
         scale = self.reward_scale()
-        metrics = {"q_mean": self._mean(logits.detach()).mean() * scale, "alpha": temperature, "reward_scale": scale}
+        metrics = {
+            "q_mean": self._mean(logits.detach()).mean() * scale,
+            "alpha": temperature,
+            "reward_scale": scale.clone(),
+        }
         if self.is_due("actor"):
             moments["actor"] = []
             outputs = self.policy.network(observation, moments["actor"])
@@ -167,11 +170,15 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         probs = logits.exp()[least, torch.arange(len(least), device=least.device)]
         cost = batch.bootstrap * self.temperature() * next_log_prob
         reward = batch.reward / self.reward_scale() - cost
-        return categorical_projection(probs, self._atoms.to(reward.device), reward, batch.bootstrap)
+        return categorical_projection(probs, self._atoms(reward.device), reward, batch.bootstrap)
+
+    def _atoms(self, device: torch.device) -> Tensor:
+        """[Q] scaled returns."""
+        return torch.linspace(self.config.min_return, self.config.max_return, self.config.num_atoms, device=device)
 
     def _mean(self, logits: Tensor) -> Tensor:
         """[K, N, Q] logarithms of probabilities -> [K, N] scaled returns."""
-        return in_full_precision(torch.matmul, logits.exp(), self._atoms.to(logits.device))
+        return in_full_precision(torch.matmul, logits.exp(), self._atoms(logits.device))
 
     def after_update(self, batch: parts.SoftBatch) -> None:
         """Rewards that were learned from count in the scale from now on."""

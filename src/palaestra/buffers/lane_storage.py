@@ -57,12 +57,12 @@ class Leaf(ABC):
         """
 
     @abstractmethod
-    def write(self, numbers: np.ndarray, given: Any) -> None:
-        """Writes rows of some lanes.
+    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
+        """Writes rows of some lanes, or consecutive ones of all.
 
         Args:
-            numbers: row numbers.
-            given: [*numbers.shape, ...], or 0.
+            numbers: row numbers, or a slice of ring positions.
+            given: [*numbers.shape, ...], [n, lanes, ...] for a slice, or 0.
         """
 
     @abstractmethod
@@ -104,8 +104,8 @@ class HostLeaf(Leaf):
     def __setitem__(self, row: int, given: Any) -> None:
         self.array[row] = given
 
-    def write(self, numbers: np.ndarray, given: Any) -> None:
-        self.flat[numbers] = given
+    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
+        (self.array if isinstance(numbers, slice) else self.flat)[numbers] = given
 
     def take(self, index: np.ndarray) -> Tensor:
         if not self._pinned:
@@ -135,7 +135,10 @@ class DeviceLeaf(Leaf):
     def __setitem__(self, row: int, given: Any) -> None:
         self.tensor[row].copy_(as_tensor(given, None, None), non_blocking=True)
 
-    def write(self, numbers: np.ndarray, given: Any) -> None:
+    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
+        if isinstance(numbers, slice):
+            self.tensor[numbers] = given if isinstance(given, int) else as_tensor(given, None, None)
+            return
         where = self._there(numbers)
         if isinstance(given, int):
             self._flat.index_fill_(0, where, given)
@@ -323,22 +326,22 @@ class LaneStorage:
             for path, given in pairs:
                 self._leaves[path][where] = given
 
-    def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray) -> None:
-        """Writes rows of some lanes.
+    def write(self, checked: Iterable[tuple[str, Any]], numbers: np.ndarray | slice) -> None:
+        """Writes rows of some lanes, or consecutive ones of all.
 
         Args:
             checked: from `checked`.
-            numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions.
+            numbers: row numbers `t * lanes + b`, of the shape of the leading dimensions; or a slice of ring positions.
         """
         for path, given in checked:
             self._leaves[path].write(numbers, given)
 
-    def zero(self, names: Iterable[str], numbers: np.ndarray) -> None:
+    def zero(self, names: Iterable[str], numbers: np.ndarray | slice) -> None:
         """Writes zeros.
 
         Args:
             names: of the fields.
-            numbers: row numbers.
+            numbers: row numbers, or a slice of ring positions.
         """
         names = set(names)
         for path, leaf in self._leaves.items():

@@ -158,9 +158,7 @@ class StreamWriter:
         checked = self._storage.checked("policy_info", info, rows, self._streams.num_lanes)
         self.rewritten = max(self.rewritten, rows)
         places = self._positions.newest(rows, and_open=False)
-        if isinstance(places, slice):
-            places = np.arange(places.start, places.stop)[:, None]
-        self._storage.write(checked, self._positions.numbers_at(places))
+        self._storage.write(checked, places if isinstance(places, slice) else self._positions.numbers_at(places))
 
     # -- many rows at once
 
@@ -202,14 +200,19 @@ class StreamWriter:
             self._grow()
         streams.write_log(at_most=positions.ring_size - 1 - kept)
         positions.advance(which, steps)
-        places = (positions.cursors[which] - np.arange(kept, -1, -1)[:, None]) % positions.ring_size  # [kept + 1, B]
-        numbers = places * streams.num_lanes + which
+        numbers = positions.newest(kept, and_open=True) if env_id is None and not hidden else None
+        if isinstance(numbers, slice):
+            before: Any = slice(numbers.start, numbers.stop - 1)
+        else:
+            places = (positions.cursors[which] - np.arange(kept, -1, -1)[:, None]) % positions.ring_size
+            numbers = places * streams.num_lanes + which  # [kept + 1, B]
+            before = numbers[:-1]
         self._storage.write([(path, part[steps - kept :]) for path, part in written], numbers)
-        self._storage.zero([name for name in ("policy_version", "policy_info") if name not in rows], numbers[:-1])
-        self._storage.write([(path, part[steps - kept :]) for path, part in acted], numbers[:-1])
+        self._storage.zero([name for name in ("policy_version", "policy_info") if name not in rows], before)
+        self._storage.write([(path, part[steps - kept :]) for path, part in acted], before)
         if hidden and kept:
             flat = [(path, part[steps - kept :].reshape(-1, *part.shape[2:])) for path, part in hidden]
-            self._write_state(flat, numbers[:-1].reshape(-1))
+            self._write_state(flat, before.reshape(-1))
         streams.write_log()
 
     def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:

@@ -13,6 +13,8 @@ from palaestra.core.tree import device_of, tree_leaves, tree_paths
 
 __all__ = ["minibatches", "sequences", "shards"]
 
+_MANY_ROWS = 1 << 16
+
 
 def minibatches(
     batch: Batch, plan: Plan, *, generator: torch.Generator, renew: Callable[[], Batch] | None = None
@@ -62,10 +64,18 @@ def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Gen
     """One pass over all rows or sequences, in a new order, in minibatches of nearly such a size."""
     size = _even_size(total, size)
     if size < total:
-        order = torch.randperm(total, generator=generator).to(device_of(rows))
+        order = _order(total, generator, device_of(rows))
         rows = rows.map(lambda leaf: leaf.index_select(min(dim, leaf.ndim - 1), order))
     for start in range(0, total, size):
         yield _rows(rows, slice(start, start + size), dim)
+
+
+def _order(total: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """A random order; that of very many rows on a GPU is drawn there, from a seed of the generator: it would wait."""
+    if device.type == "cpu" or total < _MANY_ROWS:
+        return torch.randperm(total, generator=generator).to(device)
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    return torch.randperm(total, generator=torch.Generator(device).manual_seed(seed), device=device)
 
 
 def sequences(batch: Batch, length: int | None) -> Batch:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
 from palaestra.nn.batch_norm import batch_norms
-from palaestra.nn.fast import MovableModule, differentiate
+from palaestra.nn.fast import MovableModule, differentiate, follow_all
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
 __all__ = ["CoreModel", "combine_gradients", "create_algorithm_func"]
@@ -271,8 +271,7 @@ class CoreModel(MovableModule):
             self._pairs[target, source] = (_numbers(self.component[target]), _numbers(self.component[source]))
         (theirs, their_counts), (mine, my_counts) = self._pairs[target, source]
         with torch.no_grad():
-            for target_number, number in zip(theirs, mine, strict=True):
-                target_number.lerp_(number, tau)
+            follow_all(theirs, mine, tau)
             for count, my_count in zip(their_counts, my_counts, strict=True):
                 count.copy_(my_count)
 

@@ -15,15 +15,26 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Self
 
+import optree
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan as _scan
 from torch.nn.functional import linear
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["MovableModule", "call", "can_compile", "compiled_method", "compiler_missing", "scan", "submodules"]
+__all__ = [
+    "MovableModule",
+    "Recorded",
+    "call",
+    "can_compile",
+    "compiled_method",
+    "compiler_missing",
+    "in_graph",
+    "scan",
+    "submodules",
+]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
 _KERNELS: dict[bool, Any] = {
@@ -116,11 +127,15 @@ submodules: Callable[[nn.Module], Mapping[str, Any]] = (
 class MovableModule(nn.Module):
     """A module that learns when it was moved: `.to`, `.cuda` and those of a module around it all end in `_apply`."""
 
+    moves = 0
+    """How often its tensors may have become others."""
+
     def moved(self) -> None:
         """After a move to another device or type."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
+        self.moves += 1
         self.moved()
         return self
 
@@ -163,6 +178,42 @@ flatten: Callable[[Sequence[Tensor]], Tensor] = getattr(_utils, "_flatten_dense_
 """Tensors as one vector."""
 
 
+_together: tuple[Any, Any] = getattr(torch, "_foreach_norm", None), getattr(torch, "_foreach_mul", None)
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor; where operations are recorded, in one.
+
+    Args:
+        tensors: of any shapes.
+    """
+    if _together[0] is not None and recording():
+        return _together[0](tensors)
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Each tensor times a factor; where operations are recorded, in one.
+
+    Args:
+        tensors: of any shapes.
+        factor: 0-dim.
+    """
+    if _together[1] is not None and recording():
+        return _together[1](tensors, factor)
+    return [tensor * factor for tensor in tensors]
+
+
+copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = getattr(
+    torch, "_foreach_copy_", lambda mine, given: [a.copy_(b) for a, b in zip(mine, given, strict=True)]
+)
+"""Copies each of the second tensors into one of the first."""
+follow_all: Callable[[Sequence[Tensor], Sequence[Tensor], float], Any] = getattr(
+    torch, "_foreach_lerp_", lambda mine, given, share: [a.lerp_(b, share) for a, b in zip(mine, given, strict=True)]
+)
+"""Moves each of the first tensors by a share of the way to one of the second; on a GPU in one operation."""
+
+
 def public_adam_step(
     parameters: list[Tensor],
     gradients: Sequence[Tensor],
@@ -182,7 +233,7 @@ def public_adam_step(
         squares: those of their squares.
         steps: 0-dim, this step's number, from 1.
         decoupled: whether weight decay is AdamW's.
-        settings: `lr`, `beta1`, `beta2`, `weight_decay` and `eps`.
+        settings: `lr`, `beta1`, `beta2`, `weight_decay` and `eps`; `found_inf` of 1 leaves everything as it is.
     """
     counts = [steps - 1 for _ in parameters]  # these raise the numbers themselves
     settings |= {"amsgrad": False, "maximize": False}
@@ -208,20 +259,27 @@ adam_step = _kernel_adam_step if all(_KERNELS.values()) else public_adam_step
 """A step of Adam or AdamW in place; see `public_adam_step`, which sorts its arguments for six times as long."""
 
 
-def compiled_method(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Tensor] = ()) -> Callable[[Any], Any]:
     """A method as compiled code for arguments like the example.
 
     What belongs to the owner has to stay the same objects, for where this version of PyTorch allows it nothing is
     checked, and a call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a
-    small gradient step.
+    small gradient step. On a GPU it is `Recorded` as well, and that alone where this PyTorch cannot compile gradients.
 
     Args:
         owner: whose method it is.
         method: a function of the owner and one argument.
         example: an argument.
+        changed: what a call changes besides its result.
     """
     own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__)
     bound = MethodType(own, owner)
+    if any(leaf.is_cuda for leaf in tree_leaves(example) if isinstance(leaf, Tensor)):
+        return Recorded(_compiled_ahead(owner, bound, example) if can_compile() else bound, example, changed)
+    return _compiled_ahead(owner, bound, example)
+
+
+def _compiled_ahead(owner: Any, bound: Any, example: Any) -> Callable[[Any], Any]:
     if not _compiles_ahead():
         return torch.compile(bound, fullgraph=True, dynamic=False)
     options: Any = {"guard_filter_fn": lambda guards: [False] * len(guards)}
@@ -230,6 +288,76 @@ def compiled_method(owner: Any, method: Any, example: Any) -> Callable[[Any], An
         graph = step.aot_compile(((example,), {}))
     graph.disable_guard_check()
     return partial(graph, owner)
+
+
+class Recorded:
+    """A function on a GPU as one CUDA graph: its operations are recorded once, and later begun all together.
+
+    So a call takes what the GPU needs, and not what Python and the driver need to begin each of hundreds of operations.
+    The function runs three times at first, and what it changes is put back.
+
+    Args:
+        function: of tensors, on one stream; waits for no number.
+        example: its argument. Later ones have the same shapes and types, and may lie anywhere.
+        changed: what a call changes besides its result.
+    """
+
+    _now = False
+
+    def __init__(self, function: Callable[[Any], Any], example: Any, changed: Sequence[Tensor] = ()) -> None:
+        leaves, structure = optree.tree_flatten(example)
+        self._inputs: list[Any] = [leaf.clone() for leaf in leaves]
+        given, device = structure.unflatten(self._inputs), self._inputs[0].device
+        before = [tensor.clone() for tensor in changed]
+        aside: Any = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        self._graph = torch.cuda.CUDAGraph()
+        Recorded._now = True
+        try:
+            with torch.cuda.device(device):
+                with torch.cuda.stream(aside):
+                    for _ in range(3):  # libraries prepare themselves, which cannot be recorded
+                        function(given)
+                torch.cuda.current_stream(device).wait_stream(aside)
+                with torch.cuda.graph(self._graph):
+                    results, self._structure = optree.tree_flatten(function(given))
+                    self._numbers: list[Any] = [leaf for leaf in results if _is_number(leaf)]
+                    self._together = torch.stack(self._numbers) if self._numbers else None
+        finally:
+            Recorded._now = False
+        self._results: list[Any] = results
+        with torch.no_grad():
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+
+    def __call__(self, given: Any) -> Any:
+        """The function's result, in memory of its own.
+
+        Args:
+            given: its argument.
+        """
+        with torch.no_grad():
+            copy_all(self._inputs, optree.tree_leaves(given))
+            self._graph.replay()
+            numbers = iter(() if self._together is None else self._together.clone().unbind())
+            return self._structure.unflatten(
+                next(numbers) if _is_number(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf
+                for leaf in self._results
+            )
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.ndim and leaf.is_cuda and leaf.dtype == torch.float32
+
+
+def in_graph() -> bool:
+    """Whether what runs becomes part of a graph, so that nothing in it may depend on a value."""
+    return torch.compiler.is_compiling() or Recorded._now
+
+
+def recording() -> bool:
+    """Whether what runs is recorded as it is: nothing fuses its operations, so that one for many tensors pays."""
+    return Recorded._now and not torch.compiler.is_compiling()
 
 
 @contextmanager
@@ -278,7 +406,8 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx  # takes seconds
 
     graph._backend_id = None
-    settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": True, "cpp.use_decompose_tanh": True}
+    on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded
+    settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": on_cpu, "cpp.use_decompose_tanh": True}
     # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
     loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
     return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})
@@ -315,13 +444,17 @@ def _trust_instructions() -> None:
         cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
-def compiler_missing() -> str:
-    """What this machine lacks to compile; empty where it lacks nothing."""
+def compiler_missing(device: str = "cpu") -> str:
+    """What this machine lacks to compile; empty where it lacks nothing.
+
+    Args:
+        device: where networks are: on a GPU, gradient steps are recorded where this PyTorch cannot compile them.
+    """
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "a C++ compiler and none was found"
-    return "" if can_compile() else f"PyTorch 2.13, and this is {torch.__version__}"
+    return "" if device != "cpu" or can_compile() else f"PyTorch 2.11, and this is {torch.__version__}"
 
 
 def can_compile() -> bool:
     """Whether gradients can be part of a graph; without a look into what takes a second to import."""
-    return torch.__version__ >= "2.13"  # compared by numbers
+    return torch.__version__ >= "2.11"  # compared by numbers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.nn import rules
-from palaestra.nn.fast import adam_step, flatten
+from palaestra.nn.fast import adam_step, flatten, in_graph, norms_of, recording, scaled
 
 __all__ = ["OptimizerOption"]
 
@@ -198,7 +198,7 @@ class ComponentOptimizer:
     def _norm_in_graph(self, grads: Sequence[Tensor]) -> Tensor:
         if not grads:
             return torch.zeros(())
-        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+        return torch.linalg.vector_norm(torch.stack(norms_of(grads)))
 
     def _step_in_graph(self, grads: list[Tensor], norm: Tensor, finite: Tensor) -> None:
         """A step as part of compiled code."""
@@ -206,8 +206,10 @@ class ComponentOptimizer:
             raise ConfigError(f"steps of {self.option.cls} cannot be compiled; leave out --compile, or use adam")
         if self.option.max_grad_norm is not None:
             scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = [grad * scale for grad in grads]
-        self._update(grads, self.learning_rate, finite)
+            grads = scaled(grads, scale)
+        update = self._update_fused if self._fused and recording() else self._update
+        update(grads, self.learning_rate, finite)
+        self._bring_back(finite)
 
     def _measure(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The norm of the whole gradient, and the gradient as `_step_by` takes it: in one vector, or one by one."""
@@ -243,13 +245,16 @@ class ComponentOptimizer:
         if self._own is not None:
             self._step_own(grads)
         elif self._fused:
-            self._update_fused(grads)
+            self._update_fused(grads, self._rate, None)
         else:
             self._update(grads, self._rate, None)
-        if self.unit_vectors:
-            for name, parameter in zip(self.names, self.parameters, strict=True):
-                if name in self.unit_vectors:
-                    parameter.copy_(unit(parameter, self.unit_vectors[name]))
+        self._bring_back(None)
+
+    def _bring_back(self, finite: Tensor | None) -> None:
+        """Unit vectors to length 1."""
+        for name, parameter in zip(self.names, self.parameters, strict=True) if self.unit_vectors else ():
+            if name in self.unit_vectors:
+                _write(parameter, unit(parameter, self.unit_vectors[name]), finite)
 
     def _step_own(self, grads: Sequence[Tensor]) -> None:
         """By an optimizer of PyTorch, or of the user."""
@@ -261,8 +266,9 @@ class ComponentOptimizer:
         self._own.step()
         self._own.zero_grad()
 
-    def _update_fused(self, grads: Sequence[Tensor]) -> None:
-        self.steps += self._one
+    def _update_fused(self, grads: Sequence[Tensor], rate: Any, finite: Tensor | None) -> None:
+        """The step in one operation; where `finite` is false, everything keeps its value."""
+        self.steps += self._one if finite is None else finite
         settings, state = self._settings, self.state
         adam_step(
             self.parameters,
@@ -271,11 +277,12 @@ class ComponentOptimizer:
             state["exp_avg_sq"],
             self.steps,
             decoupled=self.option.cls == "adamw",
-            lr=self._rate,
+            lr=rate,
             beta1=settings["betas"][0],
             beta2=settings["betas"][1],
             weight_decay=settings["weight_decay"],
             eps=settings["eps"],
+            found_inf=None if finite is None else (~finite).float(),
         )
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
@@ -297,8 +304,7 @@ class ComponentOptimizer:
             if finite is None:
                 parameter.sub_(change, alpha=rate)
             else:
-                moved, dim = parameter - rate * change, self.unit_vectors.get(self.names[i])
-                _write(parameter, moved if dim is None else unit(moved, dim), finite)
+                _write(parameter, parameter - rate * change, finite)
             for name, value in new.items():
                 _write(old[name], value, finite)
 
@@ -361,7 +367,7 @@ def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[
     Returns:
         The Euclidean norm of each whole gradient before it was scaled, 0-dim.
     """
-    if torch.compiler.is_compiling():
+    if in_graph():
         return _step_in_graph(optimizers, gradients)
     recording = torch.is_grad_enabled()
     torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient

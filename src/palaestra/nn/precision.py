@@ -10,6 +10,8 @@ from palaestra.core import ConfigError
 
 __all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_precision", "require_bfloat16"]
 
+_KINDS = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
+
 Precision: TypeAlias = Literal["float32", "bf16"]
 """Of matrix products in gradient steps."""
 
@@ -50,8 +52,7 @@ def has_bfloat16_products(x: Tensor) -> bool:
     Args:
         x: any tensor.
     """
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.device.type in _KINDS and torch.is_autocast_enabled(x.device.type)
 
 
 def in_full_precision(function: Callable[..., Tensor], x: Tensor, *others: Any) -> Tensor:

@@ -72,7 +72,7 @@ def central_view(observation: Any) -> Batch:
     Args:
         observation: [..., *observation].
     """
-    state = "global_state" if "global_state" in observation.keys() else "observation"  # noqa: SIM118 - iterates rows
+    state = "global_state" if "global_state" in vars(observation) else "observation"
     return Batch.of({state: observation[state], "alive": observation["alive"]})
 
 

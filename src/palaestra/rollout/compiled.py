@@ -48,8 +48,10 @@ class CompiledStep:
     def __init__(self, env: TensorEnvironment, policy: NetworkPolicy) -> None:
         self.env, self.policy = env, policy
         self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
-        self._at_once = 1 if env.device.type != "cpu" else 0
-        self._attributes = env.given_attributes
+        self._at_once = 0
+        self._attributes, self._moves = env.given_attributes, policy.moves
+        on_gpu = env.device.type == "cuda"  # where the loop of a whole unroll is recorded, and not compiled
+        self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if on_gpu else self._one
 
     @classmethod
     def of(cls, env: Environment, policy: Policy) -> Self | None:
@@ -85,8 +87,8 @@ class CompiledStep:
             ConfigError: the policy has another exploration by now, with which it cannot act so.
         """
         env = self.env
-        if env.given_attributes is not self._attributes:  # which the graphs have as constants
-            self._graphs, self._attributes = {}, env.given_attributes
+        if env.given_attributes is not self._attributes or self.policy.moves != self._moves:  # what graphs rely on
+            self._graphs, self._attributes, self._moves = {}, env.given_attributes, self.policy.moves
         draw = self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
@@ -143,9 +145,13 @@ class CompiledStep:
 
         def step(carried: list[Tensor], noise: Tensor) -> tuple[list[Tensor], Any]:
             observation, *leaves = carried
-            action, described = self.policy.act_with(observation, noise)
-            lanes, fields = self.env.advanced(given.lanes.with_leaves(leaves), self.policy.env_action(action))
+            lanes, action, described, fields = self._step(given.lanes.with_leaves(leaves), observation, noise)
             return [fields[3], *lanes.leaves], [action, described, list(fields)]
 
         (_, *leaves), (action, described, fields) = scan(step, [given.observation, *given.lanes.leaves], given.noise)
         return given.lanes.with_leaves(leaves), _Steps(action, described, tuple(fields))
+
+    def _one(self, lanes: LaneTensors, observation: Tensor, noise: Tensor) -> Any:
+        action, described = self.policy.act_with(observation, noise)
+        moved, fields = self.env.advanced(lanes, self.policy.env_action(action))
+        return moved, action, described, fields

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, StepType, TimeStep
+from palaestra.core.tree import as_array
 
 __all__ = [
     "AverageOf",
@@ -61,13 +62,13 @@ class EpisodeTracker:
         self._length = np.zeros(num_envs, np.int64)
         self._previous = np.full(num_envs, StepType.LAST, np.int32)
         self._info: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]
-        self._rewards: list[np.ndarray] = []
-        self._step_types: list[np.ndarray] = []
+        self._rewards: list[Any] = []
+        self._step_types: list[Any] = []
         self._infos: list[Any] = []
 
     def __len__(self) -> int:
         """Rows that wait for `finished`."""
-        return len(self._rewards)
+        return len(self._infos)
 
     def add(self, time_step: TimeStep, lanes: np.ndarray | None = None) -> None:
         """Takes one row of every environment, or of some.
@@ -76,18 +77,14 @@ class EpisodeTracker:
             time_step: as the environment emitted it.
             lanes: [n] whose rows they are; `None` is all.
         """
-        info = time_step.env_info
-        if time_step.reward.is_cpu:
-            reward, step_type = time_step.reward.numpy(), time_step.step_type.numpy()
-        else:
-            reward, step_type = time_step.reward.cpu().numpy(), time_step.step_type.cpu().numpy()
+        info, reward, step_type = time_step.env_info, _block(time_step.reward), _block(time_step.step_type)
         if lanes is not None:
             count = len(self._return)
             reward, step_type = _spread(reward, lanes, count, 0), _spread(step_type, lanes, count, _NONE)
             if isinstance(info, Batch):
                 info = info.map(lambda leaf: torch.from_numpy(_spread(leaf.double().numpy(), lanes, count, np.nan)))
-        self._rewards.append(reward)
-        self._step_types.append(step_type)
+        self._rewards.append(reward[None])
+        self._step_types.append(step_type[None])
         self._infos.append(info)
 
     def extend(self, reward: torch.Tensor, step_type: torch.Tensor) -> None:
@@ -97,55 +94,62 @@ class EpisodeTracker:
             reward: [T, B].
             step_type: [T, B].
         """
-        self._rewards += list(reward.cpu().numpy())
-        self._step_types += list(step_type.cpu().numpy())
+        self._rewards.append(_block(reward))
+        self._step_types.append(_block(step_type))
         self._infos += [()] * len(reward)
 
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
         if not self._rewards:
             return []
-        reward, step_type = np.stack(self._rewards).astype(np.float64), np.stack(self._step_types)
-        elements = reward if reward.ndim == 3 else None
-        if elements is not None:
-            reward = elements.sum(-1)
-        total = self._return + reward.cumsum(0)
-        length = self._length + (step_type > StepType.FIRST).cumsum(0)
-        discounted = self._discounted + self._weighted(reward, step_type, length).cumsum(0)
-        start, first, begin = np.zeros_like(self._return), np.zeros_like(self._length), np.zeros_like(self._return)
-        episodes: list[Episode] = []
-        done_rows = 0
-        previous = _previous(np.concatenate([self._previous[None], step_type]))
+        rewards, step_type = _joined(self._rewards), _joined(self._step_types)
+        elements = rewards if rewards.ndim == 3 else None
+        reward = _exact(rewards) if elements is None else _exact(rewards).sum(-1)
+        total = _joined([self._return[None], reward]).cumsum(0)[1:]
+        length = _joined([self._length[None], step_type > StepType.FIRST]).cumsum(0)[1:]
+        discounted = _joined([self._discounted[None], self._weighted(reward, step_type, length)]).cumsum(0)[1:]
+        previous = _previous(_joined([self._previous[None], step_type]))
         # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
         broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
-        for row, env in np.argwhere((step_type == StepType.LAST) | broken).tolist():
-            self._take_info(step_type, elements, slice(done_rows, row + 1))
-            done_rows = row + 1
-            value, steps = total[row, env] - start[env], length[row, env] - first[env]
-            if not broken[row, env]:
-                worth = math.nan if self._gamma is None else float(discounted[row, env] - begin[env])
-                episodes.append(Episode(float(value), int(steps), env, _summary(self._info[env]), worth))
-            start[env], first[env], begin[env] = total[row, env], length[row, env], discounted[row, env]
+        ends = ((step_type == StepType.LAST) | broken).nonzero()
+        rows, envs = ends.T if isinstance(ends, torch.Tensor) else ends
+        columns = (column.tolist() for column in (rows, envs, broken[rows, envs]))
+        sums = (values[rows, envs].tolist() for values in (total, length, discounted))
+        start, first, begin = ([0] * len(self._return) for _ in range(3))
+        noted = elements is not None or any(isinstance(info, Batch) for info in self._infos)
+        episodes: list[Episode] = []
+        done_rows = 0
+        for row, env, unfinished, value, steps, worth in zip(*columns, *sums, strict=True):
+            if noted:
+                self._take_info(step_type, elements, slice(done_rows, row + 1))
+                done_rows = row + 1
+            if not unfinished:
+                discounted_return = math.nan if self._gamma is None else worth - begin[env]
+                sums_of_info = _summary(self._info[env])
+                episodes.append(Episode(value - start[env], steps - first[env], env, sums_of_info, discounted_return))
+            start[env], first[env], begin[env] = value, steps, worth
             self._info[env] = {}
-        self._take_info(step_type, elements, slice(done_rows, len(reward)))
-        self._return, self._length, self._previous = total[-1] - start, length[-1] - first, previous[-1]
-        self._discounted = discounted[-1] - begin
+        if noted:
+            self._take_info(step_type, elements, slice(done_rows, len(reward)))
+        self._return, self._length = as_array(total[-1]) - start, as_array(length[-1]) - first
+        self._discounted, self._previous = as_array(discounted[-1]) - begin, as_array(previous[-1])
         self._rewards, self._step_types, self._infos = [], [], []
         return episodes
 
-    def _weighted(self, reward: np.ndarray, step_type: np.ndarray, length: np.ndarray) -> np.ndarray:
+    def _weighted(self, reward: Any, step_type: Any, length: Any) -> Any:
         """[T, B] rewards times gamma to the number of env steps before them in their episode."""
         if self._gamma is None:
-            return np.zeros_like(reward)
-        before = np.where(step_type == StepType.FIRST, length, 0)  # env steps before the episode began
-        return reward * self._gamma ** np.maximum(length - 1 - np.maximum.accumulate(before, 0), 0)
+            return reward * 0.0
+        before = length * (step_type == StepType.FIRST)  # env steps before the episode began
+        latest = before.cummax(0).values if isinstance(before, torch.Tensor) else np.maximum.accumulate(before, 0)
+        return reward * self._gamma ** _exact((length - 1 - latest).clip(0))
 
     def abandon(self) -> None:
         """Forgets running episodes and waiting rows."""
         fresh = EpisodeTracker(len(self._return), self._gamma)
         self.__dict__.update(fresh.__dict__)
 
-    def _take_info(self, step_type: np.ndarray, elements: np.ndarray | None, rows: slice) -> None:
+    def _take_info(self, step_type: Any, elements: Any, rows: slice) -> None:
         for row, info in zip(range(rows.start, rows.stop), self._infos[rows], strict=True):
             named = {} if elements is None else {f"reward_{k}": values for k, values in enumerate(elements[row].T)}
             if isinstance(info, Batch):
@@ -160,7 +164,10 @@ class EpisodeTracker:
 
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
-        return {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name != "_gamma"}
+        state = {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name != "_gamma"}
+        for name in ("rewards", "step_types"):
+            state[name] = [row for block in state[name] for row in as_array(block)]
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues the episodes that were running when `state` was called.
@@ -169,7 +176,24 @@ class EpisodeTracker:
             state: of a tracker for as many environments.
         """
         for name, value in copy.deepcopy(dict(state)).items():
-            setattr(self, f"_{name}", value)
+            setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
+
+
+def _block(values: torch.Tensor) -> Any:
+    """Rows as numpy's, which adds few numbers sooner; those on a device stay there."""
+    return values.numpy() if values.is_cpu else values
+
+
+def _joined(blocks: Sequence[Any]) -> Any:
+    """[T, B, ...] on a device if any block is there."""
+    devices = [block.device for block in blocks if isinstance(block, torch.Tensor)]
+    if not devices:
+        return np.concatenate(blocks)
+    return torch.cat([torch.as_tensor(block, device=devices[0]) for block in blocks])
+
+
+def _exact(values: Any) -> Any:
+    return values.double() if isinstance(values, torch.Tensor) else values.astype(np.float64)
 
 
 def _summary(info: Mapping[str, list[float]]) -> dict[str, float]:
@@ -191,7 +215,7 @@ def _spread(rows: np.ndarray, lanes: np.ndarray, num_lanes: int, rest: float) ->
     return full
 
 
-def _previous(step_type: np.ndarray) -> np.ndarray:
+def _previous(step_type: Any) -> Any:
     """[T, B] the newest step type of each lane, up to and with each row."""
     if (step_type != _NONE).all():
         return step_type
@@ -306,7 +330,7 @@ class AverageOf(Metric):
         self._newest: deque[dict[str, float]] = deque(maxlen=window)
 
     def add(self, env_steps: int, episodes: Sequence[Episode]) -> None:
-        for episode in episodes:
+        for episode in episodes[-(self._newest.maxlen or len(episodes)) :]:
             value = self.value(episode)
             named = {self.name + key: float(x) for key, x in value.items()} if isinstance(value, Mapping) else None
             self._newest.append({self.name: float(value)} if named is None else named)  # pyright: ignore[reportArgumentType]

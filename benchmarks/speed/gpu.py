@@ -1,0 +1,164 @@
+"""`python -m benchmarks.speed.gpu`: learning on a GPU, eager and compiled in turns, in one process.
+
+PPO on tensor CartPoles with the settings of `benchmarks.speed.tensors`, by the real `Trainer`. SAC with networks and
+rows of HalfCheetah: its updates alone, from a replay buffer in main memory and from one on the GPU, one gradient step
+in an update and sixteen.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.numbers import spread
+from benchmarks.record import origin, provenance, publish, table, write_json
+from benchmarks.speed import ours
+from palaestra import Collector, EnvConfig, RunSeeds, Trainer
+from palaestra.algorithms import SAC
+from palaestra.buffers import DeviceMemory, MainMemory, ReplayBuffer
+from palaestra.core import BoundedSpec, TensorSpec, TimeStep
+from palaestra.envs import create_environment
+from palaestra.experiments import make_algorithm
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES = (4096, 32), (4096, 128), (16384, 32)
+"""Environments and steps of an iteration."""
+LEAST = {"PPO 4096 x 128": 20e6, "SAC, 16 steps, rows on the GPU": 4000}
+OBSERVATION, ACTION, ROWS = TensorSpec((17,)), BoundedSpec((6,), minimum=-np.ones(6), maximum=np.ones(6)), 50_000
+
+
+def ppo(num_envs: int, num_steps: int, device: str, compiled: bool) -> Callable[[], int]:
+    """An iteration, which says how many env steps it took."""
+    config = ours.configuration("ppo", compiled=compiled)
+    kwargs = {"max_episode_steps": 500, "device": device}
+    env = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=num_envs, kwargs=kwargs)
+    shape = {"unroll_length": num_steps, "mini_batch_size": num_envs * num_steps // 4, "num_epochs": 4}
+    config = dataclasses.replace(config, env=env, algorithm=dataclasses.replace(config.algorithm, **shape))
+    algorithm: Any = make_algorithm(config).to(device)
+    lanes = [RunSeeds(0).integer("environments", lane) for lane in range(num_envs)]
+    collector = Collector.of(create_environment(config.env, lane_seeds=lanes), algorithm)
+    if compiled:
+        algorithm.compile()
+        collector.compile()
+    trainer = Trainer(collector, algorithm, config.trainer)
+
+    def iteration() -> int:
+        before = collector.env_steps
+        trainer.train_iter()
+        return collector.env_steps - before
+
+    return iteration
+
+
+def sac(steps: int, on_device: bool, device: str, compiled: bool) -> Callable[[], int]:
+    """An update, which says how many gradient steps it made."""
+    config: Any = dataclasses.replace(ours.configuration("sac", compiled=compiled).algorithm, learning_starts=0)
+    algorithm = SAC(OBSERVATION, ACTION, dataclasses.replace(config, gradient_steps=steps)).to(device)
+    if compiled:
+        algorithm.compile()
+    storage = DeviceMemory(device) if on_device else MainMemory()
+    specs: Any = {"observation_spec": OBSERVATION, "action_spec": algorithm.policy.raw_action_spec}
+    buffer = ReplayBuffer(ROWS, 1, storage=storage, **specs)
+    random = np.random.default_rng(0)
+
+    def time_step(kind: int) -> TimeStep:
+        reward, observation = random.normal(size=1), random.normal(size=(1, 17))
+        return TimeStep(
+            torch.tensor([kind], dtype=torch.int32),
+            torch.from_numpy(reward).float(),
+            torch.ones(1),
+            torch.from_numpy(observation).float(),
+            torch.zeros(1, 6),
+            torch.zeros(1, dtype=torch.int64),
+        )
+
+    buffer.open(time_step(0))
+    for _ in range(5000):
+        buffer.append(torch.from_numpy(random.uniform(-1, 1, (1, 6))).float(), time_step(1))
+    return lambda: algorithm.update(buffer).gradient_steps
+
+
+def speed(call: Callable[[], int], window_s: float) -> float:
+    torch.cuda.synchronize()
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < window_s:
+        done += call()
+    torch.cuda.synchronize()
+    return done / (time.perf_counter() - began)
+
+
+def rows_of(device: str) -> dict[str, Callable[[bool], Callable[[], int]]]:
+    """What is measured, by name: makes it, compiled or not."""
+    made: dict[str, Callable[[bool], Callable[[], int]]] = {}
+    for num_envs, num_steps in SHAPES:
+        made[f"PPO {num_envs} x {num_steps}"] = lambda compiled, n=num_envs, t=num_steps: ppo(n, t, device, compiled)
+    for steps in (1, 16):
+        for where in (False, True):
+            name = f"SAC, {steps} steps, rows {'on the GPU' if where else 'in main memory'}"
+            made[name] = lambda compiled, steps=steps, where=where: sac(steps, where, device, compiled)
+    return made
+
+
+def measured(name: str, make: Callable[[bool], Callable[[], int]], rounds: int, window_s: float) -> dict[str, Any]:
+    calls, first_s = {}, {}
+    for compiled in (False, True):
+        began = time.perf_counter()
+        call = calls["compiled" if compiled else "eager"] = make(compiled)
+        call()
+        torch.cuda.synchronize()
+        first_s["compiled" if compiled else "eager"] = time.perf_counter() - began
+        for _ in range(3):
+            call()
+    speeds: dict[str, list[float]] = {side: [] for side in calls}
+    for _ in range(rounds):
+        for side, call in calls.items():
+            speeds[side].append(speed(call, window_s))
+    print(name, {side: f"{spread(values).median:,.0f}" for side, values in speeds.items()}, first_s, flush=True)
+    return {"speeds": speeds, "first_s": first_s}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    rows = []
+    for name, result in record["rows"].items():
+        for side, speeds in result["speeds"].items():
+            speed, least = spread(speeds), LEAST.get(name) if side == "compiled" else None
+            bar = "" if least is None else f"{least:,.0f} ({'met' if speed.median >= least else '**not met**'})"
+            unit = "env steps/s" if name.startswith("PPO") else "updates/s"
+            numbers = [f"{speed.median:,.0f}", f"{speed.low:,.0f} to {speed.high:,.0f}", unit, bar]
+            rows.append([name, side, *numbers, f"{result['first_s'][side]:.1f}"])
+    header = ["", "", "median", "min to max", "", "bar", "until the first is over, s"]
+    title = "PPO on tensor CartPoles (4 passes, 4 minibatches) and updates of SAC, on one GPU:"
+    return "\n\n".join([title, table(header, rows), f"{origin(record)} GPU: {record['gpu']}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.gpu", description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--window", type=float, default=1.0, help="seconds of each measurement")
+    parser.add_argument("--only", default="", help="rows whose name contains it")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    record = {
+        **provenance(f"python -m benchmarks.speed.gpu --rounds {arguments.rounds} --window {arguments.window:g}"),
+        "gpu": torch.cuda.get_device_name(arguments.device),
+        "rows": {
+            name: measured(name, make, arguments.rounds, arguments.window)
+            for name, make in rows_of(arguments.device).items()
+            if arguments.only in name
+        },
+    }
+    write_json(arguments.results / "gpu.json", record)
+    text = markdown(record)
+    publish(arguments.results / "gpu.md", text, "docs/concepts/devices.md", "gpu")
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main()
