@@ -31,6 +31,11 @@ class Recorder:
         self.calls.append("close")
 
 
+def timeless(recorder: Recorder) -> list[dict[str, float]]:
+    """The rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in recorder.rows]
+
+
 def trainer(
     name: str, kind: str = "discrete", *, total: int = 120, seed: int = 3, num_envs: int = 3, **settings: Any
 ) -> Trainer:

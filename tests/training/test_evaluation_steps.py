@@ -1,10 +1,12 @@
 """When a trainer evaluates: a period, seconds, or a list of env steps."""
 
+import signal
+
 import pytest
 
 from palaestra.core import ConfigError
 from palaestra.training import CheckpointStore, TrainerConfig
-from tests.training.parts import Hooks, evaluation_in, trainer
+from tests.training.parts import Hooks, Recorder, evaluation_in, timeless, trainer
 
 
 def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
@@ -47,3 +49,32 @@ def test_two_periods_of_evaluation_are_refused():
         TrainerConfig(eval_every_steps=10, eval_at_steps=(5,))
     with pytest.raises(ConfigError, match=r"eval_at_steps is \(5, 5\); give increasing numbers from 0 on"):
         TrainerConfig(eval_at_steps=(5, 5))
+
+
+def test_a_row_of_metrics_has_the_evaluation_of_its_own_env_steps():
+    """Where both are due at once the evaluation comes first, so that no curve lags behind by a row."""
+    made, rows = dict[int, float](), Recorder()
+    hooks = Hooks(evaluated=lambda _, result: made.update({result.env_steps: result.evaluation.return_mean}))
+    periods = {"eval_every_steps": 100, "log_every_steps": 100}
+    trainer("ppo", total=400, **periods, evaluate=evaluation_in(), loggers=[rows], callbacks=[hooks]).run()
+    logged = {int(row["env_steps"]): row["eval/return_mean"] for row in rows.rows}
+    assert logged == made
+    assert len(made) == 4
+
+
+def test_an_evaluation_that_a_signal_broke_off_is_in_the_row_of_its_env_steps_all_the_same(tmp_path):
+    """F22, F25: the row waits for it and is written by the resumed run, as is what else was due then."""
+    whole, cut, store = Recorder(), Recorder(), CheckpointStore(tmp_path)
+    settings = {"total": 400, "eval_every_steps": 100, "log_every_steps": 100, "checkpoint_every_steps": 100}
+    trainer("ppo", **settings, evaluate=evaluation_in(), loggers=[whole]).run()
+
+    def struck(policy):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluation_in()(policy)
+
+    assert trainer("ppo", **settings, evaluate=struck, loggers=[cut], checkpoints=store).run().env_steps < 200
+    assert not cut.rows
+    again = trainer("ppo", **settings, evaluate=evaluation_in(), loggers=[cut], checkpoints=store)
+    again.load_state(store.load_newest()[1])
+    again.run()
+    assert timeless(cut) == timeless(whole)

@@ -12,7 +12,7 @@ from palaestra.policies import Phase
 from palaestra.rollout import evaluate
 from palaestra.training import CheckpointStore, StoppedError
 from tests.algorithms.parts import environment
-from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
+from tests.training.parts import Hooks, Recorder, evaluation_in, timeless, trainer
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -135,11 +135,6 @@ def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp
     for name in ("evaluation", "finished", "evaluation_broken_off", "position"):  # the checkpoint was written anew
         assert store.load_newest()[1]["trainer"][name] == kept.load_newest()[1]["trainer"][name]
     assert not list((tmp_path / "cut").glob(".tmp-*"))
-
-
-def timeless(recorder):
-    """The rows without what depends on the clock."""
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in recorder.rows]
 
 
 def test_sigterm_twice_stops_at_once_with_143(tmp_path):

@@ -131,6 +131,8 @@ class Trainer:
             with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
                 if self._evaluation_broken_off and stop.received is None:
                     self._begin_evaluation()
+                    if not (self._evaluation_broken_off or self.collector.unfinished):
+                        self._do_what_is_due()
                 while not self._used_up() and stop.received is None and not self._stop_reason:
                     self.train_iter()
                     if not self.collector.unfinished:
@@ -207,12 +209,12 @@ class Trainer:
     def _do_what_is_due(self) -> None:
         if self._evaluator is not None:
             self._take(self._evaluator.made())
-        if self._used_up():
-            return  # the end does all of it
+            if not self._used_up() and self._evaluation_is_due():
+                self._begin_evaluation()
+        if self._used_up() or self._evaluation_broken_off:
+            return  # the end, or the resumed run, does the rest
         if self._is_due("log"):
             self._log()
-        if self._evaluator is not None and self._evaluation_is_due():
-            self._begin_evaluation()
         if self._is_due("checkpoint"):
             self.save()
 
@@ -401,8 +403,5 @@ class Trainer:
         self._saved_step, self._outdated = self.collector.env_steps, self._evaluation_broken_off
 
     def _position(self) -> dict[str, int]:
-        return {
-            "env_steps": self.collector.env_steps,
-            "metrics": self._rows_logged,
-            "episodes": self._episodes_ended,
-        }
+        env_steps, rows = self.collector.env_steps, self._rows_logged
+        return {"env_steps": env_steps, "metrics": rows, "episodes": self._episodes_ended}
