@@ -16,6 +16,7 @@ from palaestra.experiments import Search, load_config, preset, search_space, tun
 from palaestra.experiments.dimensions import first_values, with_values
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
+from palaestra.training import TrainerConfig
 
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
 
@@ -136,14 +137,18 @@ def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):
 
 
 def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatch, wait_until):
-    """Evaluations appear while a trial runs; the last one's are worse than the others' and it is asked to end."""
+    """Evaluations appear while a trial runs; the last one's are worse than the others' and it is asked to end.
+
+    They come a little after they are due, by another number of env steps in every seed of every trial.
+    """
     inner, told = tuning._trained, []
 
     def evaluated(config, path, seeds, first, ended=None):
         hopeless = path.name == "trial_5"
         for seed in range(seeds):
             for number in (1, 2, 3):
-                file = path / f"seed_{seed}/evals/{number * 10_000}.json"
+                late = seed + 10 * int(path.name.partition("_")[2].partition("_")[0])
+                file = path / f"seed_{seed}/evals/{number * 10_000 + late}.json"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 score = -9.0 if hopeless else float(number)
                 result = Evaluation(score, 0.0, (score, score), 1.0, 1, [0], deterministic=True, returns=[score])
@@ -159,6 +164,20 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
     assert (found.complete, found.pruned) == (5, 1)
     assert told[5] == "trial 5 was pruned at 10,000 env steps with -9.00"
     assert 5 not in [winner.trial for winner in found.winners]
+
+
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({"eval_every_steps": 300}, [0, 300, 900]),
+        ({"eval_at_steps": (5, 400)}, [5, 400, 400]),
+        ({"eval_every_s": 3.0}, [200, 400, 1000]),
+        ({"eval_every_steps": 0}, [200, 400, 1000]),
+    ],
+)
+def test_evaluations_are_compared_by_when_they_were_due(settings, due):
+    trainer = TrainerConfig(total_env_steps=1000, **settings)
+    assert [tuning._due(env_steps, trainer) for env_steps in (299, 400, 1003)] == due
 
 
 def test_another_question_is_refused_in_the_same_folder(tmp_path, trained):

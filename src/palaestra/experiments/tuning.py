@@ -23,7 +23,7 @@ from palaestra.experiments.presets import preset
 from palaestra.experiments.records import num_cores, read_evaluations
 from palaestra.experiments.run_directory import find_runs
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
-from palaestra.training import StopSignals
+from palaestra.training import StopSignals, TrainerConfig
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
@@ -267,10 +267,10 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
 
     def ended() -> bool:
         nonlocal hopeless
-        for env_steps, score in _evaluations(path, search.seeds) if search.prune else ():
-            if env_steps not in reported and not hopeless:
-                reported.add(env_steps)
-                trial.report(score, env_steps)
+        for due, score in _evaluations(path, search.seeds, config.trainer) if search.prune else ():
+            if due not in reported and not hopeless:
+                reported.add(due)
+                trial.report(score, due)
                 hopeless = trial.should_prune()
         return hopeless or leave.is_set()
 
@@ -286,17 +286,25 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
     return math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.seeds
 
 
-def _evaluations(path: Path, seeds: int) -> list[tuple[int, float]]:
-    """Env steps at which all seeds of a trial were evaluated, and the mean over them of the best evaluation so far."""
+def _evaluations(path: Path, seeds: int, trainer: TrainerConfig) -> list[tuple[int, float]]:
+    """Env steps at which all seeds were due to be evaluated, and the mean over them of the best evaluation so far."""
     found: list[dict[int, float]] = []
     for seed in path.glob("seed_*"):
         best, scores = -math.inf, dict[int, float]()
         for env_steps, result in read_evaluations(seed):
             best = max(best, result["return_mean"])
-            scores[env_steps] = best
+            scores.setdefault(_due(env_steps, trainer), best)
         found.append(scores)
     common = set.intersection(*map(set, found)) if len(found) == seeds else set[int]()
-    return [(env_steps, math.fsum(scores[env_steps] for scores in found) / seeds) for env_steps in sorted(common)]
+    return [(due, math.fsum(scores[due] for scores in found) / seeds) for due in sorted(common)]
+
+
+def _due(env_steps: int, trainer: TrainerConfig) -> int:
+    """When an evaluation was due; it is made when the unroll ends, which differs between seeds and trials."""
+    if trainer.eval_at_steps:
+        return max(step for step in (0, *trainer.eval_at_steps) if step <= env_steps)
+    period = trainer.period("eval") or max(1, trainer.total_env_steps // 10)  # where seconds say when: tenths of a run
+    return env_steps // period * period
 
 
 def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], None]) -> None:
