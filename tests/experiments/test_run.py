@@ -258,7 +258,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
     write = RunDirectory.write_info
 
     def failing(*arguments: Any) -> None:
-        if what == "write_fault" or "error" in arguments[1]:
+        if what == "write_fault" or arguments[1].get("error"):
             full_disk()
         write(*arguments)
 

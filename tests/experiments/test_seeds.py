@@ -1,20 +1,31 @@
 """Tests of `palaestra.experiments.seeds`: real processes, side by side."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.envs.tiny import Chain
-from palaestra.experiments import RunDirectory, find_run, find_runs, group_summary, list_groups, resume_seeds
+from palaestra.experiments import (
+    RunDirectory,
+    find_run,
+    find_runs,
+    group_summary,
+    list_groups,
+    read_evaluations,
+    resume_seeds,
+)
 from palaestra.experiments import seeds as module
 from tests.experiments.parts import CHAIN, SMALL, trained
 from tests.faults.parts import COMMAND, child_environment
+from tests.training.parts import Hooks
 
 LONG = ("--trainer.total-env-steps", "1e8", "--env.max-episode-steps", "6", "--run.no-tensorboard", "--run.name", "g")
 VERB = ("train", "ppo", CHAIN, *LONG, "--algorithm.unroll-length", "8", "--trainer.log-every-steps", "1e3")
@@ -93,6 +104,24 @@ def test_seeds_that_stop_at_their_goal_have_come_to_an_end(tmp_path):
     fork = palaestra.resume(group.seeds[0].directory, fork=True, trainer__stop_at_return=None).directory
     assert fork == tmp_path / "g_seed_0_fork"
     assert [run.path.name for run in find_runs(["g"], tmp_path)] == ["seed_0", "seed_1"]
+
+
+def test_a_resumed_seed_that_is_killed_has_no_numbers_of_the_session_before(tmp_path):
+    """They stood in `run.json` until the next end, which a killed process does not write."""
+    run, left = RunDirectory(trained(tmp_path, trainer__log_every_steps=8).directory), []
+    best, before = run.kept_return, run.info["env_steps"]
+    assert best is not None
+    seen = Hooks(logged=lambda trainer, row: left.append(run.info))
+    reached = palaestra.resume(run.path, trainer__total_env_steps=160, callbacks=[seen]).result.env_steps
+    assert all(left[-1][name] is None for name in ("env_steps", "train_s", "reason", "error", "ended", "not_logged"))
+    run.write_info(left[-1])
+    (run.path / "evals/150.json").write_text(json.dumps({**read_evaluations(run.path)[-1][1], "return_mean": best + 1}))
+    seed = module._Seed(run)
+    seed.process = SimpleNamespace(returncode=-9)  # type: ignore[assignment]
+    seed.refresh()
+    result = seed.result()
+    assert (result.status, result.env_steps, result.best_return) == ("killed", reached, best + 1)
+    assert reached > before
 
 
 def test_a_group_without_runs_is_named(tmp_path):

@@ -93,8 +93,8 @@ def _show_runs(root: str) -> None:
     rows = []
     for path in runs[-_NEWEST:]:
         run = experiments.RunDirectory(path)
-        best = run.info.get("best_return")
-        rows.append((path, run.status, run.info.get("env_steps", ""), "" if best is None else f"{best:.1f}"))
+        best, env_steps = run.kept_return, run.info.get("env_steps") or run.env_steps
+        rows.append((path, run.status, env_steps, "" if best is None else f"{best:.1f}"))
     print_table(["run", "status", "env steps", "best return"], rows)
     if len(runs) > _NEWEST:
         print(f"the newest {_NEWEST} of {len(runs)}; --json has all")

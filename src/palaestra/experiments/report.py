@@ -92,14 +92,14 @@ def _summary(runs: Sequence[RunDirectory]) -> str:
     for run in runs:
         info, evaluations = run.info, read_evaluations(run.path)
         last = evaluations[-1][1] if evaluations else None
-        best = info.get("best_return")
+        best, train_s = run.kept_return, info.get("train_s")
         rows.append(
             [
                 escape(run.path.name),
                 escape(run.status),
                 str(run.config.run.seed),
-                f"{int(info.get('env_steps') or 0):,}",
-                f"{info['train_s']:.1f} s" if "train_s" in info else "–",
+                f"{info.get('env_steps') or run.env_steps:,}",
+                "–" if train_s is None else f"{train_s:.1f} s",
                 _mean(last),
                 "–" if best is None else f"{best:.1f}",
             ]

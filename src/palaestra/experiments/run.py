@@ -279,7 +279,8 @@ def active(
             _resume(directory, trainer, config, collecting)
         process = {"process": process_info(), "threads": torch.get_num_threads()}
         later.begin(trainer)
-        directory.write_info({"status": "running", **process, "networks": networks})
+        began = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged"))  # no end of before
+        directory.write_info({**began, "status": "running", **process, "networks": networks})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer

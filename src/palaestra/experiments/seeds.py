@@ -216,7 +216,7 @@ class _Seed:
         exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else 130)
         steps = int(info.get("env_steps") or self.env_steps)
         why = error or info.get("reason")
-        return SeedResult(self.number, self.directory.path, status, exit_code, steps, info.get("best_return"), why)
+        return SeedResult(self.number, self.directory.path, status, exit_code, steps, self.directory.kept_return, why)
 
 
 class _Panel:
