@@ -5,8 +5,10 @@ import importlib.util
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -44,11 +46,11 @@ class Reports(gymnasium.Env[np.ndarray, np.int64]):
 
 
 @contextlib.contextmanager
-def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fault="raise", **kwargs):
+def at_work(kind=ProcessRuntime, num_agents=2, env=ENDLESS, num_workers=2, on_fault="raise", timeout_s=60.0, **kwargs):
     make = env_maker(env, **kwargs)
     settings = (("learning_starts", 0), ("mini_batch_size", 4))
     robot = robot_of(OneTaskRobot, make, OneTaskConfig(name="dqn", settings=settings))
-    config = RobotConfig(timeout_s=60.0, steps_per_iteration=10)
+    config = RobotConfig(timeout_s=timeout_s, steps_per_iteration=10)
     with kind() as runtime:
         parts = {"config": config, "runtime": runtime, "num_workers": num_workers, "on_fault": on_fault}
         with collector_of(robot, make, num_agents, **parts) as collector:
@@ -172,3 +174,32 @@ def test_an_agent_that_begins_anew_has_the_actions_that_are_left(kind):
         assert collector.unroll(40).env_steps == 40
         assert collector.unroll(5).env_steps == 5
         assert len(collector._restarts[0]) == 3
+
+
+class HangsOnce(Reports):
+    """Hangs in its third step, unless one has done so before.
+
+    Args:
+        file: that is made by the one that hangs.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file, self._steps = Path(file), 0
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        if self._steps == 3 and not self._file.exists():
+            self._file.touch()
+            threading.Event().wait()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("on_fault", ["drop", "restart"])
+def test_an_agent_that_hangs_in_a_worker_counts_as_failed(on_fault, tmp_path, caplog):
+    """F4: its worker is ended, and the run goes on as after one that died."""
+    hangs = {"env": "tests.robots.test_hosted:HangsOnce", "file": str(tmp_path / "hangs"), "timeout_s": 3.0}
+    with at_work(on_fault=on_fault, limit=100, **hangs) as (_, collector):
+        assert collector.unroll(10).env_steps == {"drop": 13, "restart": 20}[on_fault]
+        assert collector.unroll(10).env_steps == {"drop": 10, "restart": 20}[on_fault]
+    assert re.search(r"agent \d is gone: the agents \[\d\] have not moved for 3 s", caplog.text)

@@ -119,7 +119,7 @@ class RobotCollector:
             random: ignored; tasks that have learned nothing yet act at random by themselves.
 
         Raises:
-            AgentError: an agent failed, or none has moved for `timeout_s`.
+            AgentError: an agent failed, or none has moved for `timeout_s`, and `on_fault` does not help.
         """
         self._pausing = False
         group, began = self._start(), time.perf_counter()
@@ -184,26 +184,35 @@ class RobotCollector:
         return make(agent_id, communicator, incarnation=incarnation, permission=permission)
 
     def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
-        moved, still_s, polled_at = -1, 0.0, time.monotonic()
+        moved, still_s, polled_at, begun = -1, 0.0, time.monotonic(), 0
         while group is self._group and self._unsettled(group):  # closed by another thread: nobody moves any more
             with group.changed:
                 if group.busy and not self._incarnations.keys() & group.errors.keys():
                     group.changed.wait(_POLL_S)
-            self._handle_errors(group)
+            restarted = self._handle_errors(group)
             if self._pausing:
                 group.allow(dict.fromkeys(self._incarnations, 0))
             now = group.steps + sum(wrapper.prediction.statistics.requests for wrapper in self.wrappers.values())
             still_s = still_s + min(time.monotonic() - polled_at, _LONGEST_POLL_S) if now == moved else 0.0
             moved, polled_at = now, time.monotonic()
-            limit_s = self.config.timeout_s if now or self._runtime is None else _START_S + self.config.timeout_s
+            begun = now if restarted else begun
+            limit_s = self.config.timeout_s + (0.0 if now != begun or self._runtime is None else _START_S)
             if still_s > limit_s:
-                raise AgentError(f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
+                self._give_up(group, f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
+
+    def _give_up(self, group: AgentGroup | RemoteAgentGroup, why: str) -> None:
+        """Agents hang: they count as failed where their workers can be ended; threads cannot."""
+        if self.on_fault == "raise" or isinstance(group, AgentGroup):
+            raise AgentError(why)
+        group.give_up(group.busy, why)
 
     def _unsettled(self, group: AgentGroup | RemoteAgentGroup) -> bool:
         with group.changed:
             return bool(group.busy or self._incarnations.keys() & group.errors.keys())
 
-    def _handle_errors(self, group: AgentGroup | RemoteAgentGroup) -> None:
+    def _handle_errors(self, group: AgentGroup | RemoteAgentGroup) -> bool:
+        """Does what `on_fault` says; returns whether an agent was restarted."""
+        restarted = False
         for number, error in sorted(group.errors.items()):
             if number not in self._incarnations:
                 continue
@@ -215,11 +224,13 @@ class RobotCollector:
                 _log.warning("%s; it is restarted", error)
                 self._incarnations[number] += 1
                 group.start({number: self._incarnations[number]})
+                restarted = True
                 continue
             if self.on_fault == "restart" or len(self._incarnations) == 1:
                 raise error
             _log.warning("%s; the others continue without it", error)
             del self._incarnations[number]
+        return restarted
 
     def close(self, timeout_s: float = 1.5) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.

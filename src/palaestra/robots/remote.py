@@ -14,7 +14,7 @@ import torch
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind
 from palaestra.rollout import Episode, RequestError
-from palaestra.runtime import Call, Result, Runtime
+from palaestra.runtime import Call, Runtime
 
 __all__ = ["AgentHost", "HostAnswer", "HostReport", "HostRequest", "RemoteAgentGroup"]
 
@@ -79,8 +79,7 @@ class AgentHost:
     def __init__(self, factory: AgentFactory, incarnations: Mapping[int, int], timeout_s: float) -> None:
         torch.set_num_threads(1)
         self._factory, self._timeout_s = factory, timeout_s
-        self._tickets = itertools.count()
-        self._lock = threading.Lock()
+        self._tickets, self._lock = itertools.count(), threading.Lock()
         self._outbox: list[HostRequest] = []
         self._waiting: dict[int, Future[Any]] = {}
         self._group = AgentGroup(self._make_agent)
@@ -101,15 +100,14 @@ class AgentHost:
                 future.set_result(value)
             else:
                 future.set_exception(RequestError(error))
-        group = self._group
-        if allowed:
-            group.allow(allowed)
+        self._group.allow(allowed)
         self._wait(wait_s)
-        episodes = group.take_episodes()
+        group = self._group
         with group.changed, self._lock:
             requests, self._outbox = self._outbox, []
             errors = {number: str(error) for number, error in group.errors.items()}
-            return HostReport(requests, set(group.paused), errors, group.steps, dict(group.allowance), episodes)
+            paused, allowance, episodes = set(group.paused), dict(group.allowance), group.take_episodes()
+            return HostReport(requests, paused, errors, group.steps, allowance, episodes)
 
     def close(self) -> None:
         """Leads all agents out of their episodes; those that wait for an answer get an error."""
@@ -131,8 +129,7 @@ class AgentHost:
                     return
                 if outbox and not found:
                     found, deadline = True, min(deadline, time.monotonic() + _GATHER_S)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if (left := deadline - time.monotonic()) <= 0:
                     return
                 self._group.changed.wait(left)
 
@@ -197,8 +194,8 @@ class RemoteAgentGroup:
     def __init__(
         self, factory: AgentFactory, wrappers: Mapping[str, ComputationWrapper], runtime: Runtime, num_workers: int
     ) -> None:
-        self._factory, self._wrappers, self._runtime = factory, dict(wrappers), runtime
-        self._num_workers = num_workers
+        self._factory, self._wrappers = factory, dict(wrappers)
+        self._runtime, self._num_workers = runtime, num_workers
         wrapper = next(iter(self._wrappers.values()))
         self._timeout_s, self._clients = wrapper.config.timeout_s, wrapper.clients
         self.errors: dict[int, AgentError] = {}
@@ -245,8 +242,7 @@ class RemoteAgentGroup:
                 self._clients.connect(number)
             self._numbers |= set(numbers)
             for worker in range(min(self._num_workers, len(numbers))):
-                mine = numbers[worker :: self._num_workers]
-                self._to_start.append({number: incarnations[number] for number in mine})
+                self._to_start.append({number: incarnations[number] for number in numbers[worker :: self._num_workers]})
             self.changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="agents' hosts", daemon=True)
@@ -268,6 +264,18 @@ class RemoteAgentGroup:
             for number, count in steps.items():
                 self._allowance[number] = self._allowance.get(number, 0) + count if count else 0
             self.changed.notify_all()
+
+    def give_up(self, numbers: Sequence[int], why: str) -> None:
+        """Ends the workers of agents that hang; all agents of these workers have failed then.
+
+        Args:
+            numbers: of the agents.
+            why: for people.
+        """
+        with self.changed:
+            for host in self._hosts:
+                if not host.numbers.isdisjoint(numbers):
+                    self._remove(host, AgentError(why))
 
     def take_episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call."""
@@ -307,8 +315,7 @@ class RemoteAgentGroup:
         finally:
             for number in self._numbers:
                 self._clients.disconnect(number)
-            closing = [self._runtime.call(host.worker, "close") for host in self._hosts]
-            self._runtime.wait(closing, timeout_s=0.3)
+            self._runtime.wait([self._runtime.call(host.worker, "close") for host in self._hosts], timeout_s=0.3)
             for host in self._hosts:
                 self._runtime.stop(host.worker, timeout_s=0.1)
 
@@ -326,7 +333,7 @@ class RemoteAgentGroup:
     def _call_hosts(self) -> None:
         with self.changed:
             for host in self._hosts:
-                if host.call is None and (host.answers or host.allowed or host.runs):
+                if host.call is None and host.numbers and (host.answers or host.allowed or host.runs):
                     wait_s = _SHORT_S if host.blocked else _LONG_S
                     host.call = self._runtime.call(host.worker, "exchange", host.answers, host.allowed, wait_s)
                     host.answers, host.allowed = [], {}
@@ -346,20 +353,19 @@ class RemoteAgentGroup:
             if result.error is None:
                 self._take_report(host, result.value)
             else:
-                self._remove(host, result)
+                self._remove(host, result.error)
 
     def _take_report(self, host: _Host, report: HostReport) -> None:
         with self.changed:
-            newly = (report.paused - set(host.allowed)) - host.paused
+            newly = (report.paused & host.numbers) - set(host.allowed) - host.paused  # not those that were lost
             host.paused |= newly
             host.steps = report.steps
             self._episodes += report.episodes
-            for number, left in report.allowance.items():
-                more = host.allowed.get(number)  # on its way; 0 takes back what is left
+            for number in host.numbers & set(report.allowance):
+                left, more = report.allowance[number], host.allowed.get(number)  # on its way; 0 takes back
                 self._allowance[number] = left if more is None else left + more if more else 0
-            failed = {number: text for number, text in report.errors.items() if number in host.numbers}
-            for number, text in failed.items():
-                self._lose(host, number, AgentError(text))
+            for number in host.numbers & set(report.errors):
+                self._lose(host, number, AgentError(report.errors[number]))
             self.changed.notify_all()
         self._clients.absent(len(newly))
         for request in report.requests:
@@ -398,12 +404,13 @@ class RemoteAgentGroup:
                     del waiting[request.agent_id]
             self.changed.notify_all()
 
-    def _remove(self, host: _Host, result: Result) -> None:
-        """A worker is gone, with all its agents."""
+    def _remove(self, host: _Host, cause: Exception) -> None:
+        """A worker is gone, or is given up, with all its agents."""
         with self.changed:
+            host.call = None
             for number in sorted(host.numbers):
-                error = AgentError(f"agent {number} is gone: {result.error}")
-                error.__cause__ = result.error
+                error = AgentError(f"agent {number} is gone: {cause}")
+                error.__cause__ = cause
                 self._lose(host, number, error)
             self.changed.notify_all()
 
