@@ -1,5 +1,6 @@
 """Tests of `palaestra.envs.attributes`: attributes of environments that are set while they are stepped."""
 
+import contextlib
 import os
 import signal
 
@@ -123,6 +124,37 @@ def test_an_environment_that_is_made_again_has_the_attributes(way):
         assert [row[0] for row in levels(env, 5)] == [19] * 4 + [9]
         assert len(env.faults) == 2
         assert env.get_attr("level") == [9, 9]
+
+
+def killed(env):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(env.driver.worker_pids[1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("by", "on_fault"), [("get", "restart"), ("get", "drop"), ("reset", "restart"), ("set", "drop")]
+)
+def test_a_worker_that_is_gone_may_be_noticed_between_steps(by, on_fault, monkeypatch):
+    """F3: by whoever asks it for something first; what `on_fault` says is done all the same."""
+    settings = {"vectorization": "process", "num_workers": 2, "on_fault": on_fault, "kwargs": {"level": 9}}
+    with create_environment(config(**settings), seed=1) as env:
+        env.reset()
+        levels(env, 1)
+        if by == "reset":
+            env.send(torch.zeros(2, dtype=torch.int64))
+        if by == "set":
+            env.set_attr("level", 5)
+            ask = env.driver._ask  # it is there when environments are chosen, and dies before it is asked
+            monkeypatch.setattr(env.driver, "_ask", lambda *given: (killed(env), ask(*given))[1])
+        else:
+            killed(env)
+        if by == "get":
+            assert env.get_attr("level") == [9, 9 if on_fault == "restart" else None]
+            assert levels(env, 2) == ([[19, 9], [19, 19]] if on_fault == "restart" else [[19, 9], [19, 9]])
+        else:
+            assert env.reset().step_type.tolist() == [0, 0]
+            assert len(levels(env, 2)) == 2
+        assert {fault.handled for fault in env.faults} == {on_fault}
 
 
 class Windy(TensorEnvironment):

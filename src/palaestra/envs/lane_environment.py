@@ -152,7 +152,7 @@ class LaneEnvironment(HasSpecs, Environment):
             self._check_open()
         self._seeds = seeds = self._log.send(actions)
         if seeds and self._log.awaiting:
-            self._answer(self.driver.set_attributes(self._log.take_awaiting(seeds)))
+            self._note(self.driver.set_attributes(self._log.take_awaiting(seeds)))
         self.driver.submit(actions, seeds)
         self._sent = actions
 
@@ -223,7 +223,10 @@ class LaneEnvironment(HasSpecs, Environment):
         if self._sent is not None:
             raise EnvError("attributes were asked for between send and recv; receive first")
         chosen = require_lanes(lanes, self.batch_size)
-        return require_found(name, chosen, self._answer(self.driver.attributes(name, chosen)))
+        while isinstance(found := self.driver.attributes(name, chosen), Incident) and self._is_left(found):
+            begun = self._recover([found], Rows.unknown(self._bare, self.batch_size))
+            self._log.due = sorted({*self._log.due, *begun} - self._log.dropped)  # the next step shows its first row
+        return require_found(name, chosen, self._answer(found))
 
     def state_dict(self) -> dict[str, Any]:
         """Every lane's episode number, its actions so far, and a digest of its latest observation."""
@@ -295,7 +298,7 @@ class LaneEnvironment(HasSpecs, Environment):
             *_, incidents = self.driver.collect()
             for incident in incidents:
                 if incident.fatal:
-                    self._answer(incident)
+                    self._note(incident)
 
     def _where(self, lane: int) -> str:
         number = self._log.episodes[lane]
@@ -351,7 +354,7 @@ class LaneEnvironment(HasSpecs, Environment):
             # if another lane fails to come back, all that it took along are to be started again
             lanes = sorted({*lanes, incident.failure.lane, *incident.also})
             if self._log.awaiting:
-                self._answer(self.driver.set_attributes(self._log.take_awaiting(lanes)))
+                self._note(self.driver.set_attributes(self._log.take_awaiting(lanes)))
             restarted = self.driver.restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
             if not isinstance(restarted, Incident):
                 break
@@ -383,6 +386,15 @@ class LaneEnvironment(HasSpecs, Environment):
                 self._stop(answer.failure.what)
             raise self._record(answer, "raise").error()
         return answer
+
+    def _note(self, incident: Incident | None) -> None:
+        """An incident is an error, unless it is left to the next step."""
+        if incident is not None and not self._is_left(incident):
+            self._answer(incident)
+
+    def _is_left(self, incident: Incident) -> bool:
+        """Whether a worker is gone that is replaced or dropped, which the next step finds again."""
+        return incident.fatal and self._policy.on_fault != "raise"
 
     def _stop(self, because: str) -> None:
         self._ended_by, self._sent = f"an environment failed ({because})", None

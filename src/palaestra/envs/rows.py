@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
-from palaestra.envs.nest import batched_spec, problem
+from palaestra.envs.nest import batched_spec, neutral_rows, problem
 
 __all__ = [
     "MOST_ELEMENTS",
@@ -73,6 +73,18 @@ class Rows(NamedTuple):
     """float32 [B]."""
     observation: list[np.ndarray]
     """One array [B, ...] for every leaf of the observation spec."""
+
+    @classmethod
+    def unknown(cls, specs: Specs, batch_size: int) -> Self:
+        """FIRST rows that show nothing, for steps whose outcome is not known.
+
+        Args:
+            specs: of the environments.
+            batch_size: B.
+        """
+        step_type, discount = np.zeros(batch_size, np.int32), np.ones(batch_size, np.float32)
+        reward = np.zeros((batch_size, *specs.reward.shape), np.float32)
+        return cls(step_type, reward, discount, neutral_rows(specs.observation, batch_size))
 
     def make_first(self, lanes: Any) -> None:
         """Makes FIRST rows of some lanes; what they show stays.

@@ -17,7 +17,6 @@ from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
 from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
-from palaestra.envs.nest import neutral_rows
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.serial import SerialDriver
 from palaestra.envs.watchdog import watch
@@ -79,7 +78,7 @@ class ThreadDriver(Driver):
 
     def collect(self) -> Outcome:
         found = self._wait(self._answer, self._deadline)
-        return (_unknown(self.specs), [], (), [found]) if isinstance(found, Incident) else found
+        return (Rows.unknown(self.specs, 1), [], (), [found]) if isinstance(found, Incident) else found
 
     def restart(
         self, seeds: dict[int, int], *, fatal: bool
@@ -186,9 +185,3 @@ class _Thread:
 def _stepped(actions: list[np.ndarray], seeds: dict[int, int], driver: SerialDriver) -> Outcome:
     driver.submit(actions, seeds)
     return driver.collect()
-
-
-def _unknown(specs: Specs) -> Rows:
-    """One FIRST row that shows nothing, for a step whose outcome is not known."""
-    reward, observation = np.zeros((1, *specs.reward.shape), np.float32), neutral_rows(specs.observation, 1)
-    return Rows(np.zeros(1, np.int32), reward, np.ones(1, np.float32), observation)
