@@ -417,13 +417,14 @@ def _first_ready(
 
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
     _require_native(config)
+    if config.strict:
+        raise ConfigError(f"{config.name!r} makes a batch, in whose observations nobody looks; leave out env.strict")
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     parameters = inspect.signature(maker).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     limit = config.max_episode_steps
-    if limit is not None and (
-        takes_all or "max_episode_steps" in parameters
-    ):  # it resets its lanes itself, so it may know where they end
+    # it resets its lanes itself, so it may know where they end
+    if limit is not None and (takes_all or "max_episode_steps" in parameters):
         kwargs["max_episode_steps"], limit = limit, None
     if takes_all or "lane_seeds" in parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
