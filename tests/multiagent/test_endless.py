@@ -7,8 +7,10 @@ import pytest
 
 import palaestra
 from palaestra.core import StepType
-from palaestra.envs import episodes
-from palaestra.multiagent import MultiAgentEnvs
+from palaestra.envs import EnvConfig, episodes
+from palaestra.experiments.team import Player, play_match
+from palaestra.multiagent import MultiAgentEnvs, assign_policies
+from palaestra.multiagent.envs import create_multi_agent_envs
 from tests.multiagent.parts import RandomWorld
 from tests.multiagent.test_collector import TWO_KINDS, collector_of, lanes_of, seen_of
 
@@ -100,3 +102,12 @@ def test_a_run_is_resumed_with_new_episodes_and_says_so(tmp_path, caplog):
     info = json.loads((done.directory / "run.json").read_text())
     assert (info["resume"], info["resume_reasons"]) == ("statistical", ["with new episodes"])
     assert "episodes of more than 40 steps are not replayed" in caplog.text
+
+
+def test_games_that_never_end_are_draws_and_hold_nobody_up(caplog):
+    """Where players are rated."""
+    env = EnvConfig(name=ENDLESS, kwargs={"length": 10**9, "revive": True})
+    with create_multi_agent_envs(env) as envs:
+        chance = Player.at_random(assign_policies(envs.agents, TWO_KINDS))
+    assert play_match(chance, chance, env, games=4, seed=1, time_limit_s=0.2) == 2
+    assert caplog.text.count("games against each other count as draws: only 0 of 2") == 2

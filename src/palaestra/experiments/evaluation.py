@@ -275,7 +275,7 @@ def rate_runs(
     """Lets the policies of runs play against each other, every two of them, and rates them.
 
     Of two agents, each policy plays each in half of the games; of more, one policy plays every other agent. Who earned
-    more has won.
+    more has won. A game that does not end within `trainer.eval_time_limit_s` is a draw.
 
     Args:
         names: paths or names of runs or groups; `RUN@last` or `RUN@20000` takes a checkpoint's policy in the place of
@@ -295,6 +295,7 @@ def rate_runs(
         raise ConfigError(f"games is {games}; give an even number of at least 2, for each side plays first as often")
     players: dict[str, Player] = {}
     env: EnvConfig | None = None
+    limit_s: float | None = None
     for text in names:
         name, _, which = str(text).partition("@")
         for directory in find_runs([name], root):
@@ -306,6 +307,7 @@ def rate_runs(
             if env is not None and (env.name, env.kwargs) != (own.name, own.kwargs):
                 raise ConfigError(f"{label} is of {own.name} {own.kwargs}, and those before of {env.name} {env.kwargs}")
             env, players[label] = own, Player(learner.policy_specs, policies)
+            limit_s = learner.config.trainer.eval_time_limit_s
     if baseline and players:
         players["random actions"] = Player.at_random(next(iter(players.values())).policy_specs)
     if env is None or len(players) < 2:
@@ -314,7 +316,8 @@ def rate_runs(
     order = list(players.values())
     for first, second in itertools.combinations(range(len(order)), 2):
         lanes = RunSeeds(seed).integer("evaluation", first * len(order) + second)
-        won = play_match(order[first], order[second], env, games=games, seed=lanes, deterministic=deterministic)
+        rules = {"seed": lanes, "deterministic": deterministic, "time_limit_s": limit_s}
+        won = play_match(order[first], order[second], env, games=games, **rules)
         scores[first, second], scores[second, first] = won, games - won
     played = games * (1 - np.eye(len(order)))
     return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)

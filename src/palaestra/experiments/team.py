@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,10 +33,11 @@ from palaestra.multiagent import (
 )
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
-from palaestra.rollout import Evaluation, first_episodes, returns_of_variants
+from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes, returns_of_variants
 
 __all__ = ["Player", "RunningPool", "TeamLearner", "play_match"]
 
+_log = logging.getLogger(__name__)
 
 _LANES = 16  # environments of a match, side by side
 
@@ -176,7 +178,8 @@ def _evaluate(
     if config.agents.self_play.pool_size:
         ((name, policy),) = actors.items()
         snapshots = [Player(policy_specs, {name: snapshot_of(policy, weights)}) for weights in pool().values()]
-        evaluation.parts.update(_rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed))
+        limit_s = config.trainer.eval_time_limit_s
+        evaluation.parts.update(_rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed, limit_s))
     return evaluation
 
 
@@ -201,7 +204,14 @@ class Player:
 
 
 def play_match(
-    first: Player, second: Player, env: EnvConfig, *, games: int, seed: int, deterministic: bool = False
+    first: Player,
+    second: Player,
+    env: EnvConfig,
+    *,
+    games: int,
+    seed: int,
+    deterministic: bool = False,
+    time_limit_s: float | None = None,
 ) -> float:
     """How many games one player wins against another; a draw is half a game.
 
@@ -215,6 +225,7 @@ def play_match(
         games: an even number.
         seed: of the environments.
         deterministic: whether to take the most probable or most valuable actions.
+        time_limit_s: for each half of the games; those that have not ended then are draws, with a warning.
     """
     count = min(_LANES, games // 2)
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
@@ -233,7 +244,13 @@ def play_match(
                     policies[key] = player.policies[policy]
         with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
             play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic)
-            for episode in first_episodes(play, count, games // 2):
+            try:
+                ended = first_episodes(play, count, games // 2, time_limit_s=time_limit_s)
+            except NoEpisodeError as error:
+                _log.warning("games against each other count as draws: %s", error)
+                ended = []
+            won += (games // 2 - len(ended)) / 2
+            for episode in ended:
                 earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
                 own = [value for name, value in earned.items() if name in mine]
                 others = [value for name, value in earned.items() if name not in mine]
@@ -241,11 +258,13 @@ def play_match(
     return won
 
 
-def _rated(player: Player, snapshots: Sequence[Player], env: EnvConfig, games: int, seed: int) -> dict[str, float]:
+def _rated(
+    player: Player, snapshots: Sequence[Player], env: EnvConfig, games: int, seed: int, time_limit_s: float | None
+) -> dict[str, float]:
     """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
     games += games % 2
     opponents = [Player.at_random(player.policy_specs), *snapshots]
-    won = [play_match(player, one, env, games=games, seed=seed) for one in opponents]
+    won = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
     scores, played = np.zeros((2, 1 + len(won), 1 + len(won)))
     scores[0, 1:], scores[1:, 0] = won, games - np.array(won)
     played[0, 1:] = played[1:, 0] = games
