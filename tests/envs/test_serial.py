@@ -258,6 +258,11 @@ def test_a_dropped_environment_shows_its_last_good_row_although_it_reuses_its_ar
     assert [step.observation[:, 0].tolist() for step in seen] == [[1, 1], [2, 2], [3, 2], [4, 2], [5, 2]]
     assert [step.step_type.tolist() for step in seen] == [[1, 1], [1, 1], [1, 0], [1, 0], [1, 0]]
     assert len(env.faults) == 1
+    state = env.state_dict()
+    for restore in (lambda: env.load_state_dict(state), lambda: env.load_lane_state(env.lane_state())):
+        with pytest.raises(EnvError, match=r"environments \[1\] were dropped and cannot be restored"):
+            restore()
+    assert env.step(actions).step_type.tolist() == [1, 0]  # as before
 
 
 def test_the_row_shown_for_a_failure_right_after_a_restored_state_is_the_restored_one():

@@ -242,7 +242,7 @@ class LaneEnvironment(HasSpecs, Environment):
             state: from `state_dict`, whatever the driver was.
 
         Raises:
-            EnvError: it does not fit, or an environment does not replay.
+            EnvError: it does not fit, an environment does not replay, or one was dropped.
         """
         self._check_open()
         episodes = self._log.episodes_of(state)
@@ -287,6 +287,9 @@ class LaneEnvironment(HasSpecs, Environment):
     # -- episodes
 
     def _restore(self, episodes: Sequence[LaneEpisode]) -> None:
+        if self._log.dropped:
+            lanes = sorted(self._log.dropped)
+            raise EnvError(f"environments {lanes} were dropped and cannot be restored; load the state into a new batch")
         self._give_up_step()
         self._reader.mask = None
         self._log.restore(episodes, range(self.batch_size))
