@@ -47,6 +47,8 @@ from palaestra.training import Callback, ConsoleLogger, Logger, StopSignals, Tra
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
 _log = logging.getLogger(__name__)
+_NO_END = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged"))
+"""What `run.json` says of an end, while there is none."""
 _LARGEST_FOR_REPORT_BYTES = 4_000_000
 
 
@@ -279,8 +281,7 @@ def active(
             _resume(directory, trainer, config, collecting)
         process = {"process": process_info(), "threads": torch.get_num_threads()}
         later.begin(trainer)
-        began = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged"))  # no end of before
-        directory.write_info({**began, "status": "running", **process, "networks": networks})
+        directory.write_info({**_NO_END, "status": "running", **process, "networks": networks})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
