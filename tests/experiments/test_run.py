@@ -363,5 +363,5 @@ def test_a_run_that_cannot_be_compiled_says_why_and_runs_without(missing, monkey
     else:
         monkeypatch.setattr(module, "can_compile", lambda: False)
     trained(tmp_path, run__compile=True)
-    said = {"compiler": "needs a C++ compiler", "pytorch": "needs PyTorch 2.13, and this is"}[missing]
+    said = {"compiler": "needs a C++ compiler", "pytorch": "needs PyTorch 2.11, and this is"}[missing]
     assert said in caplog.text

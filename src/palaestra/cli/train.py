@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-import yaml
 
 from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import command, parse, positional, typed_options
 from palaestra.cli.short_help import short_help
 from palaestra.core import ConfigError, require_at_least
-from palaestra.experiments.config import config_to_mapping
+from palaestra.experiments.config import as_yaml
 
 __all__ = ["resume", "train"]
 
@@ -116,7 +115,7 @@ def train(arguments: list[str]) -> int:
     if named is not None:
         experiments.require_same_task(config, *named)
     if command.print_config:
-        sys.stdout.write(yaml.safe_dump(config_to_mapping(config), sort_keys=False))
+        sys.stdout.write(as_yaml(config))
         return 0
     if command.dry_run:
         estimate = experiments.dry_run(config)

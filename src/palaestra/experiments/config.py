@@ -1,6 +1,7 @@
 """The configuration of a run: frozen dataclasses, read from and written to YAML with every mistake named."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -273,9 +274,12 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
     return config
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
 def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str], old_names: bool) -> Any:
     """The configuration as far as it can be made; what is wrong is added to the problems."""
-    hints = typing.get_type_hints(kind)
+    hints = dict(_type_hints(kind))
     values: dict[str, Any] = dict(vars(kind() if base is None else base))
     if issubclass(kind, ExperimentConfig):
         try:
@@ -421,13 +425,27 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         ConfigError: it cannot be read, or holds no mapping.
     """
     try:
-        data = read_yaml(Path(path).read_text())
+        data = _parsed(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         what = "is empty" if data is None else f"holds {type(data).__name__}"
         raise ConfigError(f"the configuration {path} {what}; a mapping of settings is needed")
     return data
+
+
+_parsed = functools.lru_cache(maxsize=32)(read_yaml)
+"""A run reads its own configuration five times."""
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def as_yaml(config: ExperimentConfig) -> str:
+    """A configuration as text that `load_config` reads back to an equal one.
+
+    Args:
+        config: all settings.
+    """
+    return yaml.dump(config_to_mapping(config), Dumper=_Dumper, sort_keys=False)
 
 
 def save_config(config: ExperimentConfig, path: str | Path) -> None:
@@ -437,7 +455,7 @@ def save_config(config: ExperimentConfig, path: str | Path) -> None:
         config: all settings.
         path: of the YAML file.
     """
-    replace_text(Path(path), yaml.safe_dump(config_to_mapping(config), sort_keys=False))
+    replace_text(Path(path), as_yaml(config))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import faulthandler
+import functools
 import importlib.metadata
 import json
 import logging
@@ -57,13 +58,11 @@ def process_info() -> dict[str, Any]:
 
 def provenance() -> dict[str, Any]:
     """What `run.json` says about a run's origin, as JSON values."""
-    versions = {name: package_version(name) or "source tree" for name in _PACKAGES}
-    versions |= {name: version for name in _OF_ENVIRONMENTS if (version := package_version(name))}
     return {
         "command": sys.argv,
         "started": now(),
         "process": process_info(),
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": platform.python_version(), **_versions()},
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
@@ -74,6 +73,13 @@ def provenance() -> dict[str, Any]:
         },
         "git": _git_revision(),
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Of the packages that a run depends on; they stay while a process lives."""
+    versions = {name: package_version(name) or "source tree" for name in _PACKAGES}
+    return versions | {name: version for name in _OF_ENVIRONMENTS if (version := package_version(name))}
 
 
 def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
