@@ -85,6 +85,7 @@ class Collector:
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
         self._compiled: CompiledStep | None = None
+        self._chance: RandomPolicy | None = None
 
     @classmethod
     def of(
@@ -166,8 +167,7 @@ class Collector:
         if (n_step is None) == (n_episode is None):
             raise ConfigError(f"collect(n_step={n_step}, n_episode={n_episode}): give exactly one of the two")
         info, began = CollectInfo(0), time.perf_counter()
-        num_envs = self.env.batch_size
-        self._pausing = False
+        self._pausing, num_envs = False, self.env.batch_size
         while n_step is not None and info.env_steps < n_step and not self._pausing:
             self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
         if isinstance(n_episode, Sequence):
@@ -259,9 +259,9 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        chance = RandomPolicy(self.policy.observation_spec, self.policy.raw_action_spec)
-        chance.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
-        return step._replace(action=chance.act(time_step).action)
+        self._chance = self._chance or RandomPolicy(self.policy.observation_spec, self.policy.raw_action_spec)
+        self._chance.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
+        return step._replace(action=self._chance.act(time_step).action)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
