@@ -81,13 +81,13 @@ def test_targets_of_values_are_the_two_atoms_beside_them_and_values_lead_back():
 def test_the_targets_of_muzero_end_with_their_episode():
     algorithm = muzero()
     batch = rows(2, torch.rand(7, 2, 3))
+    for parameter in algorithm.target_network.parameters():  # no longer what the policy acts with
+        parameter.mul_(1.5)
     found = algorithm.preprocess(batch, None)
-    value, reward = batch.action["value"], batch.reward
-    own = own_values(algorithm.policy.network, batch)
-    value = torch.where(batch.step_type[:-1] == 2, own[:-1], value)
+    value, reward = own_values(algorithm.target_network, batch), batch.reward
 
     def target(n: int, t: int) -> float:
-        """Three rewards and the value that a search found then, or the network's where it was cut off; else nothing."""
+        """Three rewards and the slow copy's value then, or of where it was cut off; else nothing."""
         total, weight = 0.0, 1.0
         for i in range(3):
             if STEPS[n][t + i][0] == 2:

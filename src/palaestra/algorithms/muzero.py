@@ -2,11 +2,12 @@
 
 Papers: Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4; the search is that of
 Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
-Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; a truncated episode
-bootstraps from the network's own value of its last observation, others from the value of the search's improved policy,
-where the paper's is the mean of all simulations; the decay of weights is decoupled from the loss.
+Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; returns bootstrap from the
+values of a slow copy of the network, as in appendix H, but policies are not searched anew; the decay of weights is
+decoupled from the loss.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,14 +59,16 @@ class MuZeroConfig(AlgorithmConfig):
     """Sequences in a minibatch."""
     model_steps: Positive[int] = 5
     """Steps that the model is unrolled in learning."""
-    td_steps: Positive[int] = 10
-    """Rewards summed before bootstrapping from the value that a search found."""
+    td_steps: Positive[int] = 5
+    """Rewards summed before bootstrapping from the slow copy of the network."""
     unroll_length: Positive[float] = 8
     """Time steps collected from every environment before each update."""
     capacity: Positive[int] = 100_000
     """Rows the replay buffer keeps."""
     gamma: Fraction[float] = 0.99
     """Discount per env step, in [0, 1]."""
+    tau: Fraction[Schedule] = 0.02
+    """Share of the way that the slow copy goes towards the network after each gradient step, in [0, 1]."""
     value_cost: Schedule = 0.5
     """Weight of the value's cross-entropy."""
     max_grad_norm: Positive[float] = 5.0
@@ -149,19 +152,15 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         adam = OptimizerOption(
             "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
         )
-        model = CoreModel({"network": policy.network}, {"network": adam})
+        self.target_network: Any = copy.deepcopy(policy.network)
+        model = CoreModel({"network": policy.network, "target_network": self.target_network}, {"network": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:
         """Targets of the first row and of the K after it; what lies after the end of an episode is nothing at all."""
-        steps, found = self.config.model_steps, batch.action["value"]
-        value = torch.cat([found, torch.zeros_like(found[:1])])  # no target reaches the last row
-        ends = (batch.step_type == StepType.LAST) & (batch.discount != 0)
-        if ends.any():  # where pools begin anew at once, there was no search
-            network = self.policy.network
-            own = network.values(network.predict(self.policy.normalize(batch.observation)).atoms)
-            value = torch.where(ends, own, value)
+        steps, network = self.config.model_steps, self.target_network
+        value = network.values(network.predict(self.policy.normalize(batch.observation)).atoms)
         rows = (batch.reward, batch.discount, batch.step_type)
         target = n_step_returns(value, *rows, gamma=self.config.planning.discount, n=self.config.td_steps)
         kinds = batch.step_type[: steps + 2]
