@@ -152,12 +152,13 @@ def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mappin
 def _facts(run: RunDirectory) -> dict[str, Any]:
     """What a manifest says of a run."""
     info = run.info
-    facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "env_steps", "git")}
+    facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "git")}
+    facts["env_steps"] = info.get("env_steps") or run.env_steps  # a killed run has not said it
     evaluations = read_evaluations(run.path)
     newest = evaluations[-1][1] if evaluations else {}
     shown = ("env_steps", "return_mean", "return_ci95", "episodes", "deterministic", "seeds")
     evaluation = {name: newest[name] for name in shown if name in newest}
-    return {"run": run.path.name, **facts, "best_return": info.get("best_return"), "last_evaluation": evaluation}
+    return {"run": run.path.name, **facts, "best_return": run.kept_return, "last_evaluation": evaluation}
 
 
 def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportFormat, facts: dict[str, Any]) -> Exported:

@@ -262,7 +262,7 @@ def _require_free(target: Path) -> None:
 
 
 def _best_return(run: experiments.RunDirectory) -> float:
-    best = run.info.get("best_return")
+    best = run.kept_return
     return -math.inf if best is None else best
 
 
