@@ -18,12 +18,10 @@ import torch
 from benchmarks.numbers import spread
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed import ours
-from palaestra import Collector, EnvConfig, RunSeeds, Trainer
+from benchmarks.speed.tensors import trainer_of
 from palaestra.algorithms import SAC
 from palaestra.buffers import DeviceMemory, MainMemory, ReplayBuffer
 from palaestra.core import BoundedSpec, TensorSpec, TimeStep
-from palaestra.envs import create_environment
-from palaestra.experiments import make_algorithm
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = (4096, 32), (4096, 128), (16384, 32)
@@ -34,18 +32,8 @@ OBSERVATION, ACTION, ROWS = TensorSpec((17,)), BoundedSpec((6,), minimum=-np.one
 
 def ppo(num_envs: int, num_steps: int, device: str, compiled: bool) -> Callable[[], int]:
     """An iteration, which says how many env steps it took."""
-    config = ours.configuration("ppo", compiled=compiled)
-    kwargs = {"max_episode_steps": 500, "device": device}
-    env = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=num_envs, kwargs=kwargs)
-    shape = {"unroll_length": num_steps, "mini_batch_size": num_envs * num_steps // 4, "num_epochs": 4}
-    config = dataclasses.replace(config, env=env, algorithm=dataclasses.replace(config.algorithm, **shape))
-    algorithm: Any = make_algorithm(config).to(device)
-    lanes = [RunSeeds(0).integer("environments", lane) for lane in range(num_envs)]
-    collector = Collector.of(create_environment(config.env, lane_seeds=lanes), algorithm)
-    if compiled:
-        algorithm.compile()
-        collector.compile()
-    trainer = Trainer(collector, algorithm, config.trainer)
+    trainer = trainer_of(num_envs, num_steps, compiled=compiled, device=device)
+    collector = trainer.collector
 
     def iteration() -> int:
         before = collector.env_steps

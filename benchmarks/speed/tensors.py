@@ -26,25 +26,32 @@ SHAPES = {(4, 128): 0.65, (8, 128): 0.65, (2048, 32): 1.0}
 SIDES = ("eager", "compiled", "peer")
 
 
-def measured(num_envs: int, num_steps: int, window_s: float, *, compiled: bool) -> dict[str, Any]:
-    """Env steps a second of the trainer's iterations, and seconds until the first was over."""
+def trainer_of(num_envs: int, num_steps: int, *, compiled: bool, device: str = "cpu") -> Any:
+    """A `Trainer` of PPO on tensor CartPoles."""
     from benchmarks.speed import ours
     from palaestra import Collector, EnvConfig, RunSeeds, Trainer
     from palaestra.envs import create_environment
     from palaestra.experiments import make_algorithm
 
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # as `Trainer.run` does
     config = ours.configuration("ppo", compiled=compiled)
-    env = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=num_envs, kwargs={"max_episode_steps": 500})
+    kwargs = {"max_episode_steps": 500, "device": device}
+    env = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=num_envs, kwargs=kwargs)
     shape = {"unroll_length": num_steps, "mini_batch_size": num_envs * num_steps // 4, "num_epochs": 4}
     config = dataclasses.replace(config, env=env, algorithm=dataclasses.replace(config.algorithm, **shape))
-    algorithm = make_algorithm(config)
+    algorithm = make_algorithm(config).to(device)
     lanes = [RunSeeds(0).integer("environments", lane) for lane in range(num_envs)]
     collector = Collector.of(create_environment(config.env, lane_seeds=lanes), algorithm)
     if compiled:
         collector.compile()
-    trainer = Trainer(collector, algorithm, config.trainer)
+    return Trainer(collector, algorithm, config.trainer)
+
+
+def measured(num_envs: int, num_steps: int, window_s: float, *, compiled: bool) -> dict[str, Any]:
+    """Env steps a second of the trainer's iterations, and seconds until the first was over."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as `Trainer.run` does
+    trainer = trainer_of(num_envs, num_steps, compiled=compiled)
+    collector = trainer.collector
     began = time.perf_counter()
     trainer.train_iter()
     first_s = time.perf_counter() - began

@@ -323,7 +323,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 `apply`. By default `gradients` and `apply` make it here.
 
         Raises:
-            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch.
+            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
+                GPU, which are all made before that is asked.
         """
         compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled_after
         step = gradient_step or (self._compiled_step if compiled else None)

@@ -323,12 +323,12 @@ class Recorded:
                     results, self._structure = optree.tree_flatten(function(given))
                     self._numbers: list[Any] = [leaf for leaf in results if _is_number(leaf)]
                     self._together = torch.stack(self._numbers) if self._numbers else None
+            self._results: list[Any] = results
         finally:
             Recorded._now = False
-        self._results: list[Any] = results
-        with torch.no_grad():
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
+            with torch.no_grad():
+                for tensor, value in zip(changed, before, strict=True):
+                    tensor.copy_(value)
 
     def __call__(self, given: Any) -> Any:
         """The function's result, in memory of its own.
