@@ -7,7 +7,6 @@ from palaestra.experiments.data import *
 from palaestra.experiments.diagnosis import *
 from palaestra.experiments.dimensions import *
 from palaestra.experiments.evaluation import *
-from palaestra.experiments.films import *
 from palaestra.experiments.learner import *
 from palaestra.experiments.logs import *
 from palaestra.experiments.measure import *

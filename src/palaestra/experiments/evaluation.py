@@ -1,16 +1,17 @@
-"""What runs have left: their policies, evaluations of these, and the data that they learned from."""
+"""What runs have left: their policies, evaluations and films of these, and the data that they learned from."""
 
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from palaestra.core import CheckpointError, ConfigError, RunSeeds
+from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra
 from palaestra.envs import EnvConfig
 from palaestra.experiments.build import learner_of
 from palaestra.experiments.config import on_cpu
@@ -31,9 +32,11 @@ __all__ = [
     "evaluate_run",
     "evaluate_runs",
     "export_data",
+    "film_episode",
     "policies_of_run",
     "policy_of_run",
     "rate_runs",
+    "write_film",
 ]
 
 
@@ -321,3 +324,44 @@ def rate_runs(
         scores[first, second], scores[second, first] = won, games - won
     played = games * (1 - np.eye(len(order)))
     return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)
+
+
+def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
+    """Writes an mp4 or a gif.
+
+    Args:
+        path: of the file.
+        frames: uint8 [H, W, 3].
+        fps: frames per second.
+
+    Raises:
+        MissingExtraError: imageio is not installed.
+    """
+    imageio = import_extra("imageio.v3", "video", "writing a film")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    gif = path.suffix == ".gif"
+    options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
+    imageio.imwrite(path, np.stack(frames), **options)
+
+
+def film_episode(
+    learner: Learner, policies: Mapping[str, Policy], path: Path, *, seed: int = 0, fps: int | None = None
+) -> None:
+    """Films one episode of policies, without a screen.
+
+    Args:
+        learner: of the run.
+        policies: that act, by name.
+        path: of the film, .mp4 or .gif.
+        seed: of the environment.
+        fps: frames per second; by default as many as the environment says.
+
+    Raises:
+        ConfigError: the environment draws no pictures, or a package for them is missing.
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
+    scenes = list(learner.play(policies, episodes=1, seed=seed, window=False))
+    frames = [scene.picture for scene in scenes if scene.picture is not None]
+    if not frames:
+        raise ConfigError(f"{learner.config.env.name} draws no pictures")
+    write_film(path, frames, fps or scenes[0].fps)
