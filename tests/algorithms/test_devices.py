@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
-from palaestra.algorithms.gradient_algorithm import CompiledSteps
-from palaestra.core import ConfigError, Linear, NonFiniteError, to_device
+from palaestra.algorithms.compiled_steps import CompiledSteps
+from palaestra.core import ConfigError, Linear, Minibatches, NonFiniteError, to_device
 from tests.algorithms.parts import FAST, any_kind, collected, collector_for, environment, make, slow_but_of
 from tests.contracts.states import different
 from tests.devices import pretend_device
@@ -107,17 +107,35 @@ def test_compiled_code_is_for_one_device(monkeypatch):
 
     def compiled(algorithm, step, batch, changed):
         made.append(algorithm.device.type)
-        return lambda batch: None
+        return lambda batch: (({}, None, 1), None)
 
-    monkeypatch.setattr("palaestra.algorithms.gradient_algorithm.compiled_method", compiled)
+    monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", compiled)
     algorithm, collector = collected("dqn", "discrete")
-    steps = CompiledSteps(algorithm, GradientAlgorithm._unchecked_step)
-    steps((), algorithm.draw(collector.buffer))
+    steps = CompiledSteps(algorithm, 0)
+    list(steps(Minibatches(algorithm.draw(collector.buffer), 1, 0)))
     with pretend_device() as device:
         algorithm.to(device)
         for _ in range(2):
-            steps((), algorithm.draw(collector.buffer))
+            list(steps(Minibatches(algorithm.draw(collector.buffer), 1, 0)))
     assert made == ["cpu", device]
+
+
+@pytest.mark.parametrize(
+    ("steps", "period", "done", "together"),
+    [(16, 0, 5, 4), (6, 0, 0, 3), (7, 0, 0, 1), (16, 2, 4, 2), (16, 2, 5, 1), (16, 1, 0, 1), (16, 1000, 8, 4)],
+)
+def test_a_graph_on_a_gpu_has_steps_with_no_copy_into_target_networks_between(steps, period, done, together):
+    algorithm, _ = collected("dqn", "discrete", target_period=period or 1)
+    algorithm.device, algorithm.target_period, algorithm.num_gradient_steps = torch.device("cuda"), period, done
+    assert CompiledSteps(algorithm, 0)._in_a_row(steps) == together
+
+
+@pytest.mark.parametrize("name", ["ppo", "td3"])
+def test_steps_on_a_gpu_are_apart_where_something_is_asked_in_between(name):
+    algorithm, _ = collected(name, "continuous")
+    assert algorithm.steps_in_a_row == (name == "ppo")
+    algorithm.may_stop = True
+    assert not algorithm.steps_in_a_row
 
 
 def test_a_device_that_is_not_there_is_refused_and_nothing_moves():
@@ -152,7 +170,7 @@ def test_an_algorithm_learns_on_a_gpu(name, kind):
 @pytest.mark.parametrize("fuses", [False, True])
 def test_compiled_steps_on_a_gpu_are_those_of_eager_code(name, kind, changes, fuses, monkeypatch):
     """One CUDA graph, of the operations as they are, and of those that the compiler makes of them."""
-    if fuses and torch.__version__ < "2.13" and ALGORITHMS[name].team:
+    if fuses and torch.__version__ < "2.13" and (ALGORITHMS[name].team or "bonus" in changes):
         pytest.skip("this PyTorch cannot trace batches that are made inside of a loss")
     monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: fuses)
     torch.compiler.reset()

@@ -77,6 +77,12 @@ def test_a_processor_without_the_instructions_is_an_error(monkeypatch):
         of_preset("dqn")
 
 
+def test_tf32_is_for_a_gpu():
+    config = preset("dqn", "CartPole-v1")
+    with pytest.raises(ConfigError, match=r"run.precision is .tf32., but this cpu has no products in TF32"):
+        make_algorithm(dataclasses.replace(config, run=RunConfig(precision="tf32", num_threads=1)))
+
+
 def test_an_algorithm_without_gradients_is_an_error():
     with pytest.raises(ConfigError, match="EvolutionStrategies makes no gradient steps"):
         of_preset("evolution_strategies")
@@ -84,5 +90,5 @@ def test_an_algorithm_without_gradients_is_an_error():
 
 def test_a_precision_that_does_not_exist_is_an_error():
     given: Any = "half"
-    with pytest.raises(ConfigError, match=r"run.precision is 'half'; it is float32 or bf16"):
+    with pytest.raises(ConfigError, match=r"run.precision is 'half'; it is float32, tf32 or bf16"):
         RunConfig(precision=given)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.core import Batch, Offline, OnPolicy, Replay, ShapeError, minibatches, sequences
+from palaestra.core import Batch, Offline, OnPolicy, Replay, ShapeError, equal_minibatches, minibatches, sequences
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -139,3 +139,30 @@ def test_sequences_need_enough_steps_and_equal_leaves():
 def test_the_first_of_many_steps_can_be_a_single_one():
     assert sequences(numbered(1, 3), 1).step.shape == (3,)
     assert sequences(numbered(1, 3), None).step.shape == (1, 3)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("size", [4, 6])
+def test_the_minibatches_of_a_pass_lie_together(length, size):
+    """They are those of `minibatches`, in that order; only a smaller last one is apart."""
+    plan = OnPolicy(unroll_length=8, num_epochs=2, mini_batch_size=size, mini_batch_length=length)
+    batch, expected = numbered(8, 5), parts(numbered(8, 5), plan)
+    passes = list(equal_minibatches(batch, plan, generator=torch.Generator().manual_seed(0)))
+    found = [minibatch for equal in passes for minibatch in equal]
+    assert len(found) == len(expected) == sum(len(equal) for equal in passes)
+    assert all(torch.equal(a.nested.pair, b.nested.pair) for a, b in zip(found, expected, strict=True))
+    for equal in passes:
+        assert len({part.step.shape for part in equal}) == 1
+        assert equal[0].step.untyped_storage().data_ptr() == equal[-1].step.untyped_storage().data_ptr()
+
+
+def test_minibatches_come_in_parts_of_so_many():
+    """Sequences are cut along their second dimension; what has one value for each of them, along its first."""
+    rows = Batch(step=torch.arange(24).reshape(2, 12), weight=torch.arange(12))
+    plan = Replay(unroll_length=1, gradient_steps=6, mini_batch_size=2, mini_batch_length=2)
+    (every,) = equal_minibatches(rows, plan, generator=torch.Generator())
+    first, second = every.in_parts(3)
+    assert [part.weight.tolist() for part in [*first, *second]] == [[k, k + 1] for k in range(0, 12, 2)]
+    assert second.rows.step.tolist() == [list(range(6, 12)), list(range(18, 24))]
+    assert every.of(second.rows)[5].weight.tolist() == [11]
+    assert [every] == every.in_parts(6)

@@ -18,6 +18,7 @@ import palaestra
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay
 from palaestra.runtime import Companion
 from palaestra.training import Callback, planned_gradient_steps
+from tests.algorithms.parts import collected
 
 AFTER = 20
 SMALL = {
@@ -45,7 +46,7 @@ def early(monkeypatch):
 @pytest.fixture
 def pretended(monkeypatch, early):
     """Nothing is compiled: `compiled` has the gradient steps made by what would be, `sent` what would compile it."""
-    steps = importlib.import_module("palaestra.algorithms.gradient_algorithm")
+    steps = importlib.import_module("palaestra.algorithms.compiled_steps")
     later = importlib.import_module("palaestra.training.callbacks")
     made = {"compiled": [], "sent": []}
 
@@ -114,6 +115,24 @@ def test_gradient_steps_are_planned_from_settings_alone(plan, lanes, expected):
     assert planned_gradient_steps(plan, 1000, lanes) == expected
 
 
+def test_all_is_prepared_that_a_pass_needs(monkeypatch):
+    """Terms that are due in other steps of an update have graphs of their own."""
+    made = []
+
+    def compiled_method(owner, method, example, changed):
+        made.append(owner.is_due("actor"))
+        return method
+
+    monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", compiled_method)
+    algorithm, collector = collected("td3", "continuous", gradient_steps=4, policy_period=2)
+    algorithm.compile(after=100)
+    algorithm.update(collector.source)
+    before = algorithm.num_gradient_steps
+    algorithm.prepare()
+    assert sorted(made) == [False, True]
+    assert algorithm.num_gradient_steps == before
+
+
 def test_a_short_run_is_eager_starts_no_process_and_says_so_in_its_record(tmp_path, monkeypatch):
     monkeypatch.setattr("palaestra.training.callbacks.Companion", None)
     record = said(train(tmp_path))
@@ -165,7 +184,7 @@ def test_what_cannot_be_compiled_stays_eager_and_says_why_once(tmp_path, pretend
     def refuse(owner, method, example, changed):
         raise RuntimeError("graph break\nlong story")
 
-    monkeypatch.setattr("palaestra.algorithms.gradient_algorithm.compiled_method", refuse)
+    monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", refuse)
     result = train(tmp_path)
     assert result.result.status == "done"
     assert caplog.text.count("stays eager: PPO cannot be compiled: RuntimeError: graph break") == 1

@@ -290,11 +290,12 @@ class Algorithm(ABC, Generic[PolicyT]):
         """Chooses how exact the matrix products of gradient steps are.
 
         Args:
-            precision: float32; or bf16, where weights, sums and what is no product still stay in float32, and so do the
-                output layers of the library's networks, for returns need its digits.
+            precision: float32; tf32 on a GPU, of all products there; or bf16, where weights, sums and what is no
+                product still stay in float32, and so do the output layers of the library's networks, for returns need
+                its digits.
 
         Raises:
-            ConfigError: bf16, for a device that has no instructions for it, or without gradient steps.
+            ConfigError: it is for a device that has no instructions for it, or without gradient steps.
         """
         if precision != "float32":
             raise ConfigError(f"run.precision is {precision!r}, but {type(self).__name__} makes no gradient steps")

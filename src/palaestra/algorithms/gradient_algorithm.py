@@ -1,19 +1,28 @@
 """`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
 import functools
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
+from palaestra.algorithms.compiled_steps import CompiledSteps, StepResult, num_valid
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
-from palaestra.core import Batch, ConfigError, DataSource, NonFiniteError, Plan, RunSeeds, minibatches, shards, tree_map
-from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, compiled_method, require_bfloat16
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Minibatches,
+    NonFiniteError,
+    Plan,
+    RunSeeds,
+    equal_minibatches,
+)
+from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, in_graph, set_products
 from palaestra.policies import Phase
 
 __all__ = ["GradientAlgorithm", "GradientStep", "Gradients", "Losses", "StepResult"]
@@ -47,72 +56,8 @@ class Gradients(NamedTuple):
     """By component, what its batch normalisations saw."""
 
 
-StepResult: TypeAlias = tuple[dict[str, Tensor], Tensor | None, Tensor | int]
-"""What one gradient step reports: its metrics, new priorities of its rows where the algorithm has any, and how many
-rows counted."""
-
-_ROWS_IN_CACHE = 2048
-"""Rows whose activations a core's cache holds, with hidden layers of 64 to 256 units: measured, 10 to 25% faster."""
-
 GradientStep: TypeAlias = Callable[[Batch], StepResult]
 """Makes one gradient step on a minibatch, with gradients from wherever it gets them."""
-
-
-@final
-class CompiledSteps:
-    """A gradient step as compiled code; what it needs is compiled when it is first needed.
-
-    There is one graph for each set of periodic loss terms that are due together, for each place of the networks, and
-    for each layout of a minibatch: names, shapes, strides and types of its fields. What belongs to the algorithm
-    (parameters, settings, optimizer state) stays the same object in one place, so nothing of it is checked. A call
-    leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small gradient step.
-
-    Args:
-        algorithm: whose step it is.
-        step: the method, not bound.
-    """
-
-    def __init__(self, algorithm: Any, step: Any) -> None:
-        self._algorithm, self._step = algorithm, step
-        self._graphs: dict[Any, Callable[[Batch], Any]] = {}
-
-    def __call__(self, due: tuple[str, ...], batch: Batch) -> Any:
-        """One step.
-
-        Args:
-            due: the periodic loss terms that it uses.
-            batch: the minibatch.
-        """
-        return self.graph(due, batch)(batch)
-
-    def graph(self, due: tuple[str, ...], batch: Batch) -> Callable[[Batch], Any]:
-        """The compiled code of one step.
-
-        Args:
-            due: the periodic loss terms that it uses.
-            batch: the minibatch, or one with its layout.
-
-        Raises:
-            ConfigError: it cannot be compiled; says why.
-        """
-        key = due, self._algorithm.model.moves, _layout(batch)
-        graph = self._graphs.get(key)
-        if graph is None:
-            changed = list(self._algorithm.model.state_tensors().values())
-            try:
-                graph = self._graphs[key] = compiled_method(self._algorithm, self._step, batch, changed)
-            except Exception as error:  # of any kind: PyTorch's compiler, the C++ compiler, or the network's own code
-                kind, said = type(error).__name__, f"{error}".strip().partition("\n")[0]
-                raise ConfigError(f"{type(self._algorithm).__name__} cannot be compiled: {kind}: {said}") from error
-        return graph
-
-
-def _layout(batch: Batch) -> tuple[Any, ...]:
-    """Everything of a minibatch that compiled code takes for granted."""
-    return tuple(
-        (name, _layout(leaf) if isinstance(leaf, Batch) else (leaf.dtype, leaf.shape, leaf.stride()))
-        for name, leaf in vars(batch).items()
-    )
 
 
 class GradientAlgorithm(Algorithm[PolicyT]):
@@ -132,8 +77,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
-    _compiled_gradients: CompiledSteps | None = None
-    _compiled_after = 0
     _asks_later = False  # whether an update asks for the gradients that are not finite at its end
 
     def __init__(
@@ -142,10 +85,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self._targets = [name for name in model.component if name.startswith("target_")]
-        self._target_period = None if hasattr(config, "tau") else getattr(config, "target_period", math.inf)
-        self.examples: dict[Any, tuple[int, Any]] = {}
-        """Of minibatches that came before compiled code takes over, one of each layout and set of loss terms that are
-        due, without its values, and the gradient steps before it: what `prepare` compiles for."""
+        self.target_period = 0 if hasattr(config, "tau") else int(getattr(config, "target_period", 0))
+        """Gradient steps from one copy into target networks to the next; 0 where there are none."""
+        for name in self._targets if hasattr(config, "tau") else ():
+            model.pair(name, source=name.removeprefix("target_"))
+        self.may_stop = False
+        """Whether `stop_early` is asked after each gradient step."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
         if self.bonus is not None and self.team:
@@ -190,18 +135,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Every component `target_<name>` follows the component `<name>` as the configuration says: by the share `tau` of
         the way after each step, or as a copy of it every `target_period` steps.
         """
-        if not self._targets:
-            return
-        if self._target_period is None:
-            tau = float(self.value_of("tau"))
-            for name in self._targets:
-                self.model.polyak_update(name, source=name.removeprefix("target_"), tau=tau)
-        elif self.num_gradient_steps % self._target_period == 0:
+        if hasattr(self.config, "tau"):
+            self._follow()
+        elif self.target_period and self.num_gradient_steps % self.target_period == 0:
             for name in self._targets:
                 self.model.sync(name, source=name.removeprefix("target_"))
 
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether an update ends after this gradient step, with minibatches left.
+        """Whether an update ends after this gradient step, with minibatches left; asked if `may_stop` is set.
 
         Args:
             metrics: of the step.
@@ -293,7 +234,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
         reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
         metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
-        self._after_gradient_step(metrics, shards[0].moments)
+        self.step_made(metrics, shards[0].moments)
         return metrics
 
     @final
@@ -326,40 +267,43 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
                 GPU, which are all made before that is asked.
         """
-        compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled_after
-        step = gradient_step or (self._compiled_step if compiled else None)
+        compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled.after
+        own = self._compiled if compiled else None
+        steps = own if gradient_step is None else functools.partial(map, gradient_step)
         info, rows_trained = UpdateInfo(self.policy_version + 1, 0, 0), 0
         self._asks_later = compiled and gradient_step is None and self.device.type == "cuda"
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
             rewarded = self._rewarded(drawn, info)
             batch = self.prepared(rewarded, drawn, source)
-            minibatch, renew = batch, None
+            minibatches, place, renew = Minibatches(batch, 1, 0), 0, None
             if self.preprocesses_each_epoch:
                 renew = functools.partial(self.prepared, rewarded, drawn, source)
-            parts = minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew)
+            passes = equal_minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew)
             if "valid" in vars(batch) and not batch["valid"].any():  # no episode has ended yet
-                parts = ()
+                passes = ()
+            made: Iterator[StepResult] = iter(())
             with self.partly_updated(info):
                 try:
-                    for minibatch in parts:
-                        if step is not None:
-                            metrics, priority, rows = step(minibatch)
+                    for minibatches, place in ((equal, place) for equal in passes for place in range(len(equal))):
+                        if steps is not None:
+                            made = made if place else iter(steps(minibatches))
+                            metrics, priority, rows = next(made)
                         else:
-                            self._note(minibatch)
-                            gradients = self.gradients(minibatch)
+                            gradients = self.gradients(minibatches[place])
                             metrics, priority, rows = self.apply(gradients), gradients.priority, gradients.num_valid
+                            self._note(minibatches, place)
                         info.gradient_steps += 1
                         if priority is not None:
-                            source.write_back(minibatch["index"], priority)
+                            source.write_back(minibatches[place]["index"], priority)
                         info.records.append(metrics)
                         rows_trained += rows
-                        if self.stop_early(metrics):
+                        if self.may_stop and self.stop_early(metrics):
                             break
                     if self._asks_later:
                         self._require_all_finite(info.records)
                 except NonFiniteError as error:
-                    error.batch = None if self._asks_later else minibatch
+                    error.batch = None if self._asks_later else minibatches[place]
                     raise
                 finally:
                     info.rows_trained = int(rows_trained)
@@ -418,8 +362,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return batch
 
     def set_precision(self, precision: Precision) -> None:
-        if precision == "bf16":
-            require_bfloat16(self.device)
+        set_products(precision, self.device)
         self._bfloat16 = precision == "bf16"
 
     def compile(self, *, after: int = 0) -> None:
@@ -434,14 +377,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         if self.policy.state_spec:
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
-        self._compiled = CompiledSteps(self, GradientAlgorithm._unchecked_step)
-        self._compiled_gradients = CompiledSteps(self, GradientAlgorithm.gradients)
-        self._compiled_after = after
+        self._compiled = CompiledSteps(self, after)
 
     def leave_eager(self) -> None:
         """Takes `compile` back: all updates from now on are eager."""
-        self._compiled = self._compiled_gradients = None
-        self.examples.clear()
+        self._compiled = None
+
+    @property
+    def examples(self) -> Mapping[Any, Any]:
+        """Of what was learned from so far, what `prepare` compiles for."""
+        return {} if self._compiled is None else self._compiled.examples
 
     def prepare(self) -> None:
         """Compiles now what was seen so far, before `compile(after=...)` needs it.
@@ -449,46 +394,66 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Raises:
             ConfigError: it cannot be compiled; says why.
         """
-        before = self.num_gradient_steps
-        try:
-            with self.policy.in_phase(Phase.UPDATE):
-                for number, batch in self.examples.values():
-                    self.num_gradient_steps = number  # which says what is due
-                    for steps, due, part in self._compiled_parts(batch):
-                        steps.graph(due, part)
-        finally:
-            self.num_gradient_steps = before
+        if self._compiled is not None:
+            self._compiled.prepare()
 
-    def _compiled_parts(self, batch: Batch) -> list[tuple[CompiledSteps, tuple[str, ...], Batch]]:
-        """What a minibatch is learned with: whole, or in parts that stay in the cache."""
-        assert self._compiled is not None and self._compiled_gradients is not None
-        pieces = 1 if self.mixes_rows or self.device.type != "cpu" else _pieces(_num_rows(batch))
-        parts = [batch] if pieces == 1 else shards(batch, self.plan, pieces)
-        if len(parts) == 1:  # sequences are cut between lanes only
-            return [(self._compiled, self._due(), batch)]
-        return [(self._compiled_gradients, self._due(), part) for part in parts]
+    def _note(self, minibatches: Minibatches, place: int) -> None:
+        """Keeps the layout of a pass, if steps are compiled later on."""
+        if self._compiled is not None and not place:
+            self._compiled.note(minibatches)
 
-    def _due(self) -> tuple[str, ...]:
-        return tuple([term for term in self.term_periods if self.is_due(term)])
+    @final
+    def step(self, batch: Batch) -> tuple[StepResult, Any]:
+        """A gradient step, with nothing asked; part of one graph when it is compiled.
 
-    def _note(self, batch: Batch) -> None:
-        """Keeps the layout of a minibatch, if steps are compiled later on."""
-        if self._compiled is not None and (key := (self._due(), _layout(batch))) not in self.examples:
-            self.examples[key] = self.num_gradient_steps, tree_map(_without_values, batch)
+        Args:
+            batch: one minibatch.
 
-    def _compiled_step(self, batch: Batch) -> StepResult:
-        parts = self._compiled_parts(batch)
-        if len(parts) > 1:
-            return self.apply_shards([gradients(due, part) for gradients, due, part in parts])
-        result, moments = parts[0][0](parts[0][1], batch)
-        self._after_gradient_step(result[0], moments)
-        return result
-
-    def _unchecked_step(self, batch: Batch) -> tuple[StepResult, Any]:
-        """A gradient step without what follows it; one graph when it is compiled."""
+        Returns:
+            Its result, and what batch normalisations saw; see `step_made`.
+        """
         gradients = self.gradients(batch)
         metrics = {**gradients.metrics, **self._optimize([gradients.values], None)}
+        if self._follows:
+            self._follow()
         return (metrics, gradients.priority, gradients.num_valid), gradients.moments
+
+    @final
+    def step_made(self, metrics: Mapping[str, Tensor], moments: Any, *, compiled: bool = False) -> None:
+        """What comes after a gradient step.
+
+        Args:
+            metrics: of the step.
+            moments: what batch normalisations saw.
+            compiled: whether `step` has made it, after which targets need not follow.
+
+        Raises:
+            NonFiniteError: the gradient was NaN or infinite.
+        """
+        if not self._asks_later:
+            self.require_finite_gradients(metrics)
+        self.num_gradient_steps += 1
+        if moments is not None:
+            self.model.follow(moments)
+        if not (compiled and self._follows):
+            self.after_step()
+
+    @property
+    def steps_in_a_row(self) -> bool:
+        """Whether nothing has to happen between two gradient steps of an update, but copies into target networks."""
+        own = type(self).after_step is not GradientAlgorithm.after_step
+        return not (own or self.may_stop or self.mixes_rows or self.term_periods)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether targets follow in each step by a share, so that it may be part of the step."""
+        return hasattr(self.config, "tau") and type(self).after_step is GradientAlgorithm.after_step
+
+    def _follow(self) -> None:
+        tau = self.value_of("tau")
+        for name in self._targets:
+            source = name.removeprefix("target_")
+            self.model.polyak_update(name, source=source, tau=tau if in_graph() else float(tau))
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
@@ -497,19 +462,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _require_all_finite(self, records: Sequence[Mapping[str, Tensor]]) -> None:
-        """What `_after_gradient_step` asks after each step, asked once: each time, a GPU would be waited for."""
+        """What `step_made` asks after each step, asked once: each time, a GPU would be waited for."""
         norms = [value for record in records for name, value in record.items() if name.startswith("gradient_norm/")]
         if norms and not torch.stack(norms).isfinite().all():
             for record in records:
                 self.require_finite_gradients(record)
-
-    def _after_gradient_step(self, metrics: Mapping[str, Tensor], moments: Any) -> None:
-        if not self._asks_later:
-            self.require_finite_gradients(metrics)
-        self.num_gradient_steps += 1
-        if moments is not None:
-            self.model.follow(moments)
-        self.after_step()
 
     def _require_optimizers(self, components: Sequence[str]) -> None:
         for component in components:
@@ -518,34 +475,3 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
-
-
-def _without_values(tensor: Tensor) -> Tensor:
-    """Zeros of the same layout."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
-
-
-def _pieces(rows: int) -> int:
-    """Into how many parts of equal size a minibatch is cut, so that each stays in the cache; 1 leaves it whole."""
-    if rows < 2 * _ROWS_IN_CACHE:
-        return 1
-    near = range(rows // _ROWS_IN_CACHE, 2 * rows // _ROWS_IN_CACHE)
-    return next((count for count in near if rows % count == 0), 1)
-
-
-def num_valid(batch: Batch) -> Tensor | int:
-    """How many rows of a minibatch count.
-
-    Args:
-        batch: ready for `losses`.
-    """
-    fields = vars(batch)
-    return fields["valid"].sum() if "valid" in fields else _num_rows(batch)
-
-
-def _num_rows(batch: Batch) -> int:
-    # by name where it can be: PyTorch 2.11 traces no iteration over fields
-    leaf = batch["action"] if "action" in vars(batch) else next(iter(vars(batch).values()))
-    while isinstance(leaf, Batch):
-        leaf = next(iter(vars(leaf).values()))
-    return leaf.shape[0]

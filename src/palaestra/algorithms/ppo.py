@@ -6,6 +6,7 @@ clipped by default. With a recurrent network, the value looks at the policy's hi
 through time as far as the beginning of a minibatch's sequences.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
         self.preprocesses_each_epoch = config.recompute_advantage
+        self.may_stop = config.target_kl is not None
 
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
@@ -171,7 +173,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
 
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
         """Whether the policy has moved as far as `target_kl` allows."""
-        return self.config.target_kl is not None and float(metrics["kl"]) > self.config.target_kl
+        return float(metrics["kl"]) > (self.config.target_kl or math.inf)
 
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""

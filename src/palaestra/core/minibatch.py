@@ -1,8 +1,11 @@
 """Cutting the data of one update into minibatches."""
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, final
 
+import optree
 import torch
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from palaestra.core.errors import ShapeError
 from palaestra.core.plan import OnPolicy, Plan, Replay
 from palaestra.core.tree import device_of, tree_leaves, tree_paths
 
-__all__ = ["minibatches", "sequences", "shards"]
+__all__ = ["Minibatches", "equal_minibatches", "minibatches", "sequences", "shards"]
 
 _MANY_ROWS = 1 << 16
 
@@ -40,17 +43,74 @@ def minibatches(
     Raises:
         ShapeError: leaves that are to be cut differ in `[T, B]`, or there are fewer steps than one sequence needs.
     """
+    passes = equal_minibatches(batch, plan, generator=generator, renew=renew)
+    return (minibatch for equal in passes for minibatch in equal)
+
+
+@final
+class Minibatches(Sequence[Batch]):
+    """Equally large minibatches that lie together.
+
+    Args:
+        rows: of all, `[K * N, ...]`, or `[L, K * N, ...]` where they are sequences.
+        number: K.
+        dim: where rows or sequences are counted, 0 or 1.
+    """
+
+    def __init__(self, rows: Batch, number: int, dim: int) -> None:
+        self.rows, self._number, self._dim = rows, number, dim
+
+    def __len__(self) -> int:
+        return self._number
+
+    @functools.cached_property
+    def _minibatches(self) -> Any:
+        if self._number == 1:
+            return [self.rows]
+        rows: Any = self.rows
+        leaves, structure = optree.tree_flatten(rows)
+        columns = [leaf.tensor_split(self._number, min(self._dim, leaf.ndim - 1)) for leaf in leaves]
+        return [structure.unflatten(part) for part in zip(*columns, strict=True)]
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._minibatches[place]
+
+    def of(self, rows: Batch) -> Self:
+        """As many minibatches of other rows.
+
+        Args:
+            rows: with the same leading dimensions.
+        """
+        return type(self)(rows, self._number, self._dim)
+
+    def in_parts(self, size: int) -> Sequence[Self]:
+        """The same in parts of so many minibatches.
+
+        Args:
+            size: divides their number.
+        """
+        whole = type(self)(self.rows, self._number // size, self._dim)
+        return [self] if size == self._number else [type(self)(rows, size, self._dim) for rows in whole]
+
+
+def equal_minibatches(
+    batch: Batch, plan: Plan, *, generator: torch.Generator, renew: Callable[[], Batch] | None = None
+) -> Iterator[Minibatches]:
+    """The same minibatches, those of a pass that are equally large together.
+
+    Args:
+        batch: see `minibatches`.
+        plan: what the algorithm asked for.
+        generator: source of the order.
+        renew: see `minibatches`.
+    """
     dim = 0 if plan.mini_batch_length == 1 else 1
     if isinstance(plan, Replay) and plan.num_epochs is not None:
         for _ in range(plan.num_epochs):
             yield from _shuffled(batch, _total(batch, dim), plan.mini_batch_size, dim, generator)
         return
     if not isinstance(plan, OnPolicy):
-        if plan.gradient_steps == 1:
-            yield batch
-            return
-        for i in range(plan.gradient_steps):
-            yield _rows(batch, slice(i * plan.mini_batch_size, (i + 1) * plan.mini_batch_size), dim)
+        yield Minibatches(batch, plan.gradient_steps, dim)
         return
     num_lanes = _leading(batch)[1]
     rows = sequences(batch, plan.mini_batch_length)
@@ -60,14 +120,17 @@ def minibatches(
         yield from _shuffled(rows, _leading(rows)[dim], plan.mini_batch_size or num_lanes, dim, generator)
 
 
-def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Generator) -> Iterator[Batch]:
+def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Generator) -> Iterator[Minibatches]:
     """One pass over all rows or sequences, in a new order, in minibatches of nearly such a size."""
     size = _even_size(total, size)
     if size < total:
         order = _order(total, generator, device_of(rows))
         rows = rows.map(lambda leaf: leaf.index_select(min(dim, leaf.ndim - 1), order))
-    for start in range(0, total, size):
-        yield _rows(rows, slice(start, start + size), dim)
+    if rest := total % size:
+        yield Minibatches(_rows(rows, slice(0, total - rest), dim), total // size, dim)
+        yield Minibatches(_rows(rows, slice(total - rest, total), dim), 1, dim)
+    else:
+        yield Minibatches(rows, total // size, dim)
 
 
 def _order(total: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:

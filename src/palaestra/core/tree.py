@@ -208,7 +208,12 @@ def as_array(leaf: Any) -> Any:
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    leaf = leaf.detach().cpu()
+    leaf = leaf.detach()
+    if (
+        leaf.is_cuda
+    ):  # new memory that is not page-locked would have to be found page by page, in a millisecond for 2 MB
+        leaf = torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+    leaf = leaf.cpu()
     return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
 
 

@@ -42,7 +42,8 @@ class RunConfig:
     auto after the first 10,000 gradient steps of a run of 50,000 or more, in which another process compiles."""
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is twice as fast for wide layers where a processor has instructions
-    for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting."""
+    for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a GPU, rounds
+    what is multiplied to 4 digits, when it acts as well."""
     device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"
     """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
@@ -66,7 +67,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
         if self.precision not in typing.get_args(Precision):
-            raise ConfigError(f"run.precision is {self.precision!r}; it is float32 or bf16")
+            raise ConfigError(f"run.precision is {self.precision!r}; it is float32, tf32 or bf16")
         if self.name and not self.name.isprintable():
             raise ConfigError(f"run.name is {self.name!r}, which has control characters; leave them out")
         if self.eval_vectorization not in ("auto", "serial", "thread", "process"):

@@ -258,7 +258,20 @@ class CoreModel(MovableModule):
         """
         _copy(self.component[source], self.component[target])
 
-    def polyak_update(self, target: str, *, source: str, tau: float) -> None:
+    def pair(self, target: str, *, source: str) -> None:
+        """Prepares `polyak_update`, once: compiled code could not.
+
+        Args:
+            target: name of the component that will change.
+            source: name of the component that will be followed.
+
+        Raises:
+            ShapeError: their parameters differ.
+        """
+        _require_equal(self.component[source].state_dict(), self.component[target].state_dict())
+        self._pairs[target, source] = (_numbers(self.component[target]), _numbers(self.component[source]))
+
+    def polyak_update(self, target: str, *, source: str, tau: float | Tensor) -> None:
         """Moves one component towards another: target = (1 - tau) target + tau source.
 
         Args:
@@ -267,8 +280,7 @@ class CoreModel(MovableModule):
             tau: in [0, 1].
         """
         if (target, source) not in self._pairs:
-            _require_equal(self.component[source].state_dict(), self.component[target].state_dict())
-            self._pairs[target, source] = (_numbers(self.component[target]), _numbers(self.component[source]))
+            self.pair(target, source=source)
         (theirs, their_counts), (mine, my_counts) = self._pairs[target, source]
         with torch.no_grad():
             follow_all(theirs, mine, tau)
@@ -277,7 +289,8 @@ class CoreModel(MovableModule):
 
     def moved(self) -> None:
         """Buffers are other tensors after a move to another device, and the state of optimizers goes along."""
-        self._pairs.clear()
+        for target, source in self._pairs:
+            self.pair(target, source=source)
         for optimizer in self.optimizers.values():
             optimizer.follow_parameters()
 

@@ -32,6 +32,7 @@ __all__ = [
     "compiled_method",
     "compiler_missing",
     "in_graph",
+    "recorded_calls",
     "scan",
     "submodules",
 ]
@@ -208,10 +209,22 @@ copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = getattr(
     torch, "_foreach_copy_", lambda mine, given: [a.copy_(b) for a, b in zip(mine, given, strict=True)]
 )
 """Copies each of the second tensors into one of the first."""
-follow_all: Callable[[Sequence[Tensor], Sequence[Tensor], float], Any] = getattr(
-    torch, "_foreach_lerp_", lambda mine, given, share: [a.lerp_(b, share) for a, b in zip(mine, given, strict=True)]
-)
-"""Moves each of the first tensors by a share of the way to one of the second; on a GPU in one operation."""
+_follow: Any = getattr(torch, "_foreach_lerp_", None)
+
+
+def follow_all(mine: Sequence[Tensor], given: Sequence[Tensor], share: float | Tensor) -> None:
+    """Moves each of the first tensors by a share of the way to one of the second; on a GPU in one operation.
+
+    Args:
+        mine: changed in place.
+        given: one for each.
+        share: in [0, 1]; 0-dim if it is a tensor.
+    """
+    if _follow is not None and not isinstance(share, Tensor):
+        _follow(mine, given, share)
+        return
+    for tensor, value in zip(mine, given, strict=True):
+        tensor.lerp_(value, share)
 
 
 def public_adam_step(
@@ -272,14 +285,37 @@ def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Ten
         example: an argument.
         changed: what a call changes besides its result.
     """
-    own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__)
-    bound = MethodType(own, owner)
     if any(leaf.is_cuda for leaf in tree_leaves(example) if isinstance(leaf, Tensor)):
-        return Recorded(_compiled_ahead(owner, bound, example) if can_compile() else bound, example, changed)
-    return _compiled_ahead(owner, bound, example)
+        return Recorded(_compiled_or_not(owner, method, example), example, changed)
+    return _compiled_ahead(owner, method, example)
 
 
-def _compiled_ahead(owner: Any, bound: Any, example: Any) -> Callable[[Any], Any]:
+def recorded_calls(
+    owner: Any, method: Any, example: Any, cut: Callable[[Any], Sequence[Any]], changed: Sequence[Tensor]
+) -> Callable[[Any], Any]:
+    """Several calls of a method on a GPU, each of which finds what the one before has changed, as one CUDA graph.
+
+    Args:
+        owner: whose method it is; see `compiled_method`.
+        method: a function of the owner and one argument.
+        example: all arguments in one.
+        cut: gives each of them.
+        changed: what a call changes besides its result.
+
+    Returns:
+        Takes all arguments in one, gives a list of results.
+    """
+    call = _compiled_or_not(owner, method, cut(example)[0])
+    return Recorded(lambda given: [call(argument) for argument in cut(given)], example, changed)
+
+
+def _compiled_or_not(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+    """For what is recorded, which needs no compiler."""
+    return _compiled_ahead(owner, method, example) if can_compile() else partial(method, owner)
+
+
+def _compiled_ahead(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+    bound = MethodType(FunctionType(method.__code__.replace(), method.__globals__, method.__name__), owner)
     if not _compiles_ahead():
         return torch.compile(bound, fullgraph=True, dynamic=False)
     options: Any = {"guard_filter_fn": lambda guards: [False] * len(guards)}
@@ -300,18 +336,28 @@ class Recorded:
         function: of tensors, on one stream; waits for no number.
         example: its argument. Later ones have the same shapes and types, and may lie anywhere.
         changed: what a call changes besides its result.
+        generator: on the GPU, from which the function draws: each call draws on, as it would otherwise.
     """
 
     _now = False
 
-    def __init__(self, function: Callable[[Any], Any], example: Any, changed: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        example: Any,
+        changed: Sequence[Tensor] = (),
+        generator: torch.Generator | None = None,
+    ) -> None:
         leaves, structure = optree.tree_flatten(example)
         self._inputs: list[Any] = [leaf.clone() for leaf in leaves]
         given, device = structure.unflatten(self._inputs), self._inputs[0].device
         before = [tensor.clone() for tensor in changed]
+        drawn = None if generator is None else generator.get_state()
         aside: Any = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: Any = torch.cuda.CUDAGraph()
+        if generator is not None:
+            self._graph.register_generator_state(generator)
         Recorded._now = True
         try:
             with torch.cuda.device(device):
@@ -329,6 +375,8 @@ class Recorded:
             with torch.no_grad():
                 for tensor, value in zip(changed, before, strict=True):
                     tensor.copy_(value)
+            if generator is not None and drawn is not None:
+                generator.set_state(drawn)
 
     def __call__(self, given: Any) -> Any:
         """The function's result, in memory of its own.

@@ -1,4 +1,4 @@
-"""Products of matrices in bfloat16, while weights, sums and everything between them stay in single precision."""
+"""Products of matrices in less than single precision, while weights and what is between products stay in it."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -8,23 +8,33 @@ from torch import Tensor
 
 from palaestra.core import ConfigError
 
-__all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_precision", "require_bfloat16"]
+__all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_precision", "set_products"]
 
 _KINDS = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
 
-Precision: TypeAlias = Literal["float32", "bf16"]
-"""Of matrix products in gradient steps."""
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+"""Of matrix products in gradient steps. TF32 rounds what a GPU multiplies to 10 bits, when it acts as well."""
 
 
-def require_bfloat16(device: torch.device) -> None:
-    """Checks that products in bfloat16 are instructions of a device, and not slower than those in single precision.
+def set_products(precision: Precision, device: torch.device) -> None:
+    """Checks that a device has products of a precision, and makes those of TF32 PyTorch's default there.
 
     Args:
+        precision: see `Precision`.
         device: where networks are.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, so that they would be slower than those in single precision.
     """
+    if precision == "bf16":
+        _require_bfloat16(device)
+    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise ConfigError(f"run.precision is 'tf32', but this {device.type} has no products in TF32; leave it out")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def _require_bfloat16(device: torch.device) -> None:
     if device.type == "cpu":
         found = getattr(torch.cpu, "get_capabilities", dict)()
         fast = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

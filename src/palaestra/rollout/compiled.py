@@ -9,7 +9,7 @@ from torch import Tensor
 from palaestra.core import Batch, ConfigError, TensorSpec, TimeStep
 from palaestra.envs import Environment, TensorEnvironment
 from palaestra.envs.tensor import LaneTensors
-from palaestra.nn import compiled_method, scan
+from palaestra.nn import Recorded, compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["CompiledStep"]
@@ -20,8 +20,8 @@ class _Given(NamedTuple):
 
     lanes: LaneTensors
     observation: Tensor
-    noise: Tensor
-    """[T, ...] of `NetworkPolicy.acting_noise`, for each of T steps."""
+    noise: Tensor | None
+    """[T, ...] of `NetworkPolicy.acting_noise`, for each of T steps; `None` where the graph draws it."""
 
 
 class _Steps(NamedTuple):
@@ -38,7 +38,8 @@ class CompiledStep:
     """A policy draws actions and a `TensorEnvironment` executes them, in one compiled graph without Python between.
 
     The same functions are compiled that act and step otherwise, and the same random numbers are drawn, so actions are
-    the same, and observations up to rounding. On a CPU a whole unroll is one call, whose loop is compiled, too.
+    the same, and observations up to rounding. A whole unroll is one call: on a CPU its loop is compiled, too; on a GPU
+    it is recorded, with the drawing of random numbers.
 
     Args:
         env: where to act.
@@ -49,9 +50,9 @@ class CompiledStep:
         self.env, self.policy = env, policy
         self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
         self._at_once = 0
-        self._attributes, self._moves = env.given_attributes, policy.moves
-        on_gpu = env.device.type == "cuda"  # where the loop of a whole unroll is recorded, and not compiled
-        self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if on_gpu else self._one
+        self._attributes, self._moves, self._generator = env.given_attributes, policy.moves, policy.generator
+        self._on_gpu = env.device.type == "cuda"
+        self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if self._on_gpu else self._one
 
     @classmethod
     def of(cls, env: Environment, policy: Policy) -> Self | None:
@@ -87,8 +88,10 @@ class CompiledStep:
             ConfigError: the policy has another exploration by now, with which it cannot act so.
         """
         env = self.env
-        if env.given_attributes is not self._attributes or self.policy.moves != self._moves:  # what graphs rely on
-            self._graphs, self._attributes, self._moves = {}, env.given_attributes, self.policy.moves
+        relied_on = env.given_attributes is self._attributes and self.policy.moves == self._moves
+        if not relied_on or self.policy.generator is not self._generator:
+            self._graphs, self._attributes = {}, env.given_attributes
+            self._moves, self._generator = self.policy.moves, self.policy.generator
         draw = self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
@@ -98,9 +101,9 @@ class CompiledStep:
         done, steps, lanes, newest = 0, list[_Steps](), env.lanes, time_step
         while done < rows and not stop():
             count = self._at_once if rows - done >= self._at_once else 1
-            noise = torch.stack([draw() for _ in range(count)])
+            noise = None if self._on_gpu else torch.stack([draw() for _ in range(count)])
             given = _Given(lanes, newest.observation.contiguous(), noise)
-            lanes, taken = self._graph(given)(given)
+            lanes, taken = self._graph(given, count, draw)(given)
             newest = TimeStep(*(field[-1] for field in taken.fields), env_id=time_step.env_id)
             steps.append(taken)
             done += count
@@ -130,18 +133,28 @@ class CompiledStep:
             before = generator.get_state()
             draw = self.policy.acting_noise(observation)
             assert draw is not None
-            noise = torch.stack([draw() for _ in range(rows)])
+            noise = None if self._on_gpu else torch.stack([draw() for _ in range(rows)])
             generator.set_state(before)
-            self._graph(_Given(env.lanes, observation, noise))
+            self._graph(_Given(env.lanes, observation, noise), rows, draw)
 
-    def _graph(self, given: _Given) -> Callable[[_Given], tuple[LaneTensors, _Steps]]:
-        count = len(given.noise)
-        if count not in self._graphs:
+    def _graph(
+        self, given: _Given, count: int, draw: Callable[[], Tensor]
+    ) -> Callable[[_Given], tuple[LaneTensors, _Steps]]:
+        if count in self._graphs:
+            return self._graphs[count]
+
+        def drawn(given: _Given) -> tuple[LaneTensors, _Steps]:
+            return self._steps(given._replace(noise=torch.stack([draw() for _ in range(count)])))
+
+        if self._on_gpu:
+            self._graphs[count] = Recorded(drawn, given, generator=self.policy.generator)
+        else:
             self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
         return self._graphs[count]
 
     def _steps(self, given: _Given) -> tuple[LaneTensors, _Steps]:
         """One graph: a step for each row of the noise."""
+        assert given.noise is not None
 
         def step(carried: list[Tensor], noise: Tensor) -> tuple[list[Tensor], Any]:
             observation, *leaves = carried

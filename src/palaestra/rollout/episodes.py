@@ -113,28 +113,36 @@ class EpisodeTracker:
         broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
         ends = ((step_type == StepType.LAST) | broken).nonzero()
         rows, envs = ends.T if isinstance(ends, torch.Tensor) else ends
-        columns = (column.tolist() for column in (rows, envs, broken[rows, envs]))
-        sums = (values[rows, envs].tolist() for values in (total, length, discounted))
-        start, first, begin = ([0] * len(self._return) for _ in range(3))
+        sums = (total, length, discounted)
+        at_ends = _fetched([rows, envs, broken[rows, envs], *(values[rows, envs] for values in sums)])
+        newest = _fetched([*(values[-1] for values in sums), previous[-1]])
+        rows, envs, unfinished = at_ends[:3].astype(np.int64)
+        since, begun = _since_the_last(at_ends[3:], envs, len(self._return))
+        self._return, self._discounted = newest[0] - begun[0], newest[2] - begun[2]
+        self._length, self._previous = (newest[1] - begun[1]).astype(np.int64), newest[3].astype(np.int32)
+        infos = self._infos_of(rows.tolist(), envs.tolist(), step_type, elements)
+        self._rewards, self._step_types, self._infos = [], [], []
+        values, steps, worths = since[0].tolist(), since[1].astype(np.int64).tolist(), since[2].tolist()
+        if self._gamma is None:
+            worths = [math.nan] * len(worths)
+        each = zip(values, steps, envs.tolist(), infos, worths, strict=True)
+        return [Episode(*parts) for parts, broke in zip(each, unfinished.tolist(), strict=True) if not broke]
+
+    def _infos_of(self, rows: list[int], envs: list[int], step_type: Any, elements: Any) -> list[dict[str, float]]:
+        """What episodes that ended in these rows and environments have gathered."""
         noted = elements is not None or any(isinstance(info, Batch) for info in self._infos)
-        episodes: list[Episode] = []
-        done_rows = 0
-        for row, env, unfinished, value, steps, worth in zip(*columns, *sums, strict=True):
+        infos, done_rows = list[dict[str, float]](), 0
+        for row, env in zip(rows, envs, strict=True):
             if noted:
                 self._take_info(step_type, elements, slice(done_rows, row + 1))
                 done_rows = row + 1
-            if not unfinished:
-                discounted_return = math.nan if self._gamma is None else worth - begin[env]
-                sums_of_info = _summary(self._info[env])
-                episodes.append(Episode(value - start[env], steps - first[env], env, sums_of_info, discounted_return))
-            start[env], first[env], begin[env] = value, steps, worth
-            self._info[env] = {}
+            gathered = self._info[env]
+            infos.append(_summary(gathered) if gathered else {})
+            if gathered:
+                self._info[env] = {}
         if noted:
-            self._take_info(step_type, elements, slice(done_rows, len(reward)))
-        self._return, self._length = as_array(total[-1]) - start, as_array(length[-1]) - first
-        self._discounted, self._previous = as_array(discounted[-1]) - begin, as_array(previous[-1])
-        self._rewards, self._step_types, self._infos = [], [], []
-        return episodes
+            self._take_info(step_type, elements, slice(done_rows, len(step_type)))
+        return infos
 
     def _weighted(self, reward: Any, step_type: Any, length: Any) -> Any:
         """[T, B] rewards times gamma to the number of env steps before them in their episode."""
@@ -190,6 +198,26 @@ def _joined(blocks: Sequence[Any]) -> Any:
     if not devices:
         return np.concatenate(blocks)
     return torch.cat([torch.as_tensor(block, device=devices[0]) for block in blocks])
+
+
+def _fetched(columns: Sequence[Any]) -> np.ndarray:
+    """[n, ...] numbers, from a device all at once."""
+    columns = [_exact(column) for column in columns]
+    return as_array(torch.stack(columns)) if isinstance(columns[0], torch.Tensor) else np.stack(columns)
+
+
+def _since_the_last(sums: np.ndarray, envs: np.ndarray, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+    """What running sums [K, n] have gained in each of these environments since their number before.
+
+    Returns:
+        [K, n]; and each environment's newest number, [K, num_envs], 0 where there is none.
+    """
+    order = np.argsort(envs, kind="stable")
+    before, newest = np.zeros_like(sums), np.zeros((len(sums), num_envs))
+    again = envs[order[1:]] == envs[order[:-1]]
+    before[:, order[1:][again]] = sums[:, order[:-1][again]]
+    newest[:, envs[order]] = sums[:, order]
+    return sums - before, newest
 
 
 def _exact(values: Any) -> Any:

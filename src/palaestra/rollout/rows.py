@@ -9,6 +9,7 @@ import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_map, tree_select
+from palaestra.core.tree import as_array
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import EpisodeTracker
@@ -109,9 +110,9 @@ class RowWriter:
         Raises:
             NonFiniteError: an observation or reward is NaN or infinite.
         """
-        self._buffer.extend(rows)
-        kinds, done = rows["step_type"], len(rows["action"])
-        self._tracker.extend(rows["reward"][1:], kinds[1:])
+        kinds, done = as_array(rows["step_type"]), len(rows["action"])
+        self._tracker.extend(rows["reward"][1:], rows["step_type"][1:])
+        self._buffer.extend(rows.replace(step_type=torch.from_numpy(kinds)))
         require_finite(env, self._buffer, newest, done)
         return done * self._buffer.num_lanes - int((kinds[:-1] == StepType.LAST).sum())
 
