@@ -2,11 +2,12 @@
 
 PPO on tensor CartPoles with the settings of `benchmarks.speed.tensors`, by the real `Trainer`. SAC with networks and
 rows of HalfCheetah: its updates alone, from a replay buffer in main memory and from one on the GPU, one gradient step
-in an update and sixteen.
+in an update and sixteen. Products are in single precision, or in TF32 where the row says so.
 """
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +23,21 @@ from benchmarks.speed.tensors import trainer_of
 from palaestra.algorithms import SAC
 from palaestra.buffers import DeviceMemory, MainMemory, ReplayBuffer
 from palaestra.core import BoundedSpec, TensorSpec, TimeStep
+from palaestra.nn import Precision
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = (4096, 32), (4096, 128), (16384, 32)
 """Environments and steps of an iteration."""
 LEAST = {"PPO 4096 x 128": 20e6, "SAC, 16 steps, rows on the GPU": 4000}
+"""Of compiled code, in single precision or in TF32."""
+TF32 = ", TF32"
 OBSERVATION, ACTION, ROWS = TensorSpec((17,)), BoundedSpec((6,), minimum=-np.ones(6), maximum=np.ones(6)), 50_000
 
 
-def ppo(num_envs: int, num_steps: int, device: str, compiled: bool) -> Callable[[], int]:
+def ppo(num_envs: int, num_steps: int, device: str, compiled: bool, precision: Precision) -> Callable[[], int]:
     """An iteration, which says how many env steps it took."""
     trainer = trainer_of(num_envs, num_steps, compiled=compiled, device=device)
+    trainer.algorithm.set_precision(precision)
     collector = trainer.collector
 
     def iteration() -> int:
@@ -43,10 +48,11 @@ def ppo(num_envs: int, num_steps: int, device: str, compiled: bool) -> Callable[
     return iteration
 
 
-def sac(steps: int, on_device: bool, device: str, compiled: bool) -> Callable[[], int]:
+def sac(steps: int, on_device: bool, device: str, compiled: bool, precision: Precision) -> Callable[[], int]:
     """An update, which says how many gradient steps it made."""
     config: Any = dataclasses.replace(ours.configuration("sac", compiled=compiled).algorithm, learning_starts=0)
     algorithm = SAC(OBSERVATION, ACTION, dataclasses.replace(config, gradient_steps=steps)).to(device)
+    algorithm.set_precision(precision)
     if compiled:
         algorithm.compile()
     storage = DeviceMemory(device) if on_device else MainMemory()
@@ -82,14 +88,15 @@ def speed(call: Callable[[], int], window_s: float) -> float:
 
 def rows_of(device: str) -> dict[str, Callable[[bool], Callable[[], int]]]:
     """What is measured, by name: makes it, compiled or not."""
-    made: dict[str, Callable[[bool], Callable[[], int]]] = {}
+    made: dict[str, Callable[..., Callable[[], int]]] = {}
     for num_envs, num_steps in SHAPES:
-        made[f"PPO {num_envs} x {num_steps}"] = lambda compiled, n=num_envs, t=num_steps: ppo(n, t, device, compiled)
+        made[f"PPO {num_envs} x {num_steps}"] = functools.partial(ppo, num_envs, num_steps, device)
     for steps in (1, 16):
-        for where in (False, True):
-            name = f"SAC, {steps} steps, rows {'on the GPU' if where else 'in main memory'}"
-            made[name] = lambda compiled, steps=steps, where=where: sac(steps, where, device, compiled)
-    return made
+        for on_device in (False, True):
+            name = f"SAC, {steps} steps, rows {'on the GPU' if on_device else 'in main memory'}"
+            made[name] = functools.partial(sac, steps, on_device, device)
+    rows = {name: functools.partial(make, precision="float32") for name, make in made.items()}
+    return rows | {f"{name}{TF32}": functools.partial(made[name], precision="tf32") for name in LEAST}
 
 
 def measured(name: str, make: Callable[[bool], Callable[[], int]], rounds: int, window_s: float) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def markdown(record: dict[str, Any]) -> str:
     rows = []
     for name, result in record["rows"].items():
         for side, speeds in result["speeds"].items():
-            speed, least = spread(speeds), LEAST.get(name) if side == "compiled" else None
+            speed, least = spread(speeds), LEAST.get(name.removesuffix(TF32)) if side == "compiled" else None
             bar = "" if least is None else f"{least:,.0f} ({'met' if speed.median >= least else '**not met**'})"
             unit = "env steps/s" if name.startswith("PPO") else "updates/s"
             numbers = [f"{speed.median:,.0f}", f"{speed.low:,.0f} to {speed.high:,.0f}", unit, bar]
@@ -133,16 +140,12 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    record = {
-        **provenance(f"python -m benchmarks.speed.gpu --rounds {arguments.rounds} --window {arguments.window:g}"),
-        "gpu": torch.cuda.get_device_name(arguments.device),
-        "rows": {
-            name: measured(name, make, arguments.rounds, arguments.window)
-            for name, make in rows_of(arguments.device).items()
-            if arguments.only in name
-        },
-    }
-    write_json(arguments.results / "gpu.json", record)
+    command = f"python -m benchmarks.speed.gpu --rounds {arguments.rounds} --window {arguments.window:g}"
+    record = {**provenance(command), "gpu": torch.cuda.get_device_name(arguments.device), "rows": {}}
+    for name, make in rows_of(arguments.device).items():
+        if arguments.only in name:
+            record["rows"][name] = measured(name, make, arguments.rounds, arguments.window)
+            write_json(arguments.results / "gpu.json", record)
     text = markdown(record)
     publish(arguments.results / "gpu.md", text, "docs/concepts/devices.md", "gpu")
     print(f"\n{text}")
