@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,16 @@ def run_once(name: str, variant: str, plan: Plan) -> dict[str, float]:
         command = [*(PEERS[peer].prefix if threads else ()), str(plan.pythons[peer]), *module]
     else:
         command = [sys.executable, "-m", "benchmarks.speed.ours", name, variant, *seconds]
+    return printed(command, env)
+
+
+def pinned(command: Sequence[str]) -> dict[str, Any]:
+    """What a process on one core prints."""
+    return printed(["taskset", "-c", str(max(os.sched_getaffinity(0))), *command])
+
+
+def printed(command: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON in the last line that a process prints; the benchmark ends if it fails."""
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")

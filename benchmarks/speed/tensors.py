@@ -8,8 +8,6 @@ layers of 64 units, 4 passes, 4 minibatches, Adam. The peer's whole training is 
 import argparse
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.numbers import ratios, spread
-from benchmarks.record import ROOT, origin, provenance, publish, table, write_json
+from benchmarks.record import origin, provenance, publish, table, write_json
+from benchmarks.speed.compare import pinned
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {(4, 128): 0.65, (8, 128): 0.65, (2048, 32): 1.0}
@@ -71,11 +70,7 @@ def run_once(side: str, shape: tuple[int, int], arguments: argparse.Namespace) -
         command = [str(arguments.peer_python), str(script), str(arguments.purejaxrl), *numbers]
     else:
         command = [sys.executable, "-m", "benchmarks.speed.tensors", "--child", side, *numbers]
-    pinned = ["taskset", "-c", str(max(os.sched_getaffinity(0))), *command]
-    done = subprocess.run(pinned, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(pinned)} failed:\n{done.stderr[-4000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = pinned(command)
     print(f"{shape[0]} x {shape[1]}  {side:<8}  {result['env_steps_per_s']:,.0f} env steps/s", flush=True)
     return result
 

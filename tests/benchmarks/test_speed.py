@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.record import ROOT, provenance, publish
-from benchmarks.speed import compare, distributed, peers, revision, revisions, roofline, start_up
+from benchmarks.speed import compare, distributed, minatar, peers, revision, revisions, roofline, start_up
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS
 
@@ -131,6 +131,17 @@ def test_the_start_up_report_compares_within_rounds():
     assert "| 1.35 (1.40, 1.30) | ratio below 1.5 | yes |" in start_up.markdown({**ORIGIN, "summary": summary})
 
 
+def test_the_table_of_minatar_has_the_ratios_of_the_rounds_and_its_bar():
+    def sides(pqn, dqn):
+        return {"pqn": [{"env_steps_per_s": s} for s in pqn], "dqn": [{"env_steps_per_s": s} for s in dqn]}
+
+    runs = {"Breakout": sides([9000.0, 12000.0, 4000.0], [1500.0, 1500.0, 1000.0]), "Other": sides([4900.0], [1000.0])}
+    text = minatar.markdown({**ORIGIN, "start": 100_000, "runs": runs})
+    row = "| Breakout | 9,000 (4,000 to 12,000) | 1,500 (1,000 to 1,500) | 6.0 (4.0 to 8.0) | 5 (met) |"
+    assert row in text
+    assert "| 4.9 (4.9 to 4.9) | 5 (**not met**) |" in text
+
+
 def test_a_peer_environment_with_other_versions_is_refused(tmp_path, monkeypatch):
     python = tmp_path / "sb3" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -170,10 +181,15 @@ def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("result", "page"), [("speed/results/envs.md", "environments.md"), ("results/faults.md", "faults.md")]
+    ("result", "page"),
+    [
+        ("speed/results/envs.md", "concepts/environments.md"),
+        ("speed/results/minatar.md", "algorithms/pqn.md"),
+        ("results/faults.md", "concepts/faults.md"),
+    ],
 )
 def test_the_documentation_shows_the_committed_measurement(result, page):
-    assert (ROOT / "benchmarks" / result).read_text().strip() in (ROOT / "docs" / "concepts" / page).read_text()
+    assert (ROOT / "benchmarks" / result).read_text().strip() in (ROOT / "docs" / page).read_text()
 
 
 def test_a_result_elsewhere_leaves_the_documentation_as_it_is(tmp_path):
