@@ -73,7 +73,7 @@ class CompiledSteps:
                         for part in parts:
                             self._graph("gradients", _layout(part), part)
                         if not parts:
-                            self._graph("step", _layout(several.rows), several)
+                            self._graph("one_step", _layout(several.rows), several)
                         algorithm.num_gradient_steps += len(several)  # which say what is due
         finally:
             algorithm.num_gradient_steps = before
@@ -97,7 +97,7 @@ class CompiledSteps:
         groups = minibatches.in_parts(self._in_a_row(len(minibatches)))
         layout = _layout(groups[0].rows)
         for several in groups:
-            made = self._graph("step", layout, several)(several.rows)
+            made = self._graph("one_step", layout, several)(several.rows)
             for result, moments in [made] if len(several) == 1 else made:
                 algorithm.step_made(result[0], moments, compiled=True)
                 yield result

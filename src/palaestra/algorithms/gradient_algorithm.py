@@ -403,7 +403,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             self._compiled.note(minibatches)
 
     @final
-    def step(self, batch: Batch) -> tuple[StepResult, Any]:
+    def one_step(self, batch: Batch) -> tuple[StepResult, Any]:
         """A gradient step, with nothing asked; part of one graph when it is compiled.
 
         Args:
@@ -425,7 +425,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         Args:
             metrics: of the step.
             moments: what batch normalisations saw.
-            compiled: whether `step` has made it, after which targets need not follow.
+            compiled: whether `one_step` has made it, after which targets need not follow.
 
         Raises:
             NonFiniteError: the gradient was NaN or infinite.
