@@ -123,11 +123,11 @@ def markdown(record: dict[str, Any]) -> str:
         for side, speeds in result["speeds"].items():
             speed, least = spread(speeds), LEAST.get(name.removesuffix(TF32)) if side == "compiled" else None
             bar = "" if least is None else f"{least:,.0f} ({'met' if speed.median >= least else '**not met**'})"
-            unit = "env steps/s" if name.startswith("PPO") else "updates/s"
+            unit = "env steps/s" if name.startswith("PPO") else "gradient steps/s"
             numbers = [f"{speed.median:,.0f}", f"{speed.low:,.0f} to {speed.high:,.0f}", unit, bar]
             rows.append([name, side, *numbers, f"{result['first_s'][side]:.1f}"])
     header = ["", "", "median", "min to max", "", "bar", "until the first is over, s"]
-    title = "PPO on tensor CartPoles (4 passes, 4 minibatches) and updates of SAC, on one GPU:"
+    title = "PPO on tensor CartPoles (4 passes, 4 minibatches) and gradient steps of SAC, on one GPU:"
     return "\n\n".join([title, table(header, rows), f"{origin(record)} GPU: {record['gpu']}."])
 
 

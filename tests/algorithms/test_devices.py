@@ -130,6 +130,36 @@ def test_a_graph_on_a_gpu_has_steps_with_no_copy_into_target_networks_between(st
     assert CompiledSteps(algorithm, 0)._in_a_row(steps) == together
 
 
+@pytest.mark.parametrize("finite", [True, False])
+def test_targets_follow_inside_of_a_step_on_a_gpu_if_its_gradient_is_finite(finite):
+    algorithm, collector = collected("sac", "continuous", tau=0.25)
+    batch = algorithm.prepared(drawn := algorithm.draw(collector.buffer), drawn, collector.buffer)
+    algorithm.device = torch.device("cuda")
+    before = [p.clone() for p in algorithm.model.component["target_critic"].parameters()]
+    (metrics, _, _), moments = algorithm.one_step(batch if finite else batch.replace(reward=batch.reward * torch.nan))
+    for target, old, now in zip(
+        algorithm.model.component["target_critic"].parameters(),
+        before,
+        algorithm.model.component["critic"].parameters(),
+        strict=True,
+    ):
+        assert_close(target, old.lerp(now, 0.25) if finite else old, rtol=0, atol=1e-7)
+    after = [p.clone() for p in algorithm.model.component["target_critic"].parameters()]
+    if finite:
+        algorithm.step_made(metrics, moments, compiled=True)
+    assert all(
+        torch.equal(a, b) for a, b in zip(after, algorithm.model.component["target_critic"].parameters(), strict=True)
+    )
+
+
+def test_statistics_of_a_batch_are_followed_after_a_step():
+    """Targets follow running averages, too, which move first."""
+    algorithm, _ = collected("sac", "continuous")
+    algorithm.device, algorithm.mixes_rows = torch.device("cuda"), True
+    assert not algorithm._follows
+    assert not algorithm.steps_in_a_row
+
+
 @pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_steps_on_a_gpu_are_apart_where_something_is_asked_in_between(name):
     algorithm, _ = collected(name, "continuous")

@@ -110,6 +110,16 @@ def test_an_update_ends_when_the_policy_has_moved_as_far_as_target_kl_allows():
     assert 1 < counts[1] < counts[0]  # the first minibatch is learned from with the weights that acted
 
 
+def test_a_class_of_ones_own_may_end_an_update():
+    class Stops(PPO):
+        def stop_early(self, metrics):
+            return self.num_gradient_steps == 3
+
+    algorithm, collector = ppo(num_epochs=4)
+    own = Stops(algorithm.policy.observation_spec, algorithm.policy.action_spec, algorithm.config)
+    assert own.update(collector.buffer).gradient_steps == 3
+
+
 def test_any_number_of_a_loss_may_follow_a_schedule():
     algorithm, collector = ppo(entropy_cost=Linear(1.0, 0.0), value_cost=Linear(0.0, 1.0), gamma=Linear(0.5, 0.9))
     batch = sequences(algorithm.preprocess(unroll(algorithm, collector), collector.buffer), 1)

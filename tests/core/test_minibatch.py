@@ -166,3 +166,9 @@ def test_minibatches_come_in_parts_of_so_many():
     assert second.rows.step.tolist() == [list(range(6, 12)), list(range(18, 24))]
     assert every.of(second.rows)[5].weight.tolist() == [11]
     assert [every] == every.in_parts(6)
+
+
+def test_rows_that_are_left_over_are_an_error():
+    plan = Replay(unroll_length=1, gradient_steps=3, mini_batch_size=3)
+    with pytest.raises(ShapeError, match="3 equal minibatches are needed, but 1 rows or sequences are left over"):
+        parts(Batch(row=torch.arange(10)), plan)

@@ -115,7 +115,8 @@ def test_gradient_steps_are_planned_from_settings_alone(plan, lanes, expected):
     assert planned_gradient_steps(plan, 1000, lanes) == expected
 
 
-def test_all_is_prepared_that_a_pass_needs(monkeypatch):
+@pytest.mark.parametrize(("gradient_steps", "policy_period"), [(1, 2), (4, 2), (3, 6)])
+def test_all_is_prepared_that_a_pass_needs(monkeypatch, gradient_steps, policy_period):
     """Terms that are due in other steps of an update have graphs of their own."""
     made = []
 
@@ -124,9 +125,11 @@ def test_all_is_prepared_that_a_pass_needs(monkeypatch):
         return method
 
     monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", compiled_method)
-    algorithm, collector = collected("td3", "continuous", gradient_steps=4, policy_period=2)
+    settings = {"gradient_steps": gradient_steps, "policy_period": policy_period}
+    algorithm, collector = collected("td3", "continuous", **settings)
     algorithm.compile(after=100)
-    algorithm.update(collector.source)
+    for _ in range(4):
+        algorithm.update(collector.source)
     before = algorithm.num_gradient_steps
     algorithm.prepare()
     assert sorted(made) == [False, True]

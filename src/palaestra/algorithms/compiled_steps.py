@@ -43,20 +43,23 @@ class CompiledSteps:
     def __init__(self, algorithm: Any, after: int) -> None:
         self._algorithm, self.after = algorithm, after
         self._graphs: dict[Any, Callable[[Any], Any]] = {}
-        self.examples: dict[Any, tuple[int, Minibatches]] = {}
-        """Of what came before compiled code takes over, one of each layout and set of loss terms that are due: gradient
-        steps before it, and the minibatches without values. This is what `prepare` compiles for."""
+        self.examples: dict[Any, tuple[int, int, Minibatches]] = {}
+        """Of what came before compiled code takes over, one pass of each layout and of each sequence of loss terms that
+        are due: gradient steps before it, its own, and what one graph learns from, without values. `prepare` compiles
+        for them."""
 
     def note(self, minibatches: Minibatches) -> None:
-        """Keeps the layout of what is learned from before compiled code takes over.
+        """Keeps the layout of what will be learned from before compiled code takes over.
 
         Args:
-            minibatches: of a pass.
+            minibatches: of a pass that has not begun.
         """
-        key = self._due(), len(minibatches), _layout(minibatches.rows)
-        if key not in self.examples:
-            example = minibatches.of(tree_map(_without_values, minibatches.rows))
-            self.examples[key] = self._algorithm.num_gradient_steps, example
+        algorithm, number = self._algorithm, len(minibatches)
+        group = minibatches.in_parts(self._in_a_row(number))[0]
+        due = tuple([self._due(place) for place in range(number)]) if algorithm.term_periods else ()
+        if (key := (due, number, _layout(group.rows))) not in self.examples:
+            example = group.of(tree_map(_without_values, group.rows))
+            self.examples[key] = algorithm.num_gradient_steps, number, example
 
     def prepare(self) -> None:
         """Compiles now for what was noted.
@@ -67,14 +70,14 @@ class CompiledSteps:
         algorithm, before = self._algorithm, self._algorithm.num_gradient_steps
         try:
             with algorithm.policy.in_phase(Phase.UPDATE):
-                for algorithm.num_gradient_steps, minibatches in self.examples.values():
-                    parts = self._parts(minibatches[0])
-                    for several in minibatches.in_parts(self._in_a_row(len(minibatches))):
+                for done, number, group in self.examples.values():
+                    parts = self._parts(group[0])
+                    for place in range(0, number, len(group)):
+                        algorithm.num_gradient_steps = done + place  # which says what is due
                         for part in parts:
                             self._graph("gradients", _layout(part), part)
                         if not parts:
-                            self._graph("one_step", _layout(several.rows), several)
-                        algorithm.num_gradient_steps += len(several)  # which say what is due
+                            self._graph("one_step", _layout(group.rows), group)
         finally:
             algorithm.num_gradient_steps = before
 
@@ -89,9 +92,9 @@ class CompiledSteps:
             NonFiniteError: a gradient is NaN or infinite.
         """
         algorithm = self._algorithm
-        if self._parts(minibatches[0]):
-            for minibatch in minibatches:
-                parts = self._parts(minibatch)
+        if parts := self._parts(minibatches[0]):
+            for place, minibatch in enumerate(minibatches):
+                parts = self._parts(minibatch) if place else parts
                 yield algorithm.apply_shards([self._graph("gradients", _layout(p), p)(p) for p in parts])
             return
         groups = minibatches.in_parts(self._in_a_row(len(minibatches)))
@@ -121,8 +124,10 @@ class CompiledSteps:
         parts = shards(minibatch, algorithm.plan, next((count for count in near if rows % count == 0), 1))
         return parts if len(parts) > 1 else []  # sequences are cut between lanes only
 
-    def _due(self) -> tuple[str, ...]:
-        return tuple([term for term in self._algorithm.term_periods if self._algorithm.is_due(term)])
+    def _due(self, later: int = 0) -> tuple[str, ...]:
+        """The periodic loss terms of the next gradient step, or of one after it."""
+        step = self._algorithm.num_gradient_steps + 1 + later
+        return tuple([term for term, period in self._algorithm.term_periods.items() if step % period == 0])
 
     def _graph(self, name: str, layout: Any, example: Batch | Minibatches) -> Callable[[Batch], Any]:
         number = len(example) if isinstance(example, Minibatches) else 1

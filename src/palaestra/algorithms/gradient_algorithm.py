@@ -1,6 +1,7 @@
 """`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
@@ -22,7 +23,7 @@ from palaestra.core import (
     RunSeeds,
     equal_minibatches,
 )
-from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, in_graph, set_products
+from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, set_products
 from palaestra.policies import Phase
 
 __all__ = ["GradientAlgorithm", "GradientStep", "Gradients", "Losses", "StepResult"]
@@ -85,11 +86,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
         super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
         self._targets = [name for name in model.component if name.startswith("target_")]
-        self.target_period = 0 if hasattr(config, "tau") else int(getattr(config, "target_period", 0))
+        period = 0 if hasattr(config, "tau") else getattr(config, "target_period", 0)
+        self.target_period = int(period) if math.isfinite(period) else 0
         """Gradient steps from one copy into target networks to the next; 0 where there are none."""
-        for name in self._targets if hasattr(config, "tau") else ():
-            model.pair(name, source=name.removeprefix("target_"))
-        self.may_stop = False
+        self.may_stop = type(self).stop_early is not GradientAlgorithm.stop_early
         """Whether `stop_early` is asked after each gradient step."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
@@ -136,13 +136,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         the way after each step, or as a copy of it every `target_period` steps.
         """
         if hasattr(self.config, "tau"):
-            self._follow()
+            self._follow(float(self.value_of("tau")))
         elif self.target_period and self.num_gradient_steps % self.target_period == 0:
             for name in self._targets:
                 self.model.sync(name, source=name.removeprefix("target_"))
 
     def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether an update ends after this gradient step, with minibatches left; asked if `may_stop` is set.
+        """Whether an update ends after this gradient step, with minibatches left.
 
         Args:
             metrics: of the step.
@@ -286,13 +286,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             with self.partly_updated(info):
                 try:
                     for minibatches, place in ((equal, place) for equal in passes for place in range(len(equal))):
+                        if steps is None and self._compiled is not None and not place:
+                            self._compiled.note(minibatches)
                         if steps is not None:
                             made = made if place else iter(steps(minibatches))
                             metrics, priority, rows = next(made)
                         else:
                             gradients = self.gradients(minibatches[place])
                             metrics, priority, rows = self.apply(gradients), gradients.priority, gradients.num_valid
-                            self._note(minibatches, place)
                         info.gradient_steps += 1
                         if priority is not None:
                             source.write_back(minibatches[place]["index"], priority)
@@ -377,6 +378,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         if self.policy.state_spec:
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
+        if hasattr(self.config, "tau") and type(self).after_step is GradientAlgorithm.after_step:
+            for name in self._targets:
+                self.model.pair(name, source=name.removeprefix("target_"))
         self._compiled = CompiledSteps(self, after)
 
     def leave_eager(self) -> None:
@@ -397,11 +401,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         if self._compiled is not None:
             self._compiled.prepare()
 
-    def _note(self, minibatches: Minibatches, place: int) -> None:
-        """Keeps the layout of a pass, if steps are compiled later on."""
-        if self._compiled is not None and not place:
-            self._compiled.note(minibatches)
-
     @final
     def one_step(self, batch: Batch) -> tuple[StepResult, Any]:
         """A gradient step, with nothing asked; part of one graph when it is compiled.
@@ -413,9 +412,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             Its result, and what batch normalisations saw; see `step_made`.
         """
         gradients = self.gradients(batch)
-        metrics = {**gradients.metrics, **self._optimize([gradients.values], None)}
+        norms = self._optimize([gradients.values], None)
+        metrics = {**gradients.metrics, **norms}
         if self._follows:
-            self._follow()
+            finite = torch.stack(list(norms.values())).isfinite().all()
+            self._follow(finite * self.value_of("tau"))
         return (metrics, gradients.priority, gradients.num_valid), gradients.moments
 
     @final
@@ -446,14 +447,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     @property
     def _follows(self) -> bool:
-        """Whether targets follow in each step by a share, so that it may be part of the step."""
-        return hasattr(self.config, "tau") and type(self).after_step is GradientAlgorithm.after_step
+        """Whether targets follow inside of `one_step`: on a GPU, which would have to be waited for."""
+        own = type(self).after_step is not GradientAlgorithm.after_step
+        return self.device.type == "cuda" and hasattr(self.config, "tau") and not (own or self.mixes_rows)
 
-    def _follow(self) -> None:
-        tau = self.value_of("tau")
+    def _follow(self, share: float | Tensor) -> None:
         for name in self._targets:
-            source = name.removeprefix("target_")
-            self.model.polyak_update(name, source=source, tau=tau if in_graph() else float(tau))
+            self.model.polyak_update(name, source=name.removeprefix("target_"), tau=share)
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

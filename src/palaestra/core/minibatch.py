@@ -69,6 +69,10 @@ class Minibatches(Sequence[Batch]):
             return [self.rows]
         rows: Any = self.rows
         leaves, structure = optree.tree_flatten(rows)
+        if surplus := _total(rows, self._dim) % self._number:
+            raise ShapeError(
+                f"{self._number} equal minibatches are needed, but {surplus} rows or sequences are left over"
+            )
         columns = [leaf.tensor_split(self._number, min(self._dim, leaf.ndim - 1)) for leaf in leaves]
         return [structure.unflatten(part) for part in zip(*columns, strict=True)]
 

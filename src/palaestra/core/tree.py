@@ -200,6 +200,9 @@ def as_tensor(leaf: Any, dtype: torch.dtype | None = None, device: torch.device 
     return leaf.to(device=device, dtype=dtype if dtype is not None and leaf.is_floating_point() else None)
 
 
+_LOCKED_BYTES = 1 << 24
+
+
 def as_array(leaf: Any) -> Any:
     """A tensor as a numpy array, which shares its memory on a CPU; anything else as it is.
 
@@ -209,9 +212,8 @@ def as_array(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     leaf = leaf.detach()
-    if (
-        leaf.is_cuda
-    ):  # new memory that is not page-locked would have to be found page by page, in a millisecond for 2 MB
+    # new memory that is not page-locked is found page by page, which takes a millisecond for 2 MB; but PyTorch keeps it
+    if leaf.is_cuda and leaf.nbytes <= _LOCKED_BYTES:
         leaf = torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
     leaf = leaf.cpu()
     return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()

@@ -43,7 +43,7 @@ class RunConfig:
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is twice as fast for wide layers where a processor has instructions
     for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a GPU, rounds
-    what is multiplied to 4 digits, when it acts as well."""
+    what is multiplied to 11 bits, when it acts as well."""
     device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"
     """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False

@@ -352,7 +352,7 @@ class Recorded:
         self._inputs: list[Any] = [leaf.clone() for leaf in leaves]
         given, device = structure.unflatten(self._inputs), self._inputs[0].device
         before = [tensor.clone() for tensor in changed]
-        drawn = None if generator is None else generator.get_state()
+        drawn: Any = None if generator is None else generator.get_state()
         aside: Any = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
         self._graph: Any = torch.cuda.CUDAGraph()
@@ -375,7 +375,7 @@ class Recorded:
             with torch.no_grad():
                 for tensor, value in zip(changed, before, strict=True):
                     tensor.copy_(value)
-            if generator is not None and drawn is not None:
+            if generator is not None:
                 generator.set_state(drawn)
 
     def __call__(self, given: Any) -> Any:

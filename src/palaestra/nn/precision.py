@@ -13,7 +13,7 @@ __all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_p
 _KINDS = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
 
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
-"""Of matrix products in gradient steps. TF32 rounds what a GPU multiplies to 10 bits, when it acts as well."""
+"""Of matrix products in gradient steps. TF32 rounds what a GPU multiplies to 11 bits, when it acts as well."""
 
 
 def set_products(precision: Precision, device: torch.device) -> None:

@@ -101,7 +101,7 @@ class CompiledStep:
         done, steps, lanes, newest = 0, list[_Steps](), env.lanes, time_step
         while done < rows and not stop():
             count = self._at_once if rows - done >= self._at_once else 1
-            noise = None if self._on_gpu else torch.stack([draw() for _ in range(count)])
+            noise = None if self._draws_inside else torch.stack([draw() for _ in range(count)])
             given = _Given(lanes, newest.observation.contiguous(), noise)
             lanes, taken = self._graph(given, count, draw)(given)
             newest = TimeStep(*(field[-1] for field in taken.fields), env_id=time_step.env_id)
@@ -133,7 +133,7 @@ class CompiledStep:
             before = generator.get_state()
             draw = self.policy.acting_noise(observation)
             assert draw is not None
-            noise = None if self._on_gpu else torch.stack([draw() for _ in range(rows)])
+            noise = None if self._draws_inside else torch.stack([draw() for _ in range(rows)])
             generator.set_state(before)
             self._graph(_Given(env.lanes, observation, noise), rows, draw)
 
@@ -146,11 +146,18 @@ class CompiledStep:
         def drawn(given: _Given) -> tuple[LaneTensors, _Steps]:
             return self._steps(given._replace(noise=torch.stack([draw() for _ in range(count)])))
 
-        if self._on_gpu:
+        if self._draws_inside:
             self._graphs[count] = Recorded(drawn, given, generator=self.policy.generator)
+        elif self._on_gpu:
+            self._graphs[count] = Recorded(self._steps, given)
         else:
             self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
         return self._graphs[count]
+
+    @property
+    def _draws_inside(self) -> bool:
+        """Whether a graph draws its random numbers: it could not follow the schedule of an exploration."""
+        return self._on_gpu and self.policy.exploration is None
 
     def _steps(self, given: _Given) -> tuple[LaneTensors, _Steps]:
         """One graph: a step for each row of the noise."""

@@ -216,7 +216,8 @@ def _since_the_last(sums: np.ndarray, envs: np.ndarray, num_envs: int) -> tuple[
     before, newest = np.zeros_like(sums), np.zeros((len(sums), num_envs))
     again = envs[order[1:]] == envs[order[:-1]]
     before[:, order[1:][again]] = sums[:, order[:-1][again]]
-    newest[:, envs[order]] = sums[:, order]
+    last = order[np.append(~again, True)] if len(order) else order
+    newest[:, envs[last]] = sums[:, last]
     return sums - before, newest
 
 

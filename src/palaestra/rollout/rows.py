@@ -111,8 +111,8 @@ class RowWriter:
             NonFiniteError: an observation or reward is NaN or infinite.
         """
         kinds, done = as_array(rows["step_type"]), len(rows["action"])
-        self._tracker.extend(rows["reward"][1:], rows["step_type"][1:])
         self._buffer.extend(rows.replace(step_type=torch.from_numpy(kinds)))
+        self._tracker.extend(rows["reward"][1:], rows["step_type"][1:])
         require_finite(env, self._buffer, newest, done)
         return done * self._buffer.num_lanes - int((kinds[:-1] == StepType.LAST).sum())
 
