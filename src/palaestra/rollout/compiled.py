@@ -39,7 +39,7 @@ class CompiledStep:
 
     The same functions are compiled that act and step otherwise, and the same random numbers are drawn, so actions are
     the same, and observations up to rounding. A whole unroll is one call: on a CPU its loop is compiled, too; on a GPU
-    it is recorded, with the drawing of random numbers.
+    it is recorded, with the drawing of random numbers where no exploration decides what they are.
 
     Args:
         env: where to act.
