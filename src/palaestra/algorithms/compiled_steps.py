@@ -75,7 +75,7 @@ class CompiledSteps:
                     for place in range(0, number, len(group)):
                         algorithm.num_gradient_steps = done + place  # which says what is due
                         for part in parts:
-                            self._graph("gradients", _layout(part), part)
+                            self._graph("gradients", _layout(part), Minibatches(part, 1, 0))
                         if not parts:
                             self._graph("one_step", _layout(group.rows), group)
         finally:
@@ -95,7 +95,9 @@ class CompiledSteps:
         if parts := self._parts(minibatches[0]):
             for place, minibatch in enumerate(minibatches):
                 parts = self._parts(minibatch) if place else parts
-                yield algorithm.apply_shards([self._graph("gradients", _layout(p), p)(p) for p in parts])
+                yield algorithm.apply_shards(
+                    [self._graph("gradients", _layout(p), Minibatches(p, 1, 0))(p) for p in parts]
+                )
             return
         groups = minibatches.in_parts(self._in_a_row(len(minibatches)))
         layout = _layout(groups[0].rows)
@@ -129,9 +131,8 @@ class CompiledSteps:
         step = self._algorithm.num_gradient_steps + 1 + later
         return tuple([term for term, period in self._algorithm.term_periods.items() if step % period == 0])
 
-    def _graph(self, name: str, layout: Any, example: Batch | Minibatches) -> Callable[[Batch], Any]:
-        number = len(example) if isinstance(example, Minibatches) else 1
-        key = name, number, self._due(), self._algorithm.model.moves, layout
+    def _graph(self, name: str, layout: Any, example: Minibatches) -> Callable[[Batch], Any]:
+        key = name, len(example), self._due(), self._algorithm.model.moves, layout
         graph = self._graphs.get(key)
         if graph is None:
             try:
@@ -141,11 +142,9 @@ class CompiledSteps:
                 raise ConfigError(f"{type(self._algorithm).__name__} cannot be compiled: {kind}: {said}") from error
         return graph
 
-    def _made(self, name: str, example: Batch | Minibatches) -> Callable[[Batch], Any]:
+    def _made(self, name: str, example: Minibatches) -> Callable[[Batch], Any]:
         algorithm = self._algorithm
         method, changed = getattr(type(algorithm), name), list(algorithm.model.state_tensors().values())
-        if not isinstance(example, Minibatches):
-            return compiled_method(algorithm, method, example, changed)
         if len(example) == 1:
             return compiled_method(algorithm, method, example.rows, changed)
         return recorded_calls(algorithm, method, example.rows, example.of, changed)
