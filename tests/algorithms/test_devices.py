@@ -218,7 +218,7 @@ def test_compiled_steps_on_a_gpu_are_those_of_eager_code(name, kind, changes, fu
 
 
 @needs_cuda
-def test_a_gradient_on_a_gpu_that_is_not_finite_is_found_at_the_end_of_the_update(monkeypatch):
+def test_a_gradient_on_a_gpu_that_is_not_finite_changes_nothing_and_is_found_by_the_next_update(monkeypatch):
     monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)
     with environment("discrete") as env:
         algorithm = make("ppo", env, kind="discrete").to("cuda")
@@ -228,6 +228,10 @@ def test_a_gradient_on_a_gpu_that_is_not_finite_is_found_at_the_end_of_the_updat
         unroll = collector.buffer.newest(12)
         before = [parameter.detach().clone() for parameter in algorithm.model.parameters()]
         unroll.reward[:] = float("nan")
+        assert algorithm.update(collector.buffer).gradient_steps
+        assert all(torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
+        collector.unroll(12)
         with pytest.raises(NonFiniteError, match="the gradient of 'ppo' is not finite"):
             algorithm.update(collector.buffer)
-    assert all(torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
+        collector.unroll(12)
+        assert algorithm.update(collector.buffer).gradient_steps

@@ -6,7 +6,7 @@ import torch
 import palaestra.nn.optimizer
 from palaestra import PPO, Collector
 from palaestra.algorithms import DQN
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, Linear
 from palaestra.envs.tiny import TensorCartPole
 from palaestra.rollout import evaluate
 from tests.algorithms.parts import collected, environment, tiny_config
@@ -37,6 +37,7 @@ def learned(kind, device, *, compiled=False, **changes):
         random = ("policy",) if number == 0 and kind is DQN else ()
         collector.unroll(12, random=random)
         algorithm.update(collector.source)
+        algorithm.set_progress(number / 4)
         episodes += collector.drain()
     result = evaluate(algorithm.policy, cart_pole(device), episodes=4, deterministic=False)
     return algorithm, collector, episodes, result
@@ -171,11 +172,11 @@ def test_environments_on_a_gpu_are_learned_from(kind):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch with CUDA")
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor")
-@pytest.mark.parametrize("kind", [PPO, DQN])
-def test_unrolls_on_a_gpu_are_one_graph_with_the_numbers_of_eager_code(kind, monkeypatch):
+@pytest.mark.parametrize(("kind", "changes"), [(PPO, {}), (DQN, {}), (DQN, {"epsilon": Linear(0.9, 0.1)})])
+def test_unrolls_on_a_gpu_are_one_graph_with_the_numbers_of_eager_code(kind, changes, monkeypatch):
     monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)  # of gradients; steps are compiled always
-    here, _, episodes, result = learned(kind, "cuda")
-    there, _, episodes_there, result_there = learned(kind, "cuda", compiled=True)
+    here, _, episodes, result = learned(kind, "cuda", **changes)
+    there, _, episodes_there, result_there = learned(kind, "cuda", compiled=True, **changes)
     assert episodes_there == episodes
     assert result_there == result
     for found, expected in zip(there.model.parameters(), here.model.parameters(), strict=True):

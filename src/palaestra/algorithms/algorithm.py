@@ -177,10 +177,15 @@ class UpdateInfo:
     """Version after the update."""
     gradient_steps: int
     """Optimizer steps made."""
-    rows_trained: int
-    """Rows learned from, each counted as often as it was used."""
+    rows: int | Tensor
+    """`rows_trained`; a 0-dim tensor where it was counted on the device."""
     records: list[dict[str, Tensor]] = field(default_factory=list)
     """One dict of 0-dim metrics per gradient step."""
+
+    @property
+    def rows_trained(self) -> int:
+        """Rows learned from, each counted as often as it was used."""
+        return int(self.rows)
 
     @property
     def metrics(self) -> dict[str, float]:

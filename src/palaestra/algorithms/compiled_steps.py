@@ -1,7 +1,7 @@
 """`CompiledSteps`: gradient steps as compiled code."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -148,6 +148,28 @@ class CompiledSteps:
         if len(example) == 1:
             return compiled_method(algorithm, method, example.rows, changed)
         return recorded_calls(algorithm, method, example.rows, example.of, changed)
+
+
+class FiniteGradients:
+    """Whether gradients on a GPU are finite, which is asked at once and known when the GPU has come there.
+
+    Args:
+        records: metrics of the steps, with `gradient_norm/<component>`.
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, Tensor]]) -> None:
+        self.records = records
+        norms = [value for record in records for name, value in record.items() if name.startswith("gradient_norm/")]
+        self._answer = torch.ones((), dtype=torch.bool, pin_memory=True)
+        if norms:
+            self._answer.copy_(torch.stack(norms).isfinite().all(), non_blocking=True)
+        self._there: Any = torch.cuda.Event()
+        self._there.record()
+
+    def all_are(self) -> bool:
+        """Waits for the answer."""
+        self._there.synchronize()
+        return bool(self._answer)
 
 
 def num_valid(batch: Batch) -> Tensor | int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
-from palaestra.algorithms.compiled_steps import CompiledSteps, StepResult, num_valid
+from palaestra.algorithms.compiled_steps import CompiledSteps, FiniteGradients, StepResult, num_valid
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.core import (
@@ -78,7 +78,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
-    _asks_later = False  # whether an update asks for the gradients that are not finite at its end
+    _asks_later = False  # whether gradients that are not finite are asked for by the next update
+    _unasked: FiniteGradients | None = None
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
@@ -264,13 +265,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 `apply`. By default `gradients` and `apply` make it here.
 
         Raises:
-            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
-                GPU, which are all made before that is asked.
+            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch. Compiled steps on a GPU are
+                asked for it at the end of the next update, so that the GPU has work meanwhile.
         """
         compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled.after
         own = self._compiled if compiled else None
         steps = own if gradient_step is None else functools.partial(map, gradient_step)
-        info, rows_trained = UpdateInfo(self.policy_version + 1, 0, 0), 0
+        info = UpdateInfo(self.policy_version + 1, 0, 0)
         self._asks_later = compiled and gradient_step is None and self.device.type == "cuda"
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
@@ -298,16 +299,14 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                         if priority is not None:
                             source.write_back(minibatches[place]["index"], priority)
                         info.records.append(metrics)
-                        rows_trained += rows
+                        info.rows += rows
                         if self.may_stop and self.stop_early(metrics):
                             break
                     if self._asks_later:
-                        self._require_all_finite(info.records)
+                        self._ask_later(info.records)
                 except NonFiniteError as error:
                     error.batch = None if self._asks_later else minibatches[place]
                     raise
-                finally:
-                    info.rows_trained = int(rows_trained)
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
             self.after_update(batch)
@@ -461,11 +460,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
-    def _require_all_finite(self, records: Sequence[Mapping[str, Tensor]]) -> None:
-        """What `step_made` asks after each step, asked once: each time, a GPU would be waited for."""
-        norms = [value for record in records for name, value in record.items() if name.startswith("gradient_norm/")]
-        if norms and not torch.stack(norms).isfinite().all():
-            for record in records:
+    def _ask_later(self, records: Sequence[Mapping[str, Tensor]]) -> None:
+        """What `step_made` asks after each step, of the update before: of this one, a GPU would be waited for."""
+        before, self._unasked = self._unasked, FiniteGradients(records)
+        if before is not None and not before.all_are():
+            for record in before.records:
                 self.require_finite_gradients(record)
 
     def _require_optimizers(self, components: Sequence[str]) -> None:

@@ -182,7 +182,7 @@ class PPG(Algorithm[StochasticPolicy]):
         self.require_finite_gradients(record)
         self.num_gradient_steps += 1
         info.gradient_steps += 1
-        info.rows_trained += rows
+        info.rows += rows
         info.records.append(record)
 
     # -- what is kept for the auxiliary phase

@@ -108,7 +108,7 @@ class TRPO(Algorithm[StochasticPolicy]):
                 for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
                     info.records.append(self._fit_value(minibatch))
                     info.gradient_steps += 1
-                    info.rows_trained += int(minibatch["valid"].sum())
+                    info.rows += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
 

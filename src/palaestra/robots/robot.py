@@ -186,5 +186,5 @@ def _joined(task: ComputationTask) -> UpdateInfo | NonFiniteError | None:
         return errors[-1] if errors else None
     if errors:
         _log.warning("%d of %d updates were skipped; the last: %s", len(errors), len(done), errors[-1])
-    steps, rows = (sum(getattr(info, name) for info in infos) for name in ("gradient_steps", "rows_trained"))
+    steps, rows = (sum(getattr(info, name) for info in infos) for name in ("gradient_steps", "rows"))
     return UpdateInfo(infos[-1].policy_version, steps, rows, [record for info in infos for record in info.records])

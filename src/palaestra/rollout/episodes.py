@@ -1,6 +1,7 @@
 """Finished episodes, from the rows that environments emit, and what a run reports about them."""
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -105,9 +106,9 @@ class EpisodeTracker:
         rewards, step_type = _joined(self._rewards), _joined(self._step_types)
         elements = rewards if rewards.ndim == 3 else None
         reward = _exact(rewards) if elements is None else _exact(rewards).sum(-1)
-        total = _joined([self._return[None], reward]).cumsum(0)[1:]
-        length = _joined([self._length[None], step_type > StepType.FIRST]).cumsum(0)[1:]
-        discounted = _joined([self._discounted[None], self._weighted(reward, step_type, length)]).cumsum(0)[1:]
+        total = _running(self._return, reward)
+        length = _running(self._length, step_type > StepType.FIRST)
+        discounted = _running(self._discounted, self._weighted(reward, step_type, length))
         previous = _previous(_joined([self._previous[None], step_type]))
         # a FIRST that follows no LAST begins anew: what a broken fragment had gathered does not count
         broken = (step_type == StepType.FIRST) & (previous[:-1] == StepType.MID)
@@ -125,12 +126,14 @@ class EpisodeTracker:
         values, steps, worths = since[0].tolist(), since[1].astype(np.int64).tolist(), since[2].tolist()
         if self._gamma is None:
             worths = [math.nan] * len(worths)
-        each = zip(values, steps, envs.tolist(), infos, worths, strict=True)
-        return [Episode(*parts) for parts, broke in zip(each, unfinished.tolist(), strict=True) if not broke]
+        episodes = map(Episode, values, steps, envs.tolist(), infos, worths)
+        return list(itertools.compress(episodes, (unfinished == 0).tolist()))
 
     def _infos_of(self, rows: list[int], envs: list[int], step_type: Any, elements: Any) -> list[dict[str, float]]:
         """What episodes that ended in these rows and environments have gathered."""
         noted = elements is not None or any(isinstance(info, Batch) for info in self._infos)
+        if not noted and not any(self._info):
+            return [{} for _ in rows]
         infos, done_rows = list[dict[str, float]](), 0
         for row, env in zip(rows, envs, strict=True):
             if noted:
@@ -149,8 +152,10 @@ class EpisodeTracker:
         if self._gamma is None:
             return reward * 0.0
         before = length * (step_type == StepType.FIRST)  # env steps before the episode began
-        latest = before.cummax(0).values if isinstance(before, torch.Tensor) else np.maximum.accumulate(before, 0)
-        return reward * self._gamma ** _exact((length - 1 - latest).clip(0))
+        if isinstance(before, torch.Tensor):
+            return reward * self._gamma ** _exact((length - 1 - before.cummax(0).values).clip(0))
+        number = (length - 1 - np.maximum.accumulate(np.asfortranarray(before), 0)).clip(0)
+        return reward * (self._gamma ** np.arange(number.max(initial=0) + 1))[number]
 
     def abandon(self) -> None:
         """Forgets running episodes and waiting rows."""
@@ -198,6 +203,12 @@ def _joined(blocks: Sequence[Any]) -> Any:
     if not devices:
         return np.concatenate(blocks)
     return torch.cat([torch.as_tensor(block, device=devices[0]) for block in blocks])
+
+
+def _running(start: np.ndarray, values: Any) -> Any:
+    """[T, B] sums of each column up to and with each row, beginning with [B] numbers."""
+    values = _joined([start[None], values])
+    return (values if isinstance(values, torch.Tensor) else np.asfortranarray(values)).cumsum(0)[1:]
 
 
 def _fetched(columns: Sequence[Any]) -> np.ndarray:

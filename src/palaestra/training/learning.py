@@ -97,13 +97,18 @@ class PolicyRecord:
     def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:
         self._algorithm, self._most_skipped, self._directory = algorithm, most_skipped, directory
         self.averages = Averages()
-        self.rows_trained = 0
+        self._rows: int | Tensor = 0  # on the device where they were counted there: it is not waited for
         self.skipped_in_a_row = 0
         """Since the last update that was applied."""
         self.skipped = 0
         """Of the run."""
         self.acts_randomly: bool | None = None
         """In this unroll; `None` where nothing was said yet."""
+
+    @property
+    def rows_trained(self) -> int:
+        """Rows learned from so far, each counted as often as it was used."""
+        return int(self._rows)
 
     def add(self, update: UpdateInfo) -> None:
         """An update was applied.
@@ -113,7 +118,7 @@ class PolicyRecord:
         """
         self.skipped_in_a_row = 0
         self.averages.add(update.records)
-        self.rows_trained += update.rows_trained
+        self._rows = self._rows + update.rows
 
     def skip(self, error: NonFiniteError, env_steps: int) -> None:
         """An update was not applied.
@@ -174,7 +179,7 @@ class PolicyRecord:
             state: from `state`.
         """
         self.averages.load_state(state["averages"])
-        self.rows_trained = state["rows_trained"]
+        self._rows = state["rows_trained"]
         self.skipped_in_a_row, self.skipped = state["skipped"]
         self.acts_randomly = state.get("acts_randomly")  # older checkpoints do not say
 
