@@ -35,10 +35,10 @@ def learned(kind, device, *, compiled=False, **changes):
     episodes = []
     for number in range(4):
         random = ("policy",) if number == 0 and kind is DQN else ()
-        collector.unroll(12, random=random)
+        episodes += collector.unroll(12, random=random).episodes
         algorithm.update(collector.source)
         algorithm.set_progress(number / 4)
-        episodes += collector.drain()
+    episodes += collector.drain()
     result = evaluate(algorithm.policy, cart_pole(device), episodes=4, deterministic=False)
     return algorithm, collector, episodes, result
 

@@ -160,7 +160,7 @@ def test_an_abandoned_episode_counts_for_nothing_in_later_ones():
     assert tracker.finished() == []
     tracker.add(TimeStep(torch.tensor([LAST]), torch.tensor([7.0])))  # waits
     tracker.abandon()
-    assert len(tracker) == 0
+    assert not tracker.finished()
     for step_type, reward in ([FIRST, 0.0], [LAST, 1.0]):
         tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
     assert [(episode.episode_return, episode.length) for episode in tracker.finished()] == [(1.0, 1)]

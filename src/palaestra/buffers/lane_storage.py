@@ -13,7 +13,7 @@ from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
 from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
 from palaestra.core.time_step import StepType, TimeStep
-from palaestra.core.tree import as_array, as_tensor
+from palaestra.core.tree import as_array, as_tensor, take_rows
 
 __all__: list[str] = []
 
@@ -147,7 +147,7 @@ class DeviceLeaf(Leaf):
         self._flat.index_copy_(0, where, rows.reshape(where.numel(), *self._flat.shape[1:]))
 
     def take(self, index: np.ndarray) -> Tensor:
-        return self._flat.index_select(0, self._there(index)).reshape(*index.shape, *self._flat.shape[1:])
+        return take_rows(self._flat, self._there(index)).reshape(*index.shape, *self._flat.shape[1:])
 
     def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
         frames = self.take(index)

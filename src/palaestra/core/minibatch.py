@@ -12,7 +12,7 @@ from torch import Tensor
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ShapeError
 from palaestra.core.plan import OnPolicy, Plan, Replay
-from palaestra.core.tree import device_of, tree_leaves, tree_paths
+from palaestra.core.tree import device_of, take_rows, tree_leaves, tree_paths
 
 __all__ = ["Minibatches", "equal_minibatches", "minibatches", "sequences", "shards"]
 
@@ -129,7 +129,7 @@ def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Gen
     size = _even_size(total, size)
     if size < total:
         order = _order(total, generator, device_of(rows))
-        rows = rows.map(lambda leaf: leaf.index_select(min(dim, leaf.ndim - 1), order))
+        rows = rows.map(lambda leaf: leaf.index_select(1, order) if min(dim, leaf.ndim - 1) else take_rows(leaf, order))
     if rest := total % size:
         yield Minibatches(_rows(rows, slice(0, total - rest), dim), total // size, dim)
         yield Minibatches(_rows(rows, slice(total - rest, total), dim), 1, dim)

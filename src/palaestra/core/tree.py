@@ -85,6 +85,30 @@ def tree_select(tree: Any, index: Any) -> Any:
     return optree.tree_map(lambda leaf: leaf[index], tree)
 
 
+_SHORT_BYTES = 128
+
+
+def take_rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Some rows of a tensor, in the order asked for.
+
+    On a GPU, short rows are read number by number: PyTorch gives each row threads of its own if its bytes are a
+    multiple of 16, which for four numbers takes eight times as long.
+
+    Args:
+        rows: [M, ...].
+        index: [N] int64, where `rows` is.
+
+    Returns:
+        [N, ...].
+    """
+    width = rows.numel() // max(1, len(rows))
+    length = width * rows.element_size()
+    if not rows.is_cuda or width < 2 or length > _SHORT_BYTES or length % 16:
+        return rows.index_select(0, index)
+    places = index[:, None] * width + torch.arange(width, device=rows.device)
+    return torch.take(rows, places).reshape(len(index), *rows.shape[1:])
+
+
 def tree_split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of so many rows each, one after another, which share memory with the whole.
 

@@ -21,7 +21,6 @@ from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
 __all__ = ["Collector"]
 
-_FLUSH_ROWS = 32
 _PATIENCE_STEPS = 100_000
 _LAST = int(StepType.LAST)
 
@@ -213,7 +212,7 @@ class Collector:
         """
         began = time.perf_counter()
         self._pausing = False
-        info = CollectInfo(0)
+        info = CollectInfo(0, episodes=[] if self.unfinished else self._tracker.reported(begins=True))
         if self.episodes is not None:
             if not self.unfinished:
                 self._begin_episodes([self.episodes] * self.num_lanes)
@@ -223,8 +222,7 @@ class Collector:
         if not self.unfinished:
             self._writer.write_log_probs()
             # only here: a run that goes on where a signal cut the unroll reports the same episodes at the same steps
-            if len(self._tracker) >= _FLUSH_ROWS:
-                info.episodes = self._tracker.finished()
+            info.episodes += self._tracker.reported(begins=False)
         info.total_s = time.perf_counter() - began
         return info
 

@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _NONE = -1  # the step type of a lane that had no step
+_MANY_ROWS = 32
+_OF_NOW = "_gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
 
 
 class Episode(NamedTuple):
@@ -66,10 +68,8 @@ class EpisodeTracker:
         self._rewards: list[Any] = []
         self._step_types: list[Any] = []
         self._infos: list[Any] = []
-
-    def __len__(self) -> int:
-        """Rows that wait for `finished`."""
-        return len(self._infos)
+        self._arrived: Any = None  # on a GPU: the moment when it has all rows
+        self._aside: Any = None  # a stream of operations that do not wait for those of learning
 
     def add(self, time_step: TimeStep, lanes: np.ndarray | None = None) -> None:
         """Takes one row of every environment, or of some.
@@ -87,6 +87,7 @@ class EpisodeTracker:
         self._rewards.append(reward[None])
         self._step_types.append(step_type[None])
         self._infos.append(info)
+        self._arrived = None
 
     def extend(self, reward: torch.Tensor, step_type: torch.Tensor) -> None:
         """Takes many rows of every environment, of time steps without `env_info`.
@@ -98,11 +99,32 @@ class EpisodeTracker:
         self._rewards.append(_block(reward))
         self._step_types.append(_block(step_type))
         self._infos += [()] * len(reward)
+        if reward.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def reported(self, *, begins: bool) -> list[Episode]:
+        """`finished` of many rows together, in `unroll`; nothing while there are few.
+
+        Those on a GPU are asked for when the next unroll begins: until then it learns, and would wait.
+
+        Args:
+            begins: whether an unroll begins; it ends otherwise.
+        """
+        due = len(self._infos) >= _MANY_ROWS and begins == (self._arrived is not None)
+        return self.finished() if due else []
 
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
-        if not self._rewards:
-            return []
+        if self._arrived is None:
+            return self._finished() if self._rewards else []
+        self._aside = self._aside or torch.cuda.Stream(self._rewards[-1].device)
+        self._aside.wait_event(self._arrived)
+        self._arrived = None
+        with torch.cuda.stream(self._aside):
+            return self._finished()
+
+    def _finished(self) -> list[Episode]:
         rewards, step_type = _joined(self._rewards), _joined(self._step_types)
         elements = rewards if rewards.ndim == 3 else None
         reward = _exact(rewards) if elements is None else _exact(rewards).sum(-1)
@@ -177,7 +199,7 @@ class EpisodeTracker:
 
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
-        state = {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name != "_gamma"}
+        state = {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name not in _OF_NOW}
         for name in ("rewards", "step_types"):
             state[name] = [row for block in state[name] for row in as_array(block)]
         return state

@@ -1,11 +1,12 @@
 """Rows on their way into a buffer: of some lanes or of all, checked for finite values, with their log-probabilities."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_map, tree_select
@@ -162,22 +163,32 @@ def require_finite(
     if env.checks_finite and not changed:
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        for name, value in (("observation", newest.observation), ("reward", newest.reward)):
-            _check(name, value, env, buffer, newest, 0)
-            if rows > 1:
-                _check(name, buffer.recent(name, rows), env, buffer, newest, rows)
+        values = [*_floats("observation", newest.observation, 0), *_floats("reward", newest.reward, 0)]
+        if rows > 1:
+            for name in ("observation", "reward"):
+                values += _floats(name, buffer.recent(name, rows), rows)
+        if _all_finite([value for _, value, _ in values]):
+            return
+    for name, value, rows in values:
+        _check(name, value, env, buffer, newest, rows)
 
 
-def _check(name: str, value: Any, env: Environment, buffer: ReplayBuffer, newest: TimeStep, rows: int) -> None:
-    """Looks at values [B, ...] of the newest time step, or at [rows, B, ...] of the rows before it."""
+def _floats(name: str, value: Any, rows: int) -> list[tuple[str, Tensor, int]]:
+    """Names and values of the parts of a field that can be NaN, with so many rows."""
     if isinstance(value, Batch):
-        for key, part in value.items():
-            _check(f"{name}.{key}", part, env, buffer, newest, rows)
-        return
-    if not value.is_floating_point():
-        return
-    if math.isfinite(np.add.reduce(value.numpy(), axis=None) if value.is_cpu else value.sum()):
-        return
+        return [part for key, leaf in value.items() for part in _floats(f"{name}.{key}", leaf, rows)]
+    return [(name, value, rows)] if value.is_floating_point() else []
+
+
+def _all_finite(values: Sequence[Tensor]) -> bool:
+    """Whether their sums are; a GPU is asked once."""
+    there = [value.sum().double() for value in values if not value.is_cpu]
+    sums = [np.add.reduce(value.numpy(), axis=None) for value in values if value.is_cpu]
+    return all(map(math.isfinite, [*sums, *([torch.stack(there).sum()] if there else [])]))
+
+
+def _check(name: str, value: Tensor, env: Environment, buffer: ReplayBuffer, newest: TimeStep, rows: int) -> None:
+    """Looks at values [B, ...] of the newest time step, or at [rows, B, ...] of the rows before it."""
     for place in (~torch.isfinite(value)).nonzero().tolist():  # none where only the sum overflows
         row, lane, element = (place[0], place[1], place[2:]) if rows else (0, place[0], place[1:])
         kinds = [*buffer.recent("step_type", rows)[:, lane].tolist()] if rows else []
