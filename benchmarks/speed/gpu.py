@@ -20,7 +20,7 @@ from benchmarks.numbers import spread
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed import ours
 from benchmarks.speed.tensors import trainer_of
-from palaestra.algorithms import SAC
+from palaestra.algorithms import SAC, UpdateInfo
 from palaestra.buffers import DeviceMemory, MainMemory, ReplayBuffer
 from palaestra.core import BoundedSpec, TensorSpec, TimeStep
 from palaestra.nn import Precision
@@ -74,7 +74,16 @@ def sac(steps: int, on_device: bool, device: str, compiled: bool, precision: Pre
     buffer.open(time_step(0))
     for _ in range(5000):
         buffer.append(torch.from_numpy(random.uniform(-1, 1, (1, 6))).float(), time_step(1))
-    return lambda: algorithm.update(buffer).gradient_steps
+    before: list[UpdateInfo] = []
+
+    def update() -> int:  # as a run does
+        info = algorithm.begin_update(buffer)
+        if before:
+            before.pop().require_finite()
+        before.append(info)
+        return info.gradient_steps
+
+    return update
 
 
 def speed(call: Callable[[], int], window_s: float) -> float:

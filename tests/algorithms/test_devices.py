@@ -218,20 +218,38 @@ def test_compiled_steps_on_a_gpu_are_those_of_eager_code(name, kind, changes, fu
 
 
 @needs_cuda
-def test_a_gradient_on_a_gpu_that_is_not_finite_changes_nothing_and_is_found_by_the_next_update(monkeypatch):
+def test_a_gradient_on_a_gpu_that_is_not_finite_changes_nothing_and_is_found_when_asked_for(monkeypatch):
     monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)
     with environment("discrete") as env:
         algorithm = make("ppo", env, kind="discrete").to("cuda")
         algorithm.compile()
         collector = collector_for(env, algorithm)
         collector.unroll(12)
-        unroll = collector.buffer.newest(12)
+        collector.buffer.newest(12).reward[:] = float("nan")
         before = [parameter.detach().clone() for parameter in algorithm.model.parameters()]
-        unroll.reward[:] = float("nan")
-        assert algorithm.update(collector.buffer).gradient_steps
+        begun = algorithm.begin_update(collector.buffer)
+        with pytest.raises(NonFiniteError, match="the gradient of 'ppo' is not finite"):
+            begun.require_finite()
         assert all(torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
         collector.unroll(12)
+        collector.buffer.newest(12).reward[:] = float("nan")
         with pytest.raises(NonFiniteError, match="the gradient of 'ppo' is not finite"):
             algorithm.update(collector.buffer)
         collector.unroll(12)
-        assert algorithm.update(collector.buffer).gradient_steps
+        assert algorithm.update(collector.buffer).rows_trained
+
+
+@needs_cuda
+def test_running_statistics_on_a_gpu_learn_from_no_update_that_is_not_finite(monkeypatch):
+    monkeypatch.setattr("palaestra.nn.fast.can_compile", lambda: False)
+    with environment("discrete") as env:
+        algorithm = make("ppo", env, kind="discrete", normalize_return=True, normalize_observation=True).to("cuda")
+        algorithm.compile()
+        collector = collector_for(env, algorithm)
+        collector.unroll(12)
+        collector.buffer.newest(12).reward[:] = float("nan")
+        with pytest.raises(NonFiniteError, match="the gradient of 'ppo' is not finite"):
+            algorithm.begin_update(collector.buffer)
+        for _ in range(2):
+            collector.unroll(12)
+            algorithm.begin_update(collector.buffer).require_finite()

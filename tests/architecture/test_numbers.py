@@ -186,11 +186,11 @@ def own_calls() -> list[str]:
 def calls() -> dict[str, list[str]]:
     """What `palaestra train ppo CartPole-v1` has called when it first updates, and when it first differentiates."""
     found: dict[str, list[str]] = {}
-    update: Any = PPO.update
+    update: Any = PPO.begin_update
     losses: Any = PPO.losses
 
     def seen_update(self: PPO, *arguments: Any) -> Any:
-        found.setdefault("update", [*own_calls(), "update"])
+        found.setdefault("update", [*own_calls(), "begin_update"])
         return update(self, *arguments)
 
     def note_engine(gradient: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def calls() -> dict[str, list[str]]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(mock.patch.object(PPO, "update", seen_update))
+        stack.enter_context(mock.patch.object(PPO, "begin_update", seen_update))
         stack.enter_context(mock.patch.object(PPO, "losses", seen_losses))
         with contextlib.suppress(SystemExit):
             main(command)

@@ -107,6 +107,24 @@ def test_a_tracker_goes_on_from_a_saved_state(cut):
     assert found + after.finished() == whole.finished()
 
 
+def test_episodes_that_were_found_when_an_unroll_began_wait_for_its_end(monkeypatch):
+    """F25: as on a GPU, which learns from the rows until then; a signal may cut the unroll, and the run goes on."""
+    before, after = EpisodeTracker(2), EpisodeTracker(2)
+    monkeypatch.setattr("palaestra.rollout.episodes._MANY_ROWS", len(STEP_TYPES))
+    for kinds, rewards in zip(STEP_TYPES, REWARDS, strict=True):
+        for tracker in (before, after):
+            tracker.add(TimeStep(torch.tensor(kinds), torch.tensor(rewards)))
+    expected = after.finished()
+    monkeypatch.setattr(before, "_arrived", "then")
+    assert before.reported() == []
+    monkeypatch.setattr(before, "finished", before._finished)
+    before.begin()
+    monkeypatch.undo()
+    after.load_state(join_state(*split_state(before.state())))
+    assert after.reported() == expected and expected
+    assert after.finished() == []
+
+
 def test_an_entry_that_names_its_own_summary_has_only_that_one():
     """ALF-57: `@step` and `@mean` are the mean, `@max` the maximum."""
     infos = [

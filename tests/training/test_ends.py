@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from palaestra import Trainer
+from palaestra.algorithms import UpdateInfo
 from palaestra.core import CheckpointError, NonFiniteError, load_tensors
 from palaestra.training import CheckpointStore, Evaluated
+from palaestra.training.learning import PolicyRecord
+from tests.algorithms.parts import collected
 from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
 
 
@@ -275,3 +278,29 @@ def test_a_best_policy_that_cannot_be_kept_does_not_end_the_run(caplog):
         assert made.run().status == "done"
     assert len(failed) == 2
     assert caplog.text.count("Training continues unsaved") == 2
+
+
+def test_an_update_that_a_gpu_has_only_begun_counts_when_the_next_one_has_begun():
+    """F23: it is skipped then, at its own env steps; rows are whole numbers, however many there were."""
+    record = PolicyRecord(collected("dqn", "discrete")[0], 1, None)
+    asked = []
+
+    def begun(loss, error=None):
+        def require():
+            asked.append(loss)
+            if error is not None:
+                raise error
+
+        return UpdateInfo(1, 1, torch.tensor(float(2**24 + 2)), [{"loss": torch.tensor(loss)}], require)
+
+    record.add(begun(1.0), 10)
+    assert not asked and record.rows_trained == 0
+    record.add(begun(2.0, NonFiniteError("nan")), 20)
+    assert asked == [1.0] and record.rows_trained == 2**24 + 2
+    record.add(UpdateInfo(1, 1, 1, [{"loss": torch.tensor(3.0)}]), 30)
+    assert asked == [1.0, 2.0] and record.skipped == 1 and record.rows_trained == 2**24 + 3
+    assert record.averages.take() == {"loss": 2.0}
+    record.add(begun(4.0, NonFiniteError("nan")), 40)
+    record.add(begun(5.0, NonFiniteError("nan")), 50)
+    with pytest.raises(NonFiniteError, match=r"2 update\(s\) in a row were not finite"):
+        record.settle()

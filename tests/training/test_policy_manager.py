@@ -98,8 +98,8 @@ def test_a_policy_that_fails_does_not_stop_the_others():
     def fails(source: Any) -> Any:
         raise NonFiniteError("nan")
 
-    made.algorithms["left"].update = fails  # type: ignore[method-assign]
-    made.algorithms["right"].update = fine.append  # type: ignore[method-assign]
+    made.algorithms["left"].begin_update = fails  # type: ignore[method-assign]
+    made.algorithms["right"].begin_update = fine.append  # type: ignore[method-assign]
     results = made.learner.update(dict(made.collector.sources))
     assert isinstance(results["left"], NonFiniteError)
     assert fine == [made.collector.sources["right"]]

@@ -28,7 +28,7 @@ def test_unrolls_and_updates_alternate(monkeypatch):
     """ALF-02, ALF-03: parameters move in the updates and nowhere else."""
     made = trainer("ppo")
     calls: list[tuple[str, bool]] = []
-    for owner, method in ((made.collector, "unroll"), (made.algorithm, "update")):
+    for owner, method in ((made.collector, "unroll"), (made.algorithm, "begin_update")):
         original = getattr(owner, method)
 
         def spy(argument: Any, original: Any = original, method: str = method, **named: Any) -> Any:
@@ -40,7 +40,7 @@ def test_unrolls_and_updates_alternate(monkeypatch):
         monkeypatch.setattr(owner, method, spy)
     for _ in range(3):
         made.train_iter()
-    assert calls == [("unroll", False), ("update", True)] * 3
+    assert calls == [("unroll", False), ("begin_update", True)] * 3
 
 
 @pytest.mark.parametrize("name", ["reinforce", "ppo"])
@@ -175,14 +175,14 @@ def test_losses_of_all_gradient_steps_since_the_last_row_are_averaged():
     recorder = Recorder()
     made = trainer("reinforce", total=200, log_every_steps=100, loggers=[recorder])
     losses: list[float] = []
-    update = made.algorithm.update
+    update = made.algorithm.begin_update
 
     def spy(source: Any) -> Any:
         info = update(source)
         losses.append(info.metrics["policy"])
         return info
 
-    made.algorithm.update = spy
+    made.algorithm.begin_update = spy
     made.run()
     counts = [int(row["gradient_steps"]) for row in recorder.rows]
     assert recorder.rows[0]["learning/policy"] == pytest.approx(sum(losses[: counts[0]]) / counts[0])

@@ -5,7 +5,7 @@ import functools
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
@@ -178,9 +178,21 @@ class UpdateInfo:
     gradient_steps: int
     """Optimizer steps made."""
     rows: int | Tensor
-    """`rows_trained`; a 0-dim tensor where it was counted on the device."""
+    """`rows_trained`; a 0-dim tensor until it is read."""
     records: list[dict[str, Tensor]] = field(default_factory=list)
     """One dict of 0-dim metrics per gradient step."""
+    awaited: Callable[[], None] | None = None
+    """What `require_finite` calls; `None` where that is known."""
+
+    def require_finite(self) -> None:
+        """Waits for a GPU that makes gradient steps of `Algorithm.begin_update`; nothing elsewhere.
+
+        Raises:
+            NonFiniteError: a gradient was NaN or infinite; it has changed nothing.
+        """
+        if self.awaited is not None:
+            self.awaited()
+            self.awaited = None
 
     @property
     def rows_trained(self) -> int:
@@ -355,22 +367,34 @@ class Algorithm(ABC, Generic[PolicyT]):
             source: where the data comes from.
         """
 
+    def begin_update(self, source: DataSource) -> UpdateInfo:
+        """`update` that does not wait for a GPU, for a loop that begins the next one meanwhile.
+
+        The loop then calls `UpdateInfo.require_finite`. Without a GPU it is `update`.
+
+        Args:
+            source: where the data comes from.
+        """
+        return self.update(source)
+
     @final
-    def require_finite_gradients(self, metrics: Mapping[str, Tensor]) -> None:
+    def require_finite_gradients(self, metrics: Mapping[str, Tensor], steps: int | None = None) -> None:
         """Refuses a gradient step whose gradient is NaN or infinite.
 
         Args:
             metrics: of the step, with `gradient_norm/<component>`.
+            steps: how many were made before, if that is not what the algorithm counts now.
 
         Raises:
             NonFiniteError: names the component and has all metrics.
         """
+        steps = self.num_gradient_steps if steps is None else steps
         for name, value in metrics.items():
             if name.startswith("gradient_norm/") and not math.isfinite(value):
                 state = {key: float(metric) for key, metric in metrics.items()}
                 raise NonFiniteError(
                     f"the gradient of {name.removeprefix('gradient_norm/')!r} is not finite after "
-                    f"{self.num_gradient_steps} gradient steps; metrics of this step: {state}. "
+                    f"{steps} gradient steps; metrics of this step: {state}. "
                     "Lower the learning rate or look at the observations and rewards"
                 )
 

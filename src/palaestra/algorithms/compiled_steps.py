@@ -154,22 +154,29 @@ class FiniteGradients:
     """Whether gradients on a GPU are finite, which is asked at once and known when the GPU has come there.
 
     Args:
+        algorithm: a `GradientAlgorithm` that has made these steps.
         records: metrics of the steps, with `gradient_norm/<component>`.
     """
 
-    def __init__(self, records: Sequence[Mapping[str, Tensor]]) -> None:
-        self.records = records
+    def __init__(self, algorithm: Any, records: Sequence[Mapping[str, Tensor]]) -> None:
+        self._algorithm, self._records, self._steps = algorithm, records, algorithm.num_gradient_steps
         norms = [value for record in records for name, value in record.items() if name.startswith("gradient_norm/")]
-        self._answer = torch.ones((), dtype=torch.bool, pin_memory=True)
+        self._answer = torch.tensor(not norms, pin_memory=True)
         if norms:
             self._answer.copy_(torch.stack(norms).isfinite().all(), non_blocking=True)
         self._there: Any = torch.cuda.Event()
-        self._there.record()
+        self._there.record(torch.cuda.current_stream(algorithm.device))
 
-    def all_are(self) -> bool:
-        """Waits for the answer."""
+    def require(self) -> None:
+        """Waits for the answer.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite.
+        """
         self._there.synchronize()
-        return bool(self._answer)
+        if not self._answer:
+            for record in self._records:
+                self._algorithm.require_finite_gradients(record, self._steps)
 
 
 def num_valid(batch: Batch) -> Tensor | int:

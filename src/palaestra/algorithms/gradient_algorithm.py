@@ -78,8 +78,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
-    _asks_later = False  # whether gradients that are not finite are asked for by the next update
-    _unasked: FiniteGradients | None = None
+    _asks_later = False  # whether gradients that are not finite are asked for when all steps of an update are made
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
@@ -92,6 +91,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """Gradient steps from one copy into target networks to the next; 0 where there are none."""
         self.may_stop = type(self).stop_early is not GradientAlgorithm.stop_early
         """Whether `stop_early` is asked after each gradient step."""
+        self.keeps_statistics = type(self).after_update is not GradientAlgorithm.after_update
+        """Whether `after_update` learns running statistics of an update's data."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
         if self.bonus is not None and self.team:
@@ -265,8 +266,22 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 `apply`. By default `gradients` and `apply` make it here.
 
         Raises:
-            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch. Compiled steps on a GPU are
-                asked for it at the end of the next update, so that the GPU has work meanwhile.
+            NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
+                GPU, which are all made before that is asked.
+        """
+        info = self.begin_update(source, gradient_step)
+        info.require_finite()
+        return info
+
+    @final
+    def begin_update(self, source: DataSource, gradient_step: GradientStep | None = None) -> UpdateInfo:
+        """`update` that does not wait for compiled steps on a GPU; see `Algorithm.begin_update`.
+
+        Where running statistics learn from the data of an update, it waits: they may not learn from what is not finite.
+
+        Args:
+            source: where the data comes from.
+            gradient_step: see `update`.
         """
         compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled.after
         own = self._compiled if compiled else None
@@ -303,7 +318,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                         if self.may_stop and self.stop_early(metrics):
                             break
                     if self._asks_later:
-                        self._ask_later(info.records)
+                        info.awaited = FiniteGradients(self, info.records).require
+                        if self.keeps_statistics or self.policy.normalizer is not None:
+                            info.require_finite()
                 except NonFiniteError as error:
                     error.batch = None if self._asks_later else minibatches[place]
                     raise
@@ -459,13 +476,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     ) -> dict[str, Tensor]:
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
-
-    def _ask_later(self, records: Sequence[Mapping[str, Tensor]]) -> None:
-        """What `step_made` asks after each step, of the update before: of this one, a GPU would be waited for."""
-        before, self._unasked = self._unasked, FiniteGradients(records)
-        if before is not None and not before.all_are():
-            for record in before.records:
-                self.require_finite_gradients(record)
 
     def _require_optimizers(self, components: Sequence[str]) -> None:
         for component in components:

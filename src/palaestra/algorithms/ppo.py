@@ -138,6 +138,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
         self.preprocesses_each_epoch = config.recompute_advantage
+        self.keeps_statistics = self.return_scale is not None
         self.may_stop = config.target_kl is not None or type(self).stop_early is not PPO.stop_early
 
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:

@@ -91,8 +91,8 @@ _SHORT_BYTES = 128
 def take_rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Some rows of a tensor, in the order asked for.
 
-    On a GPU, short rows are read number by number: PyTorch gives each row threads of its own if its bytes are a
-    multiple of 16, which for four numbers takes eight times as long.
+    On a GPU, short rows of floating-point numbers are read number by number: PyTorch gives each row threads of its own
+    if its bytes are a multiple of 16, which for four numbers takes eight times as long.
 
     Args:
         rows: [M, ...].
@@ -103,7 +103,7 @@ def take_rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """
     width = rows.numel() // max(1, len(rows))
     length = width * rows.element_size()
-    if not rows.is_cuda or width < 2 or length > _SHORT_BYTES or length % 16:
+    if not (rows.is_cuda and rows.is_floating_point()) or width < 2 or length > _SHORT_BYTES or length % 16:
         return rows.index_select(0, index)
     places = index[:, None] * width + torch.arange(width, device=rows.device)
     return torch.take(rows, places).reshape(len(index), *rows.shape[1:])

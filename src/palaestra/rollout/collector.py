@@ -212,7 +212,9 @@ class Collector:
         """
         began = time.perf_counter()
         self._pausing = False
-        info = CollectInfo(0, episodes=[] if self.unfinished else self._tracker.reported(begins=True))
+        info = CollectInfo(0)
+        if not self.unfinished:
+            self._tracker.begin()
         if self.episodes is not None:
             if not self.unfinished:
                 self._begin_episodes([self.episodes] * self.num_lanes)
@@ -222,7 +224,7 @@ class Collector:
         if not self.unfinished:
             self._writer.write_log_probs()
             # only here: a run that goes on where a signal cut the unroll reports the same episodes at the same steps
-            info.episodes += self._tracker.reported(begins=False)
+            info.episodes = self._tracker.reported()
         info.total_s = time.perf_counter() - began
         return info
 

@@ -68,6 +68,7 @@ class EpisodeTracker:
         self._rewards: list[Any] = []
         self._step_types: list[Any] = []
         self._infos: list[Any] = []
+        self._held: list[Episode] = []  # found when this unroll began
         self._arrived: Any = None  # on a GPU: the moment when it has all rows
         self._aside: Any = None  # a stream of operations that do not wait for those of learning
 
@@ -101,28 +102,32 @@ class EpisodeTracker:
         self._infos += [()] * len(reward)
         if reward.is_cuda:
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(reward.device))
 
-    def reported(self, *, begins: bool) -> list[Episode]:
-        """`finished` of many rows together, in `unroll`; nothing while there are few.
+    def begin(self) -> None:
+        """An unroll begins: the time to look at rows on a GPU, which has learned from them until now and goes on."""
+        if self._arrived is not None and len(self._infos) >= _MANY_ROWS:
+            self._held = self.finished()
 
-        Those on a GPU are asked for when the next unroll begins: until then it learns, and would wait.
-
-        Args:
-            begins: whether an unroll begins; it ends otherwise.
-        """
-        due = len(self._infos) >= _MANY_ROWS and begins == (self._arrived is not None)
-        return self.finished() if due else []
+    def reported(self) -> list[Episode]:
+        """`finished` at the end of an unroll, of many rows together; of those on a GPU, what `begin` has found."""
+        if self._arrived is None and len(self._infos) >= _MANY_ROWS:
+            return self.finished()
+        held, self._held = self._held, []
+        return held
 
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
+        held, self._held = self._held, []
+        if not self._rewards:
+            return held
         if self._arrived is None:
-            return self._finished() if self._rewards else []
+            return held + self._finished()
         self._aside = self._aside or torch.cuda.Stream(self._rewards[-1].device)
         self._aside.wait_event(self._arrived)
         self._arrived = None
         with torch.cuda.stream(self._aside):
-            return self._finished()
+            return held + self._finished()
 
     def _finished(self) -> list[Episode]:
         rewards, step_type = _joined(self._rewards), _joined(self._step_types)
@@ -177,7 +182,9 @@ class EpisodeTracker:
         if isinstance(before, torch.Tensor):
             return reward * self._gamma ** _exact((length - 1 - before.cummax(0).values).clip(0))
         number = (length - 1 - np.maximum.accumulate(np.asfortranarray(before), 0)).clip(0)
-        return reward * (self._gamma ** np.arange(number.max(initial=0) + 1))[number]
+        if (most := number.max(initial=0) + 1) > number.size:
+            return reward * self._gamma**number
+        return reward * (self._gamma ** np.arange(most))[number]
 
     def abandon(self) -> None:
         """Forgets running episodes and waiting rows."""
@@ -202,7 +209,7 @@ class EpisodeTracker:
         state = {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name not in _OF_NOW}
         for name in ("rewards", "step_types"):
             state[name] = [row for block in state[name] for row in as_array(block)]
-        return state
+        return state | {"held": [list(episode) for episode in self._held]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues the episodes that were running when `state` was called.
@@ -212,6 +219,7 @@ class EpisodeTracker:
         """
         for name, value in copy.deepcopy(dict(state)).items():
             setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
+        self._held, self._arrived = [Episode(*parts) for parts in state.get("held", ())], None  # older ones have none
 
 
 def _block(values: torch.Tensor) -> Any:

@@ -97,7 +97,8 @@ class PolicyRecord:
     def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:
         self._algorithm, self._most_skipped, self._directory = algorithm, most_skipped, directory
         self.averages = Averages()
-        self._rows: int | Tensor = 0  # on the device where they were counted there: it is not waited for
+        self._rows = torch.zeros((), dtype=torch.int64)  # on a GPU where they were counted there
+        self._begun: tuple[UpdateInfo, int] | None = None  # with the env steps of then
         self.skipped_in_a_row = 0
         """Since the last update that was applied."""
         self.skipped = 0
@@ -110,15 +111,38 @@ class PolicyRecord:
         """Rows learned from so far, each counted as often as it was used."""
         return int(self._rows)
 
-    def add(self, update: UpdateInfo) -> None:
-        """An update was applied.
+    def add(self, update: UpdateInfo, env_steps: int) -> None:
+        """An update was made, or has begun on a GPU.
 
         Args:
             update: what it did.
+            env_steps: when.
+
+        Raises:
+            NonFiniteError: see `settle`.
         """
+        self.settle()
+        self._begun = update, env_steps
+        if update.awaited is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Counts an update that had only begun, when it is over.
+
+        Raises:
+            NonFiniteError: it was not finite, and there were too many in a row.
+        """
+        if self._begun is None:
+            return
+        (update, env_steps), self._begun = self._begun, None
+        try:
+            update.require_finite()
+        except NonFiniteError as error:
+            self.skip(error, env_steps)
+            return
         self.skipped_in_a_row = 0
         self.averages.add(update.records)
-        self._rows = self._rows + update.rows
+        self._rows = self._rows + torch.as_tensor(update.rows).long()
 
     def skip(self, error: NonFiniteError, env_steps: int) -> None:
         """An update was not applied.
@@ -179,7 +203,7 @@ class PolicyRecord:
             state: from `state`.
         """
         self.averages.load_state(state["averages"])
-        self._rows = state["rows_trained"]
+        self._rows, self._begun = torch.tensor(state["rows_trained"]), None
         self.skipped_in_a_row, self.skipped = state["skipped"]
         self.acts_randomly = state.get("acts_randomly")  # older checkpoints do not say
 
@@ -263,14 +287,21 @@ class LearningRecord:
         learned: dict[str, UpdateInfo] = {}
         for name, result in results.items():
             if isinstance(result, NonFiniteError):
+                self._records[name].settle()
                 self._records[name].skip(result, env_steps)
             else:
-                self._records[name].add(result)
+                self._records[name].add(result, env_steps)
                 learned[name] = result
         return learned
 
     def metrics(self) -> dict[str, float]:
-        """For a row of metrics: `learning/...` since the last call, or `learning/<policy>/...` of several policies."""
+        """For a row of metrics: `learning/...` since the last call, or `learning/<policy>/...` of several policies.
+
+        Raises:
+            NonFiniteError: too many updates of a policy in a row were not finite.
+        """
+        for record in self._records.values():
+            record.settle()
         algorithms = self._algorithms.values()
         row: dict[str, float] = {
             "policy_version": max(algorithm.policy_version for algorithm in algorithms),
@@ -284,7 +315,13 @@ class LearningRecord:
         return row
 
     def state(self) -> dict[str, Any]:
-        """Counts and averages by policy, as JSON values."""
+        """Counts and averages by policy, as JSON values.
+
+        Raises:
+            NonFiniteError: too many updates of a policy in a row were not finite.
+        """
+        for record in self._records.values():
+            record.settle()
         return {name: record.state() for name, record in self._records.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -185,7 +185,8 @@ class SimplePolicyManager(PolicyManager):
         for name, source in sources.items():
             try:
                 workers, algorithm = self._workers, self._algorithms[name]
-                results[name] = algorithm.update(source) if workers is None else workers.update(name, source)
+                begin = algorithm.begin_update
+                results[name] = begin(source) if workers is None else workers.update(name, source)
             except NonFiniteError as error:
                 results[name] = error
             except RowsLostError:  # there will be rows again; that some are gone was said when it was found
