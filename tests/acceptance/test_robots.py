@@ -40,6 +40,7 @@ def trained():
     return robot, collector, before, statistics, result, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_both_tasks_act_and_learn_in_their_order(trained):
     """Scenario 9, PARL-07, PARL-09, PARL-15: two algorithms with data of their own, driven by one control flow."""
     robot, _, before, _, result, _ = trained
@@ -95,6 +96,7 @@ def test_the_robot_stopped_in_time_and_left_no_thread(trained):
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("agent ", "prediction of", "learning of"))]
 
 
+@pytest.mark.slow
 def test_the_document_s_own_robot_learns_at_its_interval():
     """PARL-21, PARL-20: `RL` every TRAINING_INTERVAL steps, `goal` at each goal's end, with the summed reward."""
     env = four_rooms(0)
@@ -108,6 +110,7 @@ def test_the_document_s_own_robot_learns_at_its_interval():
         assert rows >= 400 / 25 - 1 and robot.tasks["goal"].predictions in (rows, rows + 1)
 
 
+@pytest.mark.slow
 def test_an_auxiliary_task_trains_the_perception_of_the_task_that_acts():
     """PARL-07, PARL-31: it never predicts; with it alone learning, the acting network's features move."""
     env = load("tests.robots.watchful:NoisyCatch")

@@ -199,6 +199,7 @@ def test_what_cannot_be_is_refused(settings):
         made(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["gru", pytest.param("attention", marks=pytest.mark.slow)])
 def test_a_saved_policy_asks_for_the_same_return_and_is_exported_with_its_reward(memory, tmp_path):
     config = ATTENTION if memory == "attention" else NetworkConfig(hidden_sizes=(8,), recurrent="gru", recurrent_size=6)

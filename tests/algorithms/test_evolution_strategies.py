@@ -122,6 +122,7 @@ def test_nothing_is_learned_from_a_single_lane_with_rows_and_a_warning_says_so(c
     assert "distributed.min_finished_workers" in caplog.text
 
 
+@pytest.mark.slow
 def test_environments_that_act_one_after_another_are_refused():
     config = dataclasses.replace(KINDS["continuous"], vectorization="process", num_workers=2, num_ready=1)
     with environment(config, 2) as env:

@@ -222,6 +222,7 @@ def test_every_kind_of_workload_can_be_built(workload):
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.slow
 def test_the_products_of_an_iteration_are_those_that_its_layers_need():
     """DQN, minibatches of 128 rows, layers of 120 and 84: values and targets are two passes, gradients one more."""
     counts = roofline.products_of("dqn")

@@ -99,6 +99,7 @@ def test_steps_stay_inside_the_episode_and_the_ring():
             assert buffer.prev(row) == (row if enters else rows[i - 1])
 
 
+@pytest.mark.slow
 @bounded
 @given(seed=st.integers(0, 999), steps=st.integers(1, 300), rows=st.integers(2, 200), lanes=st.integers(1, 3))
 def test_distances_to_both_ends_of_an_episode(seed, steps, rows, lanes):
@@ -152,6 +153,7 @@ def test_all_rows_in_time_order():
     assert_same(batch, buffer[index])
 
 
+@pytest.mark.slow
 @bounded
 @given(
     lanes=st.integers(1, 3),

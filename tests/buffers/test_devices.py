@@ -146,6 +146,7 @@ def test_rows_on_a_device_are_those_in_main_memory(sampler, capacity, tmp_path):
             check_same(target, here)
 
 
+@pytest.mark.slow
 def test_an_unroll_on_a_device_grows_and_is_handed_out_without_a_copy():
     with pretend_device() as device:
         there, here = make(DeviceMemory(device), None), make(None, None)

@@ -97,6 +97,7 @@ def test_new_rows_are_drawn_equally_often(n_step):
     assert torch.equal(drawn.weight, torch.ones(6000))
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
     """TS-11: Schaul et al., equation (1); weights undo it, up to the largest: (N P)^-beta / max."""
     settings = Prioritized(alpha=0.5, beta=0.7)

@@ -33,6 +33,7 @@ def sampled(sampler, capacity=80, lanes=2, steps=70, storage=None, **named):
     return buffer, world
 
 
+@pytest.mark.slow
 @bounded
 @given(
     name=st.sampled_from(sorted(SAMPLERS)),

@@ -83,6 +83,7 @@ def fill(buffer, steps):
         buffer.append(action, arrived)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_after_one_hundredth_of_new_rows_writes_at_most_three_hundredths(tmp_path):
     """The issue's bar, in bytes: full, wrapped, and with priorities, whose tree is always new."""
     buffer, store = large(), CheckpointStore(tmp_path)

@@ -52,6 +52,7 @@ def test_an_unroll_has_the_memory_before_each_row(capacity, steps):
     assert torch.equal(unroll.state.h[..., 1], -serials)
 
 
+@pytest.mark.slow
 @bounded
 @given(
     lanes=st.integers(1, 3),

@@ -46,6 +46,7 @@ def test_a_hybrid_run_and_its_buffer(capsys):
     assert (summary["path"], summary["steps"], summary["episodes"]) == ("own", 40, 4)  # its own experience alone
 
 
+@pytest.mark.slow
 def test_a_decision_transformer_goes_online_and_resumes_bit_for_bit():
     """Issue 21, F9: 20 updates on the data, then 20 env steps; cut in an episode, it goes on as if it never was."""
     assert chance() == 0

@@ -48,6 +48,7 @@ def test_the_list_names_algorithms_presets_and_runs(capsys):
     assert "runs/first done " in output(capsys)
 
 
+@pytest.mark.slow
 def test_names_of_runs_are_whole_in_a_pipe_and_on_a_narrow_terminal(monkeypatch, capsys):
     """Two runs whose names end differently can be told apart."""
     monkeypatch.setenv("COLUMNS", "50")
@@ -65,6 +66,7 @@ def test_names_of_runs_are_whole_in_a_pipe_and_on_a_narrow_terminal(monkeypatch,
     assert f"runs/{name}" in "".join(line.split(" ")[1] for line in lines if line.startswith(" "))
 
 
+@pytest.mark.slow
 def test_the_list_is_also_json(capsys):
     train(name="first")
     capsys.readouterr()
@@ -75,6 +77,7 @@ def test_the_list_is_also_json(capsys):
     assert listing["runs"] == [{"path": "runs/first", "status": "done"}]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_damaged_record_is_listed(capsys):
     run = train(name="first")
     (run / "run.json").write_text("damaged")

@@ -36,6 +36,7 @@ def test_the_package_can_be_run_as_a_module():
     assert done.stdout == f"{palaestra.__version__}\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error():
     """As in `palaestra show-code ppo | head -1`."""
     with subprocess.Popen(

@@ -66,6 +66,7 @@ def test_a_dry_run_of_many_agents_or_of_a_robot_says_what_it_will_take(command, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     """A folder for each policy, offline and hybrid, and resumed."""
     assert (
@@ -105,6 +106,7 @@ def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
     assert learned(hybrid)
 
 
+@pytest.mark.slow
 def test_actors_of_many_agents_wait_for_nobody():
     """MARO-01, MARO-10: the same command with another mode; it is resumed like any other run."""
     workers = ("--runtime", "local", "--num-workers", "2", "--mode", "async", "--agents.sharing", "separate")
@@ -189,6 +191,7 @@ def test_policy_hosts_learn_what_the_run_itself_would(runtime, hosts):
     assert (alone / "episodes.csv").read_text() == (hosted / "episodes.csv").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", slow_but_of(("sync",), ["sync", "async"]))
 def test_one_policy_may_have_a_host_too(mode):
     """In either mode, with gradient workers or without."""
@@ -201,6 +204,7 @@ def test_one_policy_may_have_a_host_too(mode):
         assert learned(Path(f"runs/run{count}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", slow_but_of(("ppo",), ["ppo", "dqn", "sac", "impala"]))
 def test_a_resumed_run_may_have_another_number_of_gradient_workers(algorithm):
     """With a number of shards: the same weights as with one worker all the way, bit for bit."""
@@ -266,6 +270,7 @@ def trained_against_itself(name, *options):
     return Path("runs") / name
 
 
+@pytest.mark.slow
 def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     """Scores against snapshots in training, Elo above random actions and the pool at evaluations, a match of runs."""
     run = trained_against_itself("a")
@@ -293,6 +298,7 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert "Elo [95% interval]" in output(capsys)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_rated_is_refused(capsys):
     trained_against_itself("a")
     train("qmix", "--algorithm.unroll-length", "4", name="team")

@@ -55,6 +55,7 @@ def test_a_film_has_a_picture_for_every_step(suffix, capsys):
     assert frames.std() > 1  # something is drawn
 
 
+@pytest.mark.slow
 def test_without_a_screen_none_is_looked_for(tmp_path):
     """SDL would complain of a folder for its windows that is not there."""
     programme = f"import os; os.environ.pop('SDL_VIDEODRIVER', 0); os.environ.pop('XDG_RUNTIME_DIR', 0); {COMMAND}"
@@ -93,6 +94,7 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
     assert "pip install 'palaestra[video]'" in output(capsys)
 
 
+@pytest.mark.slow
 def test_episodes_are_shown_side_by_side_with_what_was_done(capsys):
     """Action, reward and return are written on the film unless they are not wanted."""
     arguments = ("play", "run", "--episodes", "3", "--grid")

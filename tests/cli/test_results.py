@@ -98,6 +98,7 @@ def test_two_runs_are_compared_by_settings_and_curves(capsys):
     assert "return_mean at " in text
 
 
+@pytest.mark.slow
 def test_every_algorithm_says_what_it_supports(capsys):
     """A new entry in ALGORITHMS enrols by itself; what is said is tried."""
     listing = answer(capsys, "list", "algorithms")["algorithms"]

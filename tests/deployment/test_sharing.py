@@ -155,6 +155,7 @@ def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, caps
     assert importing.in_run(tmp_path / "shared/team"), "code in it is not that of a working directory"
 
 
+@pytest.mark.slow
 def test_a_film_is_made_where_the_environment_draws_and_its_lack_is_named_where_not(tmp_path, monkeypatch):
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")

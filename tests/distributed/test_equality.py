@@ -35,6 +35,7 @@ def test_processes_give_the_same_weights_bit_by_bit(name, reference):
         assert_same(iterate(make_trainer(runtime, name, RUNS[name]), 10), reference[name])
 
 
+@pytest.mark.slow
 def test_processes_with_shards_of_replay_give_them_too(reference):
     with ProcessRuntime() as runtime:
         assert_same(iterate(make_trainer(runtime, "dqn", replay_shards=3), 10), reference["dqn"])

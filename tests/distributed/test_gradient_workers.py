@@ -309,6 +309,7 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_keeps_the_minibatch(
 # -- sharing out
 
 
+@pytest.mark.slow
 def test_workers_are_shared_out_anew_while_training_goes_on():
     """MARO-27, MARO-28: by experience, 12 rows of one policy and 36 of the other; then the other way round."""
     algorithms, collectors = several("ppo", "ppo")

@@ -4,6 +4,8 @@ import sys
 import tracemalloc
 from functools import partial
 
+import pytest
+
 from benchmarks.speed.instant import Instant
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.worker_group import WorkerFault, WorkerGroup
@@ -52,6 +54,7 @@ class Doomed(Instant):
             super().submit(worker, call, request)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_wrong_all_the_time_keeps_no_more_and_counts_all():
     """F14: 100,000 events; the newest hundred are there, the counts are exact, and memory is flat."""
     group = WorkerGroup(Instant(), partial(list), DistributedConfig(num_workers=2), name="w")

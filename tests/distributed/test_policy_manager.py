@@ -81,6 +81,7 @@ def test_policies_are_spread_over_hosts(hosts):
         assert len(runtime.status()) == hosts
 
 
+@pytest.mark.slow
 def test_policies_learn_at_the_same_time_in_processes_and_equal_those_that_learn_in_turn():
     """MARO-25: same seed, equal parameters in both modes; the intervals of parallel updates overlap."""
     algorithms, collectors = several("ppo", "sac")

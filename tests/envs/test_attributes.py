@@ -131,6 +131,7 @@ def killed(env):
         os.kill(env.driver.worker_pids[1], signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "on_fault"), [("get", "restart"), ("get", "drop"), ("reset", "restart"), ("set", "drop")]
 )

@@ -40,6 +40,7 @@ def test_a_value_is_put_around_an_environment_with_its_arguments():
     assert env.observation_spec.shape == (5, 2, 4)
 
 
+@pytest.mark.slow
 def test_a_spawned_process_gets_the_wrappers_with_the_configuration():
     """ALF-38, ALF-50: there is no registry that it could lack."""
     config = EnvConfig(wrappers=(Wrap(FrameStack, num_frames=2), Doubled), max_episode_steps=5)

@@ -117,6 +117,7 @@ def test_a_script_is_short_and_needs_nothing_of_ours(name):
     assert outside == {"torch", "numpy", "gymnasium"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_a_script_runs_from_the_command_line(name, tmp_path):
     arguments = [sys.executable, "-W", "error", str(FOLDER / f"{name}.py"), "--total_env_steps", "1100"]

@@ -26,6 +26,7 @@ def made(*args, seed=0, folder, **settings):
     return palaestra.train(*args, run__directory=str(folder), run__seed=seed, **{**defaults, **settings})
 
 
+@pytest.mark.slow
 def test_a_shared_and_a_separate_policy_come_from_one_configuration(tmp_path):
     """MARO-18: `agents.sharing` alone decides; artefacts, metrics and evaluations are by policy."""
     for sharing, names in (("shared", ["shared"]), ("separate", ["agent_0", "agent_1", "agent_2"])):
@@ -87,6 +88,7 @@ def test_a_team_run_is_resumed_as_if_it_had_never_stopped(algorithm, tmp_path):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_workers_of_a_runtime_collect_for_many_agents_and_a_run_on_them_is_resumed(tmp_path):
     """MARO-08, MARO-18: separate policies, one of them chance, on two workers; resumed as if never stopped."""
     options = {

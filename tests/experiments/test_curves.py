@@ -124,6 +124,7 @@ def long_run(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_curve_of_many_rows_is_read_in_places(long_run, monkeypatch):
     """D13: from the first row to the last, without reading what no picture can show; the values are the file's."""
     parsed, loads = [], json.loads

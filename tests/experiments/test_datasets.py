@@ -83,6 +83,7 @@ def test_a_policy_with_a_memory_makes_data_too(tmp_path):
     assert collect_data(policy_of_run(directory), env, tmp_path / "data", steps=20).steps >= 20
 
 
+@pytest.mark.slow
 def test_the_replay_buffer_of_a_run_is_exported(run, tmp_path):
     """The rows of the newest checkpoint, with a SAC action of 0.5 as the torque 1."""
     summary = export_data(run, tmp_path / "data")

@@ -101,6 +101,7 @@ def test_actors_act_on_the_cpu_and_the_server_learns_on_the_device(tmp_path):
     assert done.result.status == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [("cpu", NAME), (NAME, "cpu")], ids="-".join)
 def test_a_run_goes_on_on_another_device(way, tmp_path):
     """F25: a GPU's numbers are exact nowhere else, and there only with `deterministic`; the run says so."""
@@ -117,6 +118,7 @@ def test_a_run_goes_on_on_another_device(way, tmp_path):
     assert exact.result.env_steps >= 200
 
 
+@pytest.mark.slow
 def test_a_run_from_a_device_is_looked_at_where_there_is_none(tmp_path):
     with pretend_device() as device:
         done = run("ppo", tmp_path, device)
@@ -130,6 +132,7 @@ def test_a_run_from_a_device_is_looked_at_where_there_is_none(tmp_path):
     assert palaestra.resume(done.directory, trainer__total_env_steps=160, run__device="cpu").result.env_steps >= 160
 
 
+@pytest.mark.slow
 def test_evaluations_beside_training_are_made_on_the_cpu(tmp_path):
     with pretend_device() as device:
         done = run("ppo", tmp_path, device, trainer__eval_async=True)

@@ -236,6 +236,7 @@ def test_nothing_is_left_where_the_data_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_resuming_with_other_data_is_refused_and_moved_data_is_not(tmp_path):
     """F25: whether it is the same data is told by its fingerprint, not by its path."""
     data = saved(tmp_path / "data")
@@ -303,6 +304,7 @@ def test_an_algorithm_goes_on_with_steps_of_its_own(name, tmp_path):
     assert again.result.env_steps == 70
 
 
+@pytest.mark.slow
 def test_an_offline_run_that_has_ended_goes_online(tmp_path):
     """F25: resumed with a fraction; what it has made are the updates on the data, and it collects from then on."""
     run, data = {"run__directory": str(tmp_path / "runs")}, saved(tmp_path / "data")

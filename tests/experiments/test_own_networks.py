@@ -77,6 +77,7 @@ def trained(name: str, *options: str) -> Path:
 FAST = ("dqn", "mappo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )

@@ -40,6 +40,7 @@ def changed(results, tmp_path):
     return change
 
 
+@pytest.mark.slow
 def test_a_row_of_other_settings_is_trained_with_them(tmp_path):
     """Settings of whole parts, `env` and `algorithm`, as results keep them."""
     row = ROWS["ppo_Recall_64-steps-LSTM"]
@@ -65,6 +66,7 @@ def test_the_same_seed_gives_the_same_bits(results, capsys):
     assert f"{ROW.name} verified: the weights are the published ones, bit for bit" in said
 
 
+@pytest.mark.slow
 def test_other_bits_on_the_same_kind_of_machine_are_a_failure(changed, capsys):
     folder = changed(lambda seed: seed["final"]["last"].update(weights_sha256="0"))
     assert exit_code("verify", ROW.name, "--seeds", "0", "--results", str(folder), "--json") == 1
@@ -72,6 +74,7 @@ def test_other_bits_on_the_same_kind_of_machine_are_a_failure(changed, capsys):
     assert (record["verdict"], record["ok"], record["within"]) == ("other bits", False, True)
 
 
+@pytest.mark.slow
 def test_on_another_machine_the_interval_decides(changed, monkeypatch):
     def elsewhere(seed):
         seed["machine"]["processor"] = "another"

@@ -157,6 +157,7 @@ def test_a_resumed_run_goes_on_with_new_episodes(tmp_path):
     assert len((first.directory / "episodes.csv").read_text().splitlines()) == 1 + 24
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_the_settings_of_the_robot(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--env.num-envs", "2", "--trainer.total-env-steps", "100", "--algorithm.period", "2", "--run.name", "w"]

@@ -71,6 +71,7 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
     assert "of 2 seeds" in group_summary(again)[-1]
 
 
+@pytest.mark.slow
 def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     """F1: with its exit code, and its error in words. As many run at a time as there are cores."""
     started, most = [], []

@@ -50,6 +50,7 @@ def check_random_kills(folder: Path, count: int, seed: int) -> None:
         assert result["corrupt"] == result["uncleaned"] == 0, result
 
 
+@pytest.mark.fault
 def test_kills_at_random_times_leave_a_valid_checkpoint(tmp_path):
     """F9: whatever was acknowledged is there, or something newer."""
     check_random_kills(tmp_path / "checkpoints", 20, seed=0)

@@ -38,6 +38,7 @@ def run(tmp_path):
     ).directory
 
 
+@pytest.mark.fault
 def test_a_second_process_is_refused_and_a_dead_one_does_not_matter(run):
     """F26: the message names process and machine; the lock of a process that was killed is no lock."""
     holder = subprocess.Popen(

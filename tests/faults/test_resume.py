@@ -82,6 +82,7 @@ def test_a_run_cut_at_three_points_equals_the_uninterrupted_one(case, tmp_path):
     assert len(whole["metrics"]) == len({row["env_steps"] for row in whole["metrics"]}) >= 9
 
 
+@pytest.mark.fault
 def test_environments_that_cannot_go_on_exactly_are_said_to(tmp_path):
     """RELIABILITY.md, mechanism 6: a pool of the simulator's own begins new episodes, and run.json says so."""
     settings = SMALL | PPO | {"env__vectorization": "native"}

@@ -56,6 +56,7 @@ def test_ctrl_c_saves_and_ends_with_130_and_the_run_goes_on_until_sigterm_ends_i
     assert check_saved(run) > stopped_at
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("vectorization", ["serial", pytest.param("process", marks=pytest.mark.fault)])
 def test_ctrl_c_twice_stops_at_once_with_the_last_checkpoint_intact(tmp_path, wait_until, vectorization):
     """F22: while the first waits for the iteration to end, which it does not."""
@@ -98,6 +99,7 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
     assert not list((run / "faults").iterdir())
 
 
+@pytest.mark.fault
 def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):
     """The same command in a pipe: plain lines, and the interrupted run says how to go on."""
     from tests.faults.parts import command

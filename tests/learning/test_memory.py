@@ -43,6 +43,7 @@ def test_a_memory_finds_the_cue_again(name, seed):
     assert evaluated(algorithm, RECALL).return_mean == 1.0
 
 
+@pytest.mark.slow
 def test_without_a_memory_half_of_the_answers_are_wrong():
     """The mutant: the same algorithm, environment and steps with a network that cannot remember."""
     algorithm = learned("ppo", RECALL, 6_000, network=NetworkConfig(hidden_sizes=(16,)), **PPO)

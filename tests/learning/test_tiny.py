@@ -50,6 +50,7 @@ def test_every_ball_is_caught(name):
     assert evaluated(learned(name, CATCH, steps, **SETTINGS[name]), CATCH).return_mean == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_action_values_of_the_chain_are_the_closed_form(n_step):
     """TS-21, TS-22: Q(s, right) = gamma^(3 - s), Q(s, left) = gamma V(max(s - 1, 0)); n steps respect the end.
@@ -69,6 +70,7 @@ def test_action_values_of_the_chain_are_the_closed_form(n_step):
         assert q[3, 1].item() == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "reinforce"])
 def test_continuous_actions_are_learned(name):
     """Track pays -(a - 0.3)^2 in each of two dimensions: its mean action goes to 0.3."""

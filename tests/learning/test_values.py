@@ -42,6 +42,7 @@ def values(algorithm: GradientAlgorithm) -> torch.Tensor:
         return algorithm.policy.q_values(observation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_values_do_not_see_a_time_limit(name):
     """ALF-26, ALF-28, TS-22: within 5% of 1 / (1 - gamma) everywhere."""

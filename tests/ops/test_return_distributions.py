@@ -96,6 +96,7 @@ def test_at_the_median_it_is_half_the_huber_loss():
     assert_close(loss, 0.5 * huber((quantile - target)[:, 0], delta=0.7) / 0.7)
 
 
+@pytest.mark.slow
 def test_its_minimum_is_at_the_quantiles_and_a_mutant_without_fractions_is_at_the_median():
     target = torch.linspace(0, 10, 101)[None]
     fraction = torch.tensor([0.1, 0.5, 0.9])

@@ -195,6 +195,7 @@ class HangsOnce(Reports):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_fault", ["drop", "restart"])
 def test_an_agent_that_hangs_in_a_worker_counts_as_failed(on_fault, tmp_path, caplog):
     """F4: its worker is ended, and the run goes on as after one that died."""

@@ -159,6 +159,7 @@ def test_a_robot_that_never_began_stops_too():
     assert closes_in_time(setup()[1])
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_is_an_error_that_names_its_agent():
     config = RobotConfig(max_wait_s=0.01, learn_max_wait_s=0.01, timeout_s=0.5)
     _, collector = setup(worlds={1: {"wait_at": 2}}, config=config)

@@ -135,6 +135,7 @@ def echoing():
     worker.kill()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(bits=st.integers(0, 26), fraction=st.floats(0.0, 1.0), again=st.integers(1, 3))
 @example(bits=26, fraction=0.0, again=1)

@@ -102,6 +102,7 @@ def test_a_callback_that_raises_ends_the_run():
         trainer("ppo", callbacks=[Hooks(iteration_began=broken)]).run()
 
 
+@pytest.mark.slow
 def test_an_asynchronous_evaluation_is_of_the_policy_as_it_was(wait_until):
     """Evaluation in a process of its own: training goes on, results come in order, with the copy that was evaluated."""
     seen: list[Evaluated] = []
@@ -130,6 +131,7 @@ def test_an_asynchronous_evaluation_is_of_the_policy_as_it_was(wait_until):
 # -- time
 
 
+@pytest.mark.slow
 def test_the_time_split_adds_up():
     """Environment, inference, storing, learning and waiting are all of the time, and none is negative."""
     recorder = Recorder()

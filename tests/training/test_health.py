@@ -86,6 +86,7 @@ def test_episodes_that_never_end_are_warned_of():
     assert "env.max_episode_steps" in text
 
 
+@pytest.mark.slow
 def test_updates_that_go_much_too_far_are_noticed_in_a_real_run(caplog):
     """F24: a learning rate of 0.1 moves the policy out of every trust region."""
     health, recorder = Health(), Recorder()
@@ -127,6 +128,7 @@ def test_real_runs_that_are_fine_are_not_warned_of(name):
     assert health.warnings == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_what_it_was_warned_of(tmp_path):
     """F24, F25: once for each symptom, in the whole run; its rows are those of the run that was never interrupted."""
 

@@ -29,6 +29,7 @@ def play(env, steps, seed=0):
     return [env.reset(), *(env.step(action) for action in actions)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("game", "steps"), [("Pong", 220), ("Breakout", 110)])
 def test_the_pool_and_the_python_layers_play_the_same_game(game, steps):
     """One set of arguments, two implementations: an episode is equal up to rounding, and so is its end.

@@ -10,6 +10,7 @@ from examples.inventory.topology import FOUR_PORTS
 from palaestra.runtime import LocalRuntime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", pytest.param("separate", marks=pytest.mark.slow)])
 def test_ports_train_and_are_measured_on_the_held_out_episodes(kind, monkeypatch):
     """MARO-18: one policy for all ports, or one for each, by the mapping alone."""
