@@ -55,7 +55,7 @@ class Node:
 
     def sigma(self, settings: SearchSettings) -> list[float]:
         q = self.completed()
-        span = max(max(q) - min(q), 1e-8)
+        span = max(max(q) - min(q), settings.least_range, 1e-8)
         scale = settings.value_scale * (settings.visit_offset + max(self.visits))
         return [scale * (value - min(q)) / span for value in q]
 
@@ -107,10 +107,10 @@ def plain(bandits: Bandits, settings: SearchSettings, noise: list[float]) -> tup
     return action, policy, sum(p * q for p, q in zip(policy, root.completed(), strict=True))
 
 
-@pytest.mark.parametrize("num_simulations", [1, 4, 9, 24])
+@pytest.mark.parametrize(("num_simulations", "least_range"), [(1, 0.0), (4, 0.0), (9, 0.0), (24, 0.0), (24, 3.0)])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_tree_of_a_batch_is_that_of_the_paper(seed, num_simulations):
-    bandits, settings = Bandits(seed), SearchSettings(num_simulations, BRANCHES)
+def test_every_tree_of_a_batch_is_that_of_the_paper(seed, num_simulations, least_range):
+    bandits, settings = Bandits(seed), SearchSettings(num_simulations, BRANCHES, least_range=least_range)
     gumbel = torch.randn(5, BRANCHES, generator=torch.Generator().manual_seed(seed))
     found = gumbel_search(bandits.root(5), bandits.expand, settings, gumbel)
     for lane in range(5):

@@ -3,8 +3,8 @@
 Papers: Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4; the search is that of
 Danihelka et al. 2022, https://openreview.net/forum?id=bERaNdoegnO.
 Departures: sequences are drawn uniformly; networks are fully connected behind the encoder; returns bootstrap from the
-values of a slow copy of the network, as in appendix H, but policies are not searched anew; the decay of weights is
-decoupled from the loss.
+values of a slow copy of the network, as in appendix H, but policies are not searched anew; differences of value that
+are as small as errors of values count less in a search; the decay of weights is decoupled from the loss.
 """
 
 import copy
@@ -47,6 +47,9 @@ class MuZeroConfig(AlgorithmConfig):
     """Most actions that a search tries at its root."""
     value_scale: Positive[float] = 0.1
     """How much differences of value count in a search beside the policy."""
+    least_value_range: Fraction[float] = 0.025
+    """Share of `max_return` by which values of a state's actions differ before they count in full in a search; smaller
+    differences count in proportion, for learned values err by as much. 0 counts all in full, as in the paper."""
     learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of AdamW; a number or a schedule."""
     weight_decay: NotNegative[float] = 1e-4
@@ -94,7 +97,8 @@ class MuZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """What shapes the networks, and the search."""
-        search = (self.num_simulations, self.num_considered, self.value_scale)
+        least_range = self.least_value_range * self.max_return
+        search = (self.num_simulations, self.num_considered, self.value_scale, least_range)
         discount = -self.gamma if self.alternating else self.gamma
         return PlanningOptions(discount, self.max_return, self.num_atoms, search, state_size=self.state_size)
 

@@ -41,6 +41,8 @@ class SearchSettings(NamedTuple):
     """Most actions of the root that are tried."""
     value_scale: float = 0.1
     """How much differences of value count beside the logits."""
+    least_range: float = 0.0
+    """Differences of value of a state's actions fill [0, 1] from here on, units of return; smaller ones fill less."""
     visit_offset: float = 50.0
     """The least weight of a difference of value, as a number of visits."""
 
@@ -67,6 +69,7 @@ def gumbel_search(
         a* = argmax over the most visited a of g(a) + logits(a) + σ(q(a))
         π' = softmax(logits + σ(q)),   below the root  argmax π'(a) − N(a) / (1 + Σ N)
         σ(q) = value_scale (visit_offset + max N) q̂,   q̂ is q brought to [0, 1] over the actions of a state
+        (not all of it, where the values differ by less than `least_range`)
 
     Danihelka et al. 2022, "Policy improvement by planning with Gumbel", https://openreview.net/forum?id=bERaNdoegnO,
     algorithm 2, and equations (8), (11) and (14); an action that was not tried counts as the mixed value of appendix D.
@@ -245,4 +248,4 @@ class _Tree:
         q = torch.where(tried, q, mixed)
         low, high = q.amin(-1, keepdim=True), q.amax(-1, keepdim=True)
         scale = self.settings.value_scale * (self.settings.visit_offset + visits.amax(-1, keepdim=True))
-        return _Known(visits, q, scale * (q - low) / (high - low).clamp(min=1e-8))
+        return _Known(visits, q, scale * (q - low) / (high - low).clamp(min=max(1e-8, self.settings.least_range)))
