@@ -178,7 +178,7 @@ class UpdateInfo:
     gradient_steps: int
     """Optimizer steps made."""
     rows: int | Tensor
-    """`rows_trained`; a 0-dim tensor until it is read."""
+    """`rows_trained`, as a number or a 0-dim tensor."""
     records: list[dict[str, Tensor]] = field(default_factory=list)
     """One dict of 0-dim metrics per gradient step."""
     awaited: Callable[[], None] | None = None

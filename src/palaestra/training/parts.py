@@ -184,9 +184,10 @@ class SimplePolicyManager(PolicyManager):
         results: dict[str, UpdateInfo | NonFiniteError] = {}
         for name, source in sources.items():
             try:
-                workers, algorithm = self._workers, self._algorithms[name]
-                begin = algorithm.begin_update
-                results[name] = begin(source) if workers is None else workers.update(name, source)
+                if self._workers is None:
+                    results[name] = self._algorithms[name].begin_update(source)
+                else:
+                    results[name] = self._workers.update(name, source)
             except NonFiniteError as error:
                 results[name] = error
             except RowsLostError:  # there will be rows again; that some are gone was said when it was found
