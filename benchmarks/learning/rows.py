@@ -157,7 +157,7 @@ def _recall(memory: str, network: Mapping[str, Any], **changes: Any) -> Row:
 def _positions_only(memory: str, network: Mapping[str, Any]) -> Row:
     """CartPole without its two velocities; Gymnasium says that 475 solves it.
 
-    Rewards are normalised: the value and the policy share the memory, and errors of values near 50 leave it nothing else.
+    Rewards are normalised: value and policy share the memory, and errors of values near 50 leave it nothing else.
     """
     algorithm = {"unroll_length": 64, "mini_batch_length": 32, "num_epochs": 10, "gae_lambda": 0.9}
     algorithm |= {"normalize_observation": True, "network": {"hidden_sizes": (64,), **network}}
