@@ -154,6 +154,7 @@ class PolicyRecord:
         Raises:
             NonFiniteError: there were too many in a row.
         """
+        self.settle()
         self.skipped_in_a_row += 1
         self.skipped += 1
         kept = self._dump(error, env_steps) if self.skipped <= _MAX_DUMPS else None
@@ -191,7 +192,12 @@ class PolicyRecord:
         return path
 
     def state(self) -> dict[str, Any]:
-        """Counts and averages, as JSON values."""
+        """Counts and averages, as JSON values, with what had only begun.
+
+        Raises:
+            NonFiniteError: see `settle`.
+        """
+        self.settle()
         skipped = [self.skipped_in_a_row, self.skipped]
         counts = {"rows_trained": self.rows_trained, "skipped": skipped, "acts_randomly": self.acts_randomly}
         return {"averages": self.averages.state(), **counts}
@@ -287,7 +293,6 @@ class LearningRecord:
         learned: dict[str, UpdateInfo] = {}
         for name, result in results.items():
             if isinstance(result, NonFiniteError):
-                self._records[name].settle()
                 self._records[name].skip(result, env_steps)
             else:
                 self._records[name].add(result, env_steps)
@@ -320,8 +325,6 @@ class LearningRecord:
         Raises:
             NonFiniteError: too many updates of a policy in a row were not finite.
         """
-        for record in self._records.values():
-            record.settle()
         return {name: record.state() for name, record in self._records.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
