@@ -206,6 +206,23 @@ def test_what_coma_draws_depends_on_its_policy_alone():
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+def test_coma_draws_what_a_shorter_lane_has_not_done():
+    """Its returns bootstrap from joint actions of the policy, not from those of the row before."""
+    algorithm, collector = collected("coma", "team")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+    lane = unroll.valid[:, 0].clone()
+    lane[-3:] = 0  # as if it had ended three rows before the others
+    short = unroll.replace(valid=torch.cat((lane[:, None], unroll.valid[:, 1:]), 1))
+    given = []
+    algorithm.target_critic.register_forward_pre_hook(lambda module, inputs: given.append(inputs[1]))
+    for version in range(8):
+        algorithm.policy.version = version
+        algorithm.preprocess(short, collector.buffer)
+    drawn = torch.stack(given)[:, :-1]
+    changes = (drawn != drawn[0]).flatten(3).any(-1).any(0)  # [T, B]
+    assert changes[-3:, 0].all() and not changes[short.valid > 0].any()
+
+
 @pytest.mark.parametrize("name", ["coma", "mappo", "qmix"])
 def test_a_team_has_no_weights_of_rewards(name):
     kind = ALGORITHMS[name]

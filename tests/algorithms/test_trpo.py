@@ -110,6 +110,19 @@ def test_a_gradient_that_is_not_finite_raises():
         algorithm._fit_value(data.replace(value_target=torch.full((2, 1), torch.inf)))
 
 
+def test_rows_that_do_not_count_move_nothing():
+    algorithm, collector = collected("trpo", "discrete")
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+
+    class Ends:
+        def draw(self, plan, generator):
+            return unroll.replace(valid=torch.zeros_like(unroll.valid))
+
+    before = [parameter.clone() for parameter in algorithm.model.parameters()]
+    assert algorithm.update(Ends()).gradient_steps == 0
+    assert all(map(torch.equal, before, algorithm.model.parameters()))
+
+
 def test_a_fixed_distribution_does_not_follow_the_policy():
     """A mutant that only detaches would share the Gaussian's log σ, and the divergence would miss its change."""
     policy = stochastic_policy(TensorSpec((2,)), TensorSpec((1,)), NetworkConfig(hidden_sizes=()))

@@ -1,7 +1,5 @@
 """Tests of XQC, against a plain transcription of its paper's code, and of weights that keep their length."""
 
-import copy
-
 import pytest
 import torch
 from torch.nn.functional import linear, one_hot
@@ -246,8 +244,13 @@ def test_a_compiled_step_learns_what_an_eager_one_does():
             algorithm.compile()
         for _ in range(4):
             algorithm.update(collector.buffer)
-        results.append(copy.deepcopy(algorithm.model.state_dict()))
-    assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)  # Adam makes steps of roundings where gradients are 0
+        results.append({name: value.clone() for name, value in algorithm.model.state_dict().items() if counts(name)})
+    assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def counts(name):
+    """Not the shift of inputs, which the next normalisation takes away with its mean: Adam makes steps of roundings."""
+    return not name.endswith(("layers.0.shift", "layers.0.norm.shift", "layers.1.norm.mean", "layers.1.norm.norm.mean"))
 
 
 def test_rewards_of_0_leave_the_scale_as_it_is():

@@ -70,6 +70,14 @@ def test_nested_actions_are_zeroed_leaf_by_leaf():
     assert action.b.tolist() == [[1, 1], [2, 2], [0, 0], [4, 4]]
 
 
+def test_single_frames_stay_single_frames():
+    """Where stacks are made of the rows before when they are read."""
+    buffer = filled(1, stack_num=3, sample_avail=True)
+    made = with_actions(buffer, SPECS["action_spec"], lambda action: action)
+    whole = (made[made.in_time_order(0)].observation, buffer[buffer.in_time_order(0)].observation)
+    assert torch.equal(*whole) and whole[0].shape == (5, 3, 1)
+
+
 def test_an_empty_buffer_has_nothing_to_give():
     with pytest.raises(ShapeError, match="holds no rows"):
         with_actions(ReplayBuffer(4, 1, **SPECS), SPECS["action_spec"], lambda action: action)

@@ -289,5 +289,6 @@ def test_a_wrong_count_of_rows_or_priorities_is_named():
     index = buffer.draw(replay(mini_batch_size=8), generator()).index
     with pytest.raises(ShapeError, match=r"priorities of shape \[7\] were given for rows of shape \[8\]"):
         buffer.write_back(index, torch.rand(7))
+    buffer.write_back(index[:0], torch.rand(0))  # of a minibatch from which nothing was learned
     with pytest.raises(ShapeError, match=r"sample\(-1\) was asked for; give at least 1 row, or 0 for all"):
         buffer.sample(-1, generator())

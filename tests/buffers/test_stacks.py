@@ -99,6 +99,30 @@ def test_stacks_come_out_as_they_went_in(lanes, rows, seed, writes):
     )
 
 
+@pytest.mark.parametrize("rows", [6, 30])
+def test_a_stream_that_begins_in_mid_episode_behind_another_brings_its_frames(rows):
+    """A fragment was dropped, or another buffer's rows are added: what lies before are another stream's frames."""
+    camera = Camera(2, 3)
+    options = {"observation_spec": spec(), "action_spec": DiscreteSpec(num=2)}
+    buffer = ReplayBuffer(2 * rows, 2, **options)
+    buffer.open(camera.step(restart=True))
+    for lost in (False, True, False, True):
+        for _ in range(5):
+            step = camera.step()
+            if not lost:
+                buffer.append(torch.zeros(2, dtype=torch.int64), step)
+        if lost:
+            buffer.end_streams()
+            buffer.open(camera.step())
+    added = ReplayBuffer(2 * rows, 2, **options)
+    for _ in range(2):
+        added.update(buffer)
+    for one in (buffer, added):
+        drawn = one.draw(replay(mini_batch_size=64), generator())
+        check(camera, drawn.observation)
+        check(camera, drawn.next_observation)
+
+
 def test_stacks_one_step_apart_share_the_frames_they_have_in_common():
     camera = Camera(2, 0)
     buffer = ReplayBuffer(40, 2, observation_spec=spec(), action_spec=DiscreteSpec(num=2))

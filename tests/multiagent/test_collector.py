@@ -7,9 +7,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra import DQN, PPO, DQNConfig, NetworkConfig, PPOConfig, RunSeeds
-from palaestra.core import ConfigError, DiscreteSpec, NonFiniteError, StepType, TensorSpec
-from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies
+from palaestra.core import (
+    ConfigError,
+    DiscreteSpec,
+    NonFiniteError,
+    StepType,
+    TensorSpec,
+    restart,
+    termination,
+    transition,
+)
+from palaestra.distributed import AgentsFactory, DistributedConfig, RolloutManager
+from palaestra.envs import EnvConfig
+from palaestra.multiagent import (
+    AgentSpec,
+    MultiAgentCollector,
+    MultiAgentEnv,
+    MultiAgentEnvs,
+    MultiAgentStep,
+    assign_policies,
+    create_multi_agent_envs,
+)
 from palaestra.policies import RandomPolicy, RulePolicy
+from palaestra.runtime import LocalRuntime
+from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 from tests.multiagent.parts import RandomWorld, Shop
 
 SMALL = NetworkConfig(hidden_sizes=(8,))
@@ -199,3 +220,52 @@ def test_an_observation_that_is_not_finite_names_environment_agent_seed_and_step
         pytest.raises(NonFiniteError, match=r"environment 0 .*seed \d+.* step 3, .*'buyer'"),
     ):
         collector.unroll(12)
+
+
+class Seldom(MultiAgentEnv):
+    """`often` acts in every step, `seldom` in one of 12; the simulator crashes at step 15 of its first episode."""
+
+    crashed = False
+
+    @property
+    def agents(self):
+        return {name: AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2)) for name in ("often", "seldom")}
+
+    def begin_episode(self, seed):
+        self.steps = 0
+        return MultiAgentStep({name: restart(np.ones(1, np.float32)) for name in self.agents})
+
+    def advance(self, actions):
+        self.steps += 1
+        if self.steps == 15 and not self.crashed:
+            self.crashed = True
+            raise RuntimeError("crashed")
+        over = self.steps == 90
+        names = ["often", *(["seldom"] if over or self.steps % 12 == 0 else [])]
+        kind = termination if over else transition
+        return MultiAgentStep({name: kind(np.ones(1, np.float32), 1.0) for name in names}, over)
+
+
+@pytest.mark.parametrize("n_step", [1, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_agent_that_acts_seldom_learns_as_soon_as_it_can(workers, n_step):
+    """MARO-18: until a window lies in a lane, or all that lies there was broken off, its policy waits."""
+    config = EnvConfig(name=f"{__name__}:Seldom", num_envs=2, on_fault="restart")
+
+    def made():
+        envs = create_multi_agent_envs(config)
+        specs = assign_policies(envs.agents, {"often": "often", "seldom": "seldom"})
+        settings = DQNConfig(n_step=n_step, learning_starts=10, unroll_length=6, network=SMALL)
+        return specs, {n: DQN(s.observation_spec, s.action_spec, settings) for n, s in specs.items()}
+
+    specs, algorithms = made()
+    collector = MultiAgentCollector(create_multi_agent_envs(config), specs, algorithms)
+    manager = SimplePolicyManager(algorithms)
+    with LocalRuntime() as runtime:
+        if workers:
+            factory = AgentsFactory(env=config, num_workers=workers, actors=made)
+            policies = {name: algorithm.policy for name, algorithm in algorithms.items()}
+            settings = DistributedConfig(runtime="local", num_workers=workers)
+            collector = RolloutManager(runtime, factory, policies, collector.buffers, settings, 2)
+        Trainer(collector, manager, TrainerConfig(total_env_steps=240)).run()
+    assert 0 < algorithms["seldom"].policy_version < algorithms["often"].policy_version

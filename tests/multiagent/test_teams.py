@@ -1,6 +1,7 @@
 """Teams: agents that learn together, one lane per environment."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,8 +11,27 @@ from hypothesis import strategies as st
 
 from palaestra import NetworkConfig, RunSeeds
 from palaestra.algorithms import MADDPG, MAPPO, QMIX, MAPPOConfig, QMIXConfig
-from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, StepType, TensorSpec
-from palaestra.multiagent import AgentSpec, Meeting, MultiAgentCollector, MultiAgentEnvs, assign_policies, team_specs
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    StepType,
+    TensorSpec,
+    restart,
+    transition,
+    truncation,
+)
+from palaestra.multiagent import (
+    AgentSpec,
+    Meeting,
+    MultiAgentCollector,
+    MultiAgentEnv,
+    MultiAgentEnvs,
+    MultiAgentStep,
+    assign_policies,
+    team_specs,
+)
 from palaestra.policies import TeamGreedyPolicy, load_policy, save_policy
 from tests.multiagent.parts import RandomWorld, Shop
 from tests.multiagent.test_collector import lanes_of
@@ -49,7 +69,8 @@ def test_a_team_has_a_lane_per_environment_in_which_every_member_keeps_its_place
             was_seen = seen[..., 3] > 0
             assert (seen[..., 0][was_seen] == np.broadcast_to(members, was_seen.shape)[was_seen]).all()
             assert (seen[..., 2][alive > 0] == np.broadcast_to(steps[:, None], alive.shape)[alive > 0]).all()
-            assert (alive[kinds == StepType.LAST] == 0).all()
+            cut_off = rows.discount.numpy() > 0
+            assert (alive[kinds == StepType.LAST].any(-1) == cut_off[kinds == StepType.LAST]).all()
             for row in range(len(kinds) - 1):
                 if kinds[row] == StepType.LAST:
                     assert kinds[row + 1] == StepType.FIRST
@@ -154,3 +175,33 @@ def test_a_team_policy_can_be_saved_and_loaded(kind, tmp_path):
     }
     assert (policy(seen) == loaded(seen)).all()
     assert isinstance(loaded, TeamGreedyPolicy) == (kind is QMIX)
+
+
+class CutOff(MultiAgentEnv):
+    """Two agents that see one number and are paid 1 in each of 3 steps, after which a time limit cuts them off."""
+
+    agents: ClassVar = {name: AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2)) for name in "ab"}
+
+    def begin_episode(self, seed):
+        self.steps = 0
+        return MultiAgentStep({name: restart(np.ones(1, np.float32)) for name in self.agents})
+
+    def advance(self, actions):
+        self.steps += 1
+        kind = truncation if self.steps == 3 else transition
+        return MultiAgentStep({name: kind(np.ones(1, np.float32), 1.0) for name in self.agents}, self.steps == 3)
+
+
+def test_a_team_that_was_cut_off_is_worth_what_it_would_have_gained():
+    """ALF-26: a time limit is no end; members that were cut off count in the value that follows."""
+    envs = MultiAgentEnvs([CutOff], lane_seeds=[0])
+    (spec,) = assign_policies(envs.agents, {"*": "team"}, teams={"team"}).values()
+    qmix = QMIX(spec.observation_spec, spec.action_spec, QMIXConfig(mixing="sum", network=SMALL), RunSeeds(0))
+    collector = MultiAgentCollector(envs, {"team": spec}, {"team": qmix})
+    collector.unroll(9)
+    drawn = collector.buffers["team"].draw(qmix.plan, torch.Generator())
+    batch = qmix.preprocess(drawn, collector.buffers["team"])
+    best = qmix.policy.q_values(Batch(observation=torch.ones(1, 2, 1), alive=torch.ones(1, 2))).max(-1).values.sum()
+    taken = qmix.policy.q_values(batch.observation).gather(-1, batch.action.unsqueeze(-1)).sum((-1, -2))
+    error = taken - (1 + qmix.config.gamma * best)
+    torch.testing.assert_close(qmix.losses(batch).terms["qmix"], error.square().mean())

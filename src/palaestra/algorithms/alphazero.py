@@ -37,6 +37,9 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Most actions that a search tries at its root."""
     value_scale: Positive[float] = 0.1
     """How much differences of value count in a search beside the policy."""
+    least_value_range: Fraction[float] = 0.0
+    """Share of `max_return` by which values of a state's actions differ before they count in full in a search; smaller
+    differences count in proportion, for learned values err by as much. 0 counts all in full, as in the paper."""
     learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of AdamW; a number or a schedule."""
     weight_decay: NotNegative[float] = 1e-4
@@ -75,7 +78,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """What shapes the network, and the search."""
-        search = (self.num_simulations, self.num_considered, self.value_scale)
+        least_range = self.least_value_range * self.max_return
+        search = (self.num_simulations, self.num_considered, self.value_scale, least_range)
         discount = -self.gamma if self.alternating else self.gamma
         return PlanningOptions(discount, self.max_return, self.num_atoms, search, simulator=self.simulator)
 

@@ -23,7 +23,6 @@ from palaestra.core import (
     RunSeeds,
     Schedule,
     SpecTree,
-    StepType,
     TensorSpec,
     seeded_initialisation,
 )
@@ -170,8 +169,8 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         generator = torch.Generator().manual_seed(seed)
         clocks = torch.empty(policy.logits.shape).exponential_(generator=generator).log_()
         drawn = policy.sample_from(clocks.to(policy.logits.device))
-        taken = torch.cat((batch.action.long(), drawn[-1:]))
-        action = torch.where((batch.step_type == StepType.LAST).unsqueeze(-1), drawn, taken)
+        taken = torch.where(batch.valid.bool().unsqueeze(-1), batch.action.long(), drawn[:-1])  # lanes may be shorter
+        action = torch.cat((taken, drawn[-1:]))
         q = self.target_critic(self._seen(batch.observation), action)
         value = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [T+1, B, G]
         common = (batch.reward.mean(-1), batch.discount, batch.step_type)

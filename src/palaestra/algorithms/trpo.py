@@ -101,14 +101,15 @@ class TRPO(Algorithm[StochasticPolicy]):
             drawn: Any = self.draw(source)
             batch = parts.advantages(self, drawn)
             info = UpdateInfo(self.policy_version + 1, 0, int(batch.valid.sum()))
-            with self.partly_updated(info):
-                info.records.append(self._improve(batch))
-                info.gradient_steps += 1
-                self.num_gradient_steps += 1
-                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                    info.records.append(self._fit_value(minibatch))
+            if info.rows:
+                with self.partly_updated(info):
+                    info.records.append(self._improve(batch))
                     info.gradient_steps += 1
-                    info.rows += int(minibatch["valid"].sum())
+                    self.num_gradient_steps += 1
+                    for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                        info.records.append(self._fit_value(minibatch))
+                        info.gradient_steps += 1
+                        info.rows += int(minibatch["valid"].sum())
         self.finish_update(drawn)
         return info
 

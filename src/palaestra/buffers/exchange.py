@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype
+from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype, tree_map
 
 __all__ = ["from_minari", "to_minari", "with_actions"]
 
@@ -39,6 +39,8 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         observation_spec=buffer.options["observation_spec"],
         action_spec=action_spec,
         reward_spec=buffer.options.get("reward_spec"),
+        stack_num=buffer.options.get("stack_num", 1),
+        sample_avail=buffer.options.get("sample_avail", False),
     )
     if all(len(lane) == longest + 1 for lane in rows):
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
@@ -59,6 +61,8 @@ def _fragment(buffer: ReplayBuffer, rows: np.ndarray, convert: Callable[[Any], A
 
     action = convert(buffer.take("action", rows[:-1]))
     fields = {name: buffer.take(name, rows) for name in STEP_FIELDS}
+    if buffer.options.get("stack_num", 1) > 1:  # which are read as stacks: the newest is what was stored
+        fields["observation"] = tree_map(lambda leaf: leaf[:, :, -1], fields["observation"])
     fields["action"] = action.map(zeroed) if isinstance(action, Batch) else zeroed(action)
     return Batch.of({**fields, "policy_version": buffer.take("policy_version", rows[:-1])})
 

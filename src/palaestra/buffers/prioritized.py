@@ -203,6 +203,8 @@ class PrioritizedSampler(Sampler):
         return batch
 
     def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:
+        if not len(index):
+            return
         lowest, highest = np.minimum.reduce(priority), float(np.maximum.reduce(priority))
         if not (lowest >= 0 and highest < _LARGEST):
             text = f"priorities must be finite and at least 0, below {_LARGEST}"

@@ -25,6 +25,7 @@ class StreamWriter:
         self._streams, self._storage, self._positions = streams, streams.storage, streams.positions
         self._lanes = np.arange(streams.num_lanes)
         self._skipped = np.zeros(streams.num_lanes, bool)  # the frames before the open row are not there
+        self._ended = np.zeros(streams.num_lanes, bool)  # they are another stream's
         self.used = False
         """Whether an unroll with everything was handed out: the next row that is written discards it."""
         self.used_by: Any = None
@@ -268,6 +269,7 @@ class StreamWriter:
         storage.step_types[positions.numbers(lanes)] = LAST
         self._complete_ended(lanes)
         storage.step_types[positions.numbers(lanes)] = MID  # of open rows whose place is taken by the next `open`
+        self._ended[lanes] = self._streams.stack_num == 1  # else whole stacks are read within an episode
         self._streams.write_log()
 
     def forget(self, env_id: Any = None) -> None:
@@ -372,17 +374,23 @@ class StreamWriter:
     def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
         """Sees to it that stacks can be made again from single frames.
 
-        At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along.
+        At a FIRST step the frames before must be zeros; a stream that is cut from another brings its own along, and
+        behind a stream that has ended it gets rows for them, from which nothing is learned.
         """
         positions, first = self._positions, as_array(time_step.step_type) == FIRST
-        begins = positions.counts[lanes] == 0
-        fresh = ~first & (begins | self._skipped[lanes])
-        self._skipped[lanes] = False
+        begins, kinds = positions.counts[lanes] == 0, self._storage.step_types
+        fresh = ~first & (begins | self._skipped[lanes] | self._ended[lanes])
+        if (ended := lanes[fresh & ~begins & self._ended[lanes]]).size:
+            for _ in range(positions.spare):
+                kinds[positions.numbers(ended)] = LAST
+                self._complete_ended(ended)
+            kinds[positions.numbers(ended)] = MID
+        self._skipped[lanes] = self._ended[lanes] = False
         if fresh.any():
             back = np.arange(positions.spare, 0, -1)[:, None]
             places = (positions.cursors[lanes[fresh]] - back) % positions.ring_size
             numbers = places * positions.num_lanes + lanes[fresh]
-            self._storage.step_types[numbers[:, begins[fresh]]] = MID
+            kinds[numbers[:, begins[fresh]]] = MID
             positions.rewrites += 1
             self._storage.write_stacks("observation", time_step.observation, fresh, numbers)
         agrees = self._storage.stacks_agree("observation", time_step.observation, first, positions.numbers(lanes))

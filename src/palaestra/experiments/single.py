@@ -33,6 +33,7 @@ from palaestra.experiments.data import DataSummary, collect_data, going_online, 
 from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.policies import Phase, Policy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
+from palaestra.training import episodes_of_each
 
 __all__ = ["SingleLearner"]
 
@@ -63,6 +64,8 @@ class SingleLearner(PolicyLearner):
 
     def require(self) -> None:
         super().require()
+        if (number := self.config.trainer.episodes_per_iteration) is not None:
+            episodes_of_each(number, self.config.env.num_envs)
         _ = self._sampler  # an environment is played to see that hindsight is possible
 
     def load_data(self) -> dict[str, ReplayBuffer]:

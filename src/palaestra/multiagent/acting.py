@@ -243,21 +243,20 @@ class MappedPolicy:
         begins = not running
         if begins:
             seen[:] = self._unseen()
-        reward, alive = np.zeros(len(seen), np.float32), np.zeros(len(seen), np.float32)
-        cut = False
+        reward, alive, cut = np.zeros((3, len(seen)), np.float32)
         for name, step in mine.items():
             slot = self._slot[name]
             seen[slot] = step.observation
             if step.step_type == _LAST:
                 running.discard(name)
-                cut = cut or bool(step.discount)
+                cut[slot] = float(step.discount > 0)
             else:
                 running.add(name)
                 alive[slot] = 1
             reward[slot] = float(step.reward)
         kind = _FIRST if begins else _MID if running else _LAST
-        leaves = self._team_leaves(seen, alive, global_state)
-        row = Row(env, kind, float(kind != _LAST or cut), leaves, reward, self.taken.pop(env, None))
+        leaves = self._team_leaves(seen, cut if kind == _LAST else alive, global_state)
+        row = Row(env, kind, float(kind != _LAST or cut.any()), leaves, reward, self.taken.pop(env, None))
         for name, step in mine.items():
             if self._delayed and step.step_type != _FIRST:
                 self._expect(env, name, row, self._slot[name])
@@ -271,9 +270,8 @@ class MappedPolicy:
         spec, member = self.policy_spec.observation_spec, self.policy_spec.member
         leaves = [*team_leaves(member, list(seen), spec["observation"]), alive]
         if "action_mask" in spec:  # agents that do not act may do anything
-            masks = [
-                one["action_mask"] if alive[slot] else np.ones_like(one["action_mask"]) for slot, one in enumerate(seen)
-            ]
+            masks = [one["action_mask"] for one in seen]
+            masks = [mask if alive[slot] and mask.any() else np.ones_like(mask) for slot, mask in enumerate(masks)]
             leaves.append(np.concatenate(masks).astype(np.int8))
         if "global_state" in spec:
             leaves += self._leaves(global_state, spec["global_state"], self._state_dtypes)

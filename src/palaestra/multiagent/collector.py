@@ -79,7 +79,7 @@ class MultiAgentCollector:
                 mapped, spec = self._mapped[name], policy_specs[name]
                 specs = {"observation_spec": spec.observation_spec, "reward_spec": spec.reward_spec}
                 buffer = buffer_for(one, mapped.num_lanes, fragments=fragments, **specs)
-                self._streams[name] = Stream(mapped, buffer, 1 if fragments else one.plan.window)
+                self._streams[name] = Stream(mapped, buffer)
             elif records and name in records:
                 self._streams[name] = Stream(self._mapped[name], records[name])
         self._rules = [name for name, one in algorithms.items() if not isinstance(one, Algorithm)]

@@ -131,8 +131,9 @@ def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None
         state_spec: of the global state.
 
     Returns:
-        Of observations, a dict with `observation` (leaves [G, ...]), `alive` ([G], who acts now), `action_mask` where
-        members have one, and `global_state` where there is one; and of actions, [G] choices or a box [G, ...].
+        Of observations, a dict with `observation` (leaves [G, ...]), `alive` ([G], who acts now, or was cut off as the
+        team's episode ended), `action_mask` where members have one, and `global_state` where there is one; and of
+        actions, [G] choices or a box [G, ...].
 
     Raises:
         ConfigError: a member's action is something else.

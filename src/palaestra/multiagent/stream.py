@@ -26,11 +26,10 @@ class Stream:
     Args:
         mapped: the policy that the rows come from.
         buffer: with a lane for each of the policy's.
-        window: rows in a row that the shortest draw needs.
     """
 
-    def __init__(self, mapped: MappedPolicy, buffer: ReplayBuffer, window: int = 1) -> None:
-        self.mapped, self.buffer, self._window = mapped, buffer, window
+    def __init__(self, mapped: MappedPolicy, buffer: ReplayBuffer) -> None:
+        self.mapped, self.buffer = mapped, buffer
         policy = mapped.policy
         self._action_spec, self._state_spec = policy.raw_action_spec, policy.state_spec or None
         self._no_info = [np.zeros(policy.behaviour_spec[name].shape, np.float32) for name in buffer.info_fields]
@@ -109,7 +108,7 @@ class Stream:
         """Adds behaviour to the rows appended since the last call, and to choices whose rows are still to come.
 
         Returns:
-            How many rows the lane with most of them has got; 0 also where nothing can be learned from them yet.
+            How many rows the lane with most of them has got.
         """
         rows = max(map(len, self._fresh))
         if self.buffer.info_fields:
@@ -119,7 +118,7 @@ class Stream:
                 self._write_info(rows)
         for lane in self._fresh:
             lane.clear()
-        return rows if self.buffer.positions.counts.max() >= self._window else 0
+        return rows
 
     def _ask(self, choices: Sequence[Choice]) -> None:
         """One batched pass over all choices that have no info yet: the weights are those that chose."""

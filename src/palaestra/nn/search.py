@@ -161,7 +161,7 @@ class _Tree:
         size, self.settings = settings.num_simulations + 1, settings
         count, device = batch * size, root.value.device
         self.roots = torch.arange(batch, device=device) * size
-        self.logits = root.logits.new_zeros(count, self.num_actions)
+        self.logits, self.probs = (root.logits.new_zeros(count, self.num_actions) for _ in range(2))
         self.value = root.value.new_zeros(count)
         self.best = torch.zeros(count, dtype=torch.int64, device=device)
         edges = count * self.num_actions
@@ -171,7 +171,7 @@ class _Tree:
         self._put(self.roots, root)
 
     def _put(self, nodes: Tensor, found: Expansion) -> None:
-        self.logits[nodes], self.value[nodes] = found.logits, found.value
+        self.logits[nodes], self.probs[nodes], self.value[nodes] = found.logits, found.logits.softmax(-1), found.value
         self.best[nodes] = found.logits.argmax(-1)
         for name, leaf in found.state.items():
             self.states[name][nodes] = leaf
@@ -242,7 +242,7 @@ class _Tree:
         visits = self.visits.view(-1, self.num_actions)[nodes]
         q = self.returns.view(-1, self.num_actions)[nodes] / visits.clamp(min=1)
         tried, total = visits > 0, visits.sum(-1, keepdim=True)
-        prior = torch.where(tried, self.logits[nodes].softmax(-1), 0.0)
+        prior = torch.where(tried, self.probs[nodes], 0.0)
         weight = prior / prior.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
         mixed = (self.value[nodes].unsqueeze(-1) + total * (weight * q).sum(-1, keepdim=True)) / (1 + total)
         q = torch.where(tried, q, mixed)

@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, save_tensors, split_state
+from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, ShapeError, save_tensors, split_state
 from palaestra.rollout import CollectInfo
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
 
-__all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
+__all__ = ["Averages", "LearningRecord", "ask_for_episodes", "episodes_of_each"]
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
@@ -240,6 +240,7 @@ class LearningRecord:
             for name, algorithm in algorithms.items()
             if not algorithm.stored_fields
         }
+        self._drawn: set[str] = set()
 
     def acts_randomly(self, env_steps: int, *, goes_on: bool) -> frozenset[str]:
         """Policies that act at random in an unroll: they have learned nothing yet, and chance explores best.
@@ -272,10 +273,26 @@ class LearningRecord:
             ready = algorithm.plan.may_learn(env_steps=taken, new_rows=new_rows, num_lanes=collector.num_lanes)
             if (name in info.rows_of and not new_rows) or not (ready or (updates and not taken)):
                 continue
-            found[name] = source = collector.sources[name]
+            source = collector.sources[name]
+            if name in info.rows_of and not self._can_draw(name, source):
+                continue
+            found[name] = source
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
                 follow(progress)
         return found
+
+    def _can_draw(self, name: str, source: DataSource) -> bool:
+        """Whether any row can be learned from: those of agents that act seldom are few, or only ends of episodes."""
+        plan, starts = self._algorithms[name].plan, getattr(source, "starts", None)
+        if name in self._drawn or starts is None:
+            return True
+        try:
+            starts(plan.window)
+        except ShapeError:
+            return False
+        if plan.data != "on-policy":  # a buffer that is kept has rows from now on
+            self._drawn.add(name)
+        return True
 
     def add(self, results: Mapping[str, UpdateInfo | NonFiniteError], env_steps: int) -> dict[str, UpdateInfo]:
         """Counts what updates did.
@@ -374,10 +391,23 @@ def ask_for_episodes(collector: DataCollector, number: int | None) -> None:
             f"trainer.episodes_per_iteration is {number}, but a {type(collector).__name__} cannot collect whole "
             "episodes, which is for one policy that acts in environments or in workers; leave it out"
         )
-    if number % collector.num_lanes:
+    collector.episodes = episodes_of_each(number, collector.num_lanes)
+
+
+def episodes_of_each(number: int, num_lanes: int) -> int:
+    """How many episodes of an unroll each environment plays.
+
+    Args:
+        number: of episodes in an unroll.
+        num_lanes: environments.
+
+    Raises:
+        ConfigError: they cannot share the episodes evenly.
+    """
+    if number % num_lanes:
         raise ConfigError(
-            f"trainer.episodes_per_iteration is {number}, which {collector.num_lanes} environments cannot share "
-            "evenly: were the first to end counted, short episodes would come too often. Give a multiple of "
-            f"{collector.num_lanes}, or another env.num_envs"
+            f"trainer.episodes_per_iteration is {number}, which {num_lanes} environments cannot share evenly: were the "
+            f"first to end counted, short episodes would come too often. Give a multiple of {num_lanes}, or another "
+            "env.num_envs"
         )
-    collector.episodes = number // collector.num_lanes
+    return number // num_lanes
