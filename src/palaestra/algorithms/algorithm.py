@@ -413,8 +413,15 @@ class Algorithm(ABC, Generic[PolicyT]):
             raise
 
     @final
-    def finish_update(self, drawn: Batch) -> None:
-        """What ends every update: the policy's version rises, and its normaliser learns the `drawn` observations."""
+    def finish_update(self, drawn: Batch, info: UpdateInfo) -> None:
+        """What ends every update: the policy's version rises, and its normaliser learns the observations.
+
+        Args:
+            drawn: the data of the update.
+            info: of the update, which gets the weights of rewards as metrics.
+        """
+        if self.rewards is not None:
+            info.records.append(self.rewards.metrics())
         vars(self.policy)["version"] += 1  # nn.Module's own way of setting a number takes ten times as long
         if self.policy.normalizer is not None:
             seen = drawn["observation"]

@@ -98,8 +98,9 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
                 unroll.valid.shape[1],
             )
         self.num_gradient_steps += len(records)
-        self.finish_update(unroll)
-        return UpdateInfo(self.policy_version, len(records), len(records) * int(unroll.valid.sum()), records)
+        info = UpdateInfo(self.policy_version + 1, len(records), len(records) * int(unroll.valid.sum()), records)
+        self.finish_update(unroll, info)
+        return info
 
     def _ascend(self, seed: Tensor, score: Tensor) -> dict[str, Tensor]:
         """The step, from the seeds [B] of perturbations and their scores [B]; returns its metrics."""

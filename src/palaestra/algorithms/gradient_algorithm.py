@@ -327,13 +327,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
             self.after_update(batch)
-        self.finish_update(drawn)
+        self.finish_update(drawn, info)
         return info
 
     def _rewarded(self, drawn: Batch, info: UpdateInfo) -> Batch:
         """With the bonus added to the rewards, where there is one."""
-        if self.rewards is not None:
-            info.records.append(self.rewards.metrics())
         if self.bonus is None:
             return drawn
         rewarded, mean = self.bonus.rewarded(drawn)

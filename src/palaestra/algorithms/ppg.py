@@ -130,15 +130,16 @@ class PPG(Algorithm[StochasticPolicy]):
             batch = parts.advantages(self, drawn)
             info = UpdateInfo(self.policy_version + 1, 0, 0)
             with self.partly_updated(info):
-                for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
-                    self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
-                self._keep(batch)
-                if (self.policy_version + 1) % self.config.num_policy_phases == 0:
+                if batch.valid.any():
+                    for minibatch in minibatches(batch, self.plan, generator=self.minibatch_generator):
+                        self._step(self._policy_phase(minibatch), info, int(minibatch["valid"].sum()))
+                    self._keep(batch)
+                if (self.policy_version + 1) % self.config.num_policy_phases == 0 and self._kept is not None:
                     old = parts.FixedPolicy(self.policy)
                     for minibatch in self._kept_minibatches():
                         self._step(self._auxiliary_phase(minibatch, old), info, len(minibatch["value_target"]))
                     self._kept = None
-        self.finish_update(drawn)
+        self.finish_update(drawn, info)
         return info
 
     def _policy_phase(self, batch: Any) -> tuple[list[tuple[Tensor, list[str]]], dict[str, Tensor]]:

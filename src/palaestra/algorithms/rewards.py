@@ -123,10 +123,10 @@ class RewardWeights(nn.Module):
         """Moves the multipliers.
 
         Args:
-            mean: [K] rewards per time step.
+            mean: [K] rewards per time step; NaN where nothing is known, which moves nothing.
         """
         moved = (self.value + self._rate * (self.threshold - mean)).clamp(min=0)
-        self.value.copy_(torch.where(self.threshold.isnan(), self.value, moved))
+        self.value.copy_(torch.where(moved.isnan(), self.value, moved))
 
     def metrics(self) -> dict[str, Tensor]:
         """Every weight as it is now."""
@@ -134,11 +134,11 @@ class RewardWeights(nn.Module):
 
 
 def _mean(drawn: Any) -> Tensor:
-    """[K] the mean rewards of the transitions inside episodes; of windows, their first."""
+    """[K] the mean rewards of the transitions inside episodes; of windows, their first. NaN where there is none."""
     reward = drawn["reward"]
     if "next_observation" in drawn:
         return reward[1].mean(0)
     count = valid_starts(drawn["step_type"]).to(reward.dtype)
     if "valid" in drawn:
         count = count * drawn["valid"]
-    return (reward[1:] * count.unsqueeze(-1)).sum((0, 1)) / count.sum().clamp(min=1)
+    return (reward[1:] * count.unsqueeze(-1)).sum((0, 1)) / count.sum()

@@ -110,7 +110,7 @@ class TRPO(Algorithm[StochasticPolicy]):
                         info.records.append(self._fit_value(minibatch))
                         info.gradient_steps += 1
                         info.rows += int(minibatch["valid"].sum())
-        self.finish_update(drawn)
+        self.finish_update(drawn, info)
         return info
 
     def _improve(self, batch: Any) -> dict[str, Tensor]:

@@ -166,7 +166,7 @@ class MappedPolicy:
         self.policy, self.policy_spec, self.num_envs, self._delayed = policy, policy_spec, num_envs, delayed
         self.num_lanes = num_envs * policy_spec.lanes_per_env
         self._slot = {name: slot for slot, name in enumerate(policy_spec.agents)}
-        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
+        self._random = RandomPolicy.of_raw_actions(policy)
         self._member_dtypes = leaf_dtypes(policy_spec.member.observation)
         self._state_dtypes = leaf_dtypes(policy_spec.state_spec) if policy_spec.state_spec is not None else []
         self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.team else -1
@@ -330,10 +330,9 @@ class MappedPolicy:
         if type(state) is not tuple:
             state = self.policy.begun(tree_select(state, lanes), time_step.first)
         step = self.policy.act(time_step, state, phase=phase, deterministic=deterministic)
-        action = step.action
         if random:
-            self._random.draw_from(self.policy.generator)
-            action = self._random.act(time_step).action
+            step = self._random.instead(self.policy, time_step, step)
+        action = step.action
         if type(self.state) is not tuple:
             self.state = put_rows(self.state, lanes, step.state)
         taken = [np.asarray(leaf) for leaf in flatten(action, self.policy.raw_action_spec)]

@@ -149,6 +149,13 @@ class ActionRange:
         bounds = self._on(action.device)
         return action.clamp(bounds["raw_low"], bounds["raw_high"]).to(action.dtype)
 
+    @property
+    def raw_spec(self) -> BoundedSpec:
+        """Raw actions inside the bounds."""
+        bounds = self._on(torch.device("cpu"))
+        low, high = (bounds[name].numpy() for name in ("raw_low", "raw_high"))
+        return BoundedSpec(low.shape, bounds["raw_low"].dtype, low, high)
+
     def inverse(self, action: Tensor) -> Tensor:
         """The raw action that an executed one comes from; of one that was clipped, the nearest.
 
@@ -202,6 +209,21 @@ def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -
         return ActionRange(action_spec).inverse(action).to(raw_action_spec.dtype)
     leading = action.shape[: action.ndim - len(action_spec.shape)]
     return action.reshape(*leading, *raw_action_spec.shape).to(raw_action_spec.dtype)
+
+
+def bounded(raw_action_spec: SpecTree, action_spec: SpecTree) -> SpecTree:
+    """The raw actions that lead to each action of the environment once: boxes within their bounds.
+
+    Args:
+        raw_action_spec: of the policy.
+        action_spec: what the environment's action looks like.
+    """
+    if isinstance(action_spec, dict | tuple):
+        raw = children_of(raw_action_spec)
+        return {name: bounded(raw[name], spec) for name, spec in children_of(action_spec).items()}
+    if type(raw_action_spec) is TensorSpec and isinstance(action_spec, BoundedSpec):
+        return ActionRange(action_spec).raw_spec
+    return raw_action_spec
 
 
 class Head(ABC):

@@ -136,6 +136,9 @@ class LatentPolicy(NetworkPolicy):
         assert isinstance(self._action_head, BoxHead)
         return self._action_head.clipped(action)
 
+    def acted(self, step: PolicyStep, action: Any) -> PolicyStep:
+        return PolicyStep(action, step.state.replace(action=self.coded(action)))
+
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         if isinstance(state, tuple):
             raise ShapeError(

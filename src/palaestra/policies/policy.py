@@ -306,6 +306,15 @@ class Policy(MovableModule, ABC):
         """
         return action
 
+    def acted(self, step: PolicyStep, action: Any) -> PolicyStep:
+        """What `act` would have returned, had it chosen another action; a state that holds actions holds this one.
+
+        Args:
+            step: from `act`.
+            action: [B, *action] raw.
+        """
+        return step._replace(action=action)
+
     # -- observations
 
     def normalize(self, observation: Any) -> Any:

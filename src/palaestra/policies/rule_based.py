@@ -1,15 +1,15 @@
 """Policies that learn nothing: a user's rule, and uniform chance."""
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch
+from palaestra.core import Batch, TimeStep
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.policies.actions import children_of
+from palaestra.policies.actions import bounded, children_of
 from palaestra.policies.policy import Policy, PolicyStep
 
 __all__ = ["RandomPolicy", "RulePolicy"]
@@ -57,6 +57,26 @@ class RandomPolicy(Policy):
 
     def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
         super().__init__(observation_spec, action_spec)
+
+    @classmethod
+    def of_raw_actions(cls, policy: Policy) -> Self:
+        """Draws what a policy samples, such that what the environment executes is uniform.
+
+        Args:
+            policy: whose raw actions these are.
+        """
+        return cls(policy.observation_spec, bounded(policy.raw_action_spec, policy.action_spec))
+
+    def instead(self, policy: Policy, time_step: TimeStep, step: PolicyStep) -> PolicyStep:
+        """What a policy has chosen, with an action of this one in the place of its own.
+
+        Args:
+            policy: from whose generator is drawn.
+            time_step: what it saw.
+            step: what it has chosen.
+        """
+        self.draw_from(policy.generator)
+        return policy.acted(step, self.act(time_step).action)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         mask = self.action_mask(observation)

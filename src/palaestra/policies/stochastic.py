@@ -276,6 +276,9 @@ class ReturnConditionedPolicy(NetworkPolicy):
         action = self._explored(action, explore, self.action_mask(observation))
         return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=self.coded(action)))
 
+    def acted(self, step: PolicyStep, action: Any) -> PolicyStep:
+        return PolicyStep(action, step.state.replace(prev_action=self.coded(action)))
+
     def coded(self, action: Any) -> Tensor:
         """Raw actions as the network sees those before it: as they were executed.
 

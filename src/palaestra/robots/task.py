@@ -57,7 +57,7 @@ class TaskSpec:
 
 
 def act(
-    policy: Policy, inputs: Batch, *, phase: Phase, fields: Sequence[str] = (), random: Policy | None = None
+    policy: Policy, inputs: Batch, *, phase: Phase, fields: Sequence[str] = (), random: RandomPolicy | None = None
 ) -> Any:
     """What a policy says about packed inputs; nothing of it carries a gradient.
 
@@ -76,8 +76,7 @@ def act(
     with torch.no_grad():
         step = policy.act(time_step, state, phase=phase, deterministic=phase is Phase.EVAL)
         if random is not None:
-            random.draw_from(policy.generator)
-            step = step._replace(action=random.act(time_step).action)
+            step = random.instead(policy, time_step, step)
         info = Batch()
         if fields:
             hidden = (state, time_step.first) if policy.state_spec else ()
@@ -146,7 +145,7 @@ class ComputationTask:
         """What was learned since it was last asked for."""
         policy = algorithm.policy
         self._fields = tuple(name for name in policy.behaviour_fields if name in algorithm.stored_fields)
-        self._random = RandomPolicy(policy.observation_spec, policy.raw_action_spec)
+        self._random = RandomPolicy.of_raw_actions(policy)
         self._reference = None if sync_every_updates is None else copy.deepcopy(policy)
         self._data_lock = threading.Lock()
         self._since_sync = 0

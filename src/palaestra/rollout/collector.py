@@ -259,9 +259,8 @@ class Collector:
         step = self.policy.act(time_step, state, phase=Phase.COLLECT)
         if not random:
             return step
-        self._chance = self._chance or RandomPolicy(self.policy.observation_spec, self.policy.raw_action_spec)
-        self._chance.draw_from(self.policy.generator)  # the hidden state continues as if the policy had acted
-        return step._replace(action=self._chance.act(time_step).action)
+        self._chance = self._chance or RandomPolicy.of_raw_actions(self.policy)
+        return self._chance.instead(self.policy, time_step, step)
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
