@@ -81,7 +81,7 @@ def test_the_hub_reads_the_front_matter_of_the_card(shared):
     assert result.metric_value == f"{mean:.2f} +/- {std:.2f}"
     assert "95% bootstrap interval" in card.text
     assert facts["weights_sha256"]["policy"] in card.text
-    assert "palaestra pull g" in card.text
+    assert "palaestra pull shared/g" in card.text
 
 
 def test_nothing_of_the_machine_is_in_it(made, shared):

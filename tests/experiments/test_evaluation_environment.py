@@ -105,7 +105,7 @@ def test_a_run_without_evaluations_has_no_environment_for_them(tmp_path, monkeyp
     assert "eval/return_mean" not in json.loads(Path("runs/it/metrics.jsonl").read_text().splitlines()[-1])
     assert exit_code("report", "runs/it") == 0, output(capsys)
     assert exit_code("eval", "runs/it", "--episodes", "1") != 0
-    assert "has not been evaluated yet, so it has no best policy; `--which last`" in output(capsys)
+    assert "has not been evaluated yet, so it has no best policy; `eval`, `play` and `export` take" in output(capsys)
     assert exit_code("eval", "runs/it", "--episodes", "1", "--which", "last") == 0, output(capsys)
 
 

@@ -432,6 +432,8 @@ class Algorithm(ABC, Generic[PolicyT]):
                 once = (drawn["valid"].flip(0).cummax(0).values.flip(0) > 0) | over
                 if not once.all():
                     seen = seen[once]
+            elif "valid" in drawn:  # sequences: neither what only leads up to them nor what fills them up
+                seen = seen[:-1][drawn["valid"] > 0]
             self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
     @final

@@ -387,11 +387,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             after: gradient steps; an update that begins before them is not compiled.
 
         Raises:
-            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, or the policy has a
-                hidden state, whose loops over time are no single graph.
+            ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, an optimizer is a class
+                of `torch.optim`, or the policy has a hidden state, whose loops over time are no single graph.
         """
         if self.policy.state_spec:
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
+        for optimizer in self.model.optimizers.values():
+            optimizer.require_compilable()
         if hasattr(self.config, "tau") and type(self).after_step is GradientAlgorithm.after_step:
             for name in self._targets:
                 self.model.pair(name, source=name.removeprefix("target_"))

@@ -17,7 +17,7 @@ class Unroll(Batch):
     and `[1, N, ...]` in sampled sequences, so that `state[0]` belongs before the first row; `index` `[N]` of a
     sequence's first row, for `write_back`; `weight` `[N]` float32, by which a loss is multiplied where rows were
     drawn by priority; `env_info` and `untransformed` `[T+1, B, ...]` where rows keep them; and for a plan that wants
-    returns `return_to_go` `[N]` of the first row, NaN where the end of its episode was not recorded, `time` `[N]`, how
+    returns `return_to_go` `[N]` of the first row, NaN where an end of its episode is not there, `time` `[N]`, how
     many steps of its episode came before, and `episode_stats` `[5, N]`, the same in every column: how many complete
     episodes the buffer has, their least, greatest and mean return, and the most steps of one; zeros without any.
     """

@@ -212,10 +212,14 @@ class ReplayBuffer:
         if not plan.returns:
             return sequences
         to_go, returns, longest = self._returns()
+        to_go, time = to_go[index], reader.steps_from_begin(index)
+        to_go[self.take("step_type", reader.after(index, -time)).cpu().numpy() != FIRST] = (
+            np.nan
+        )  # whose time is not known
         stats = [len(returns), returns.min(), returns.max(), returns.mean(), longest] if len(returns) else [0] * 5
         return sequences.replace(
-            return_to_go=torch.from_numpy(to_go[index]),
-            time=torch.from_numpy(reader.steps_from_begin(index)).float(),
+            return_to_go=torch.from_numpy(to_go),
+            time=torch.from_numpy(time).float(),
             episode_stats=torch.tensor(stats, dtype=torch.float32).unsqueeze(-1).expand(-1, len(index)),
         )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from dataclasses import dataclass, fields
 
 from palaestra import deployment
@@ -127,7 +128,7 @@ def pull(arguments: list[str]) -> int:
     usage = "palaestra pull NAMESPACE/NAME|FOLDER [--output FOLDER]"
     (source,), options = command(PullOptions, arguments, usage, "the model or folder")
     shared = deployment.pull(source, output=options.output)
-    options.show(_record(shared), f"{shared}\nnext        palaestra play {shared.directory}")
+    options.show(_record(shared), f"{shared}\nnext        palaestra play {shlex.quote(str(shared.directory))}")
     return 0
 
 

@@ -163,9 +163,9 @@ def report(arguments: list[str]) -> int:
 
 
 def _home(runs: list[experiments.RunDirectory]) -> Path:
-    """The run, the group that all runs are of, or this folder."""
+    """The run, the group that all runs are of, or this folder; a shared folder stays what its manifest says."""
     if len(runs) == 1:
-        return runs[0].path
+        return Path() if runs[0].is_shared else runs[0].path
     group = runs[0].path.parent
     alike = all(run.path.parent == group for run in runs) and (group / "group.json").is_file()
     return group if alike else Path()

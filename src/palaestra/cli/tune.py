@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def tune(arguments: list[str]) -> int:
     if command.json:
         print(json.dumps(found.to_json()))
     else:
-        preset = found.directory / "preset.yaml"
+        preset = shlex.quote(str(found.directory / "preset.yaml"))
         print(f"\n{found}\n\nnext        palaestra train {algorithm} {env} --config {preset}")
     return 0
 

@@ -106,7 +106,7 @@ def require_at_least(settings: Any, prefix: str, **least: float) -> None:
     """
     for name, bound in least.items():
         value = getattr(settings, name)
-        if value is not None and value < bound:
+        if value is not None and not value >= bound:  # nor is NaN
             raise ConfigError(f"{prefix}{name} is {value}; it must be at least {bound}")
 
 

@@ -116,11 +116,12 @@ def equal_minibatches(
     if not isinstance(plan, OnPolicy):
         yield Minibatches(batch, plan.gradient_steps, dim)
         return
-    num_lanes = _leading(batch)[1]
-    rows = sequences(batch, plan.mini_batch_length)
+    steps, num_lanes = _leading(batch)[:2]
+    length = None if plan.mini_batch_length is None else min(plan.mini_batch_length, steps)  # episodes may be shorter
+    rows = sequences(batch, length)
     for epoch in range(plan.num_epochs):
         if epoch and renew is not None:
-            rows = sequences(renew(), plan.mini_batch_length)
+            rows = sequences(renew(), length)
         yield from _shuffled(rows, _leading(rows)[dim], plan.mini_batch_size or num_lanes, dim, generator)
 
 

@@ -1,7 +1,7 @@
 """The model card of a shared policy: what it is, what it reached and over which seeds, and how to get it."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -46,7 +46,7 @@ def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
         _results(facts),
         *(["![learning curve](curve.png)"] if "curve.png" in files else []),
         *(["[One episode as a film](replay.mp4)"] if "replay.mp4" in files else []),
-        _use(name),
+        _use(name, facts["weights_sha256"]),
         _origin(facts),
     ]
     return printable("\n\n".join(parts)) + "\n"
@@ -71,14 +71,15 @@ def _results(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _use(name: str) -> str:
+def _use(name: str, places: Iterable[str]) -> str:
     folder = f"shared/{name.rpartition('/')[2]}"
+    loads = "\n".join(f'policy = palaestra.load_policy("{folder}/{place}")' for place in places)
     return f"""\
 ## Use
 
 ```bash
 pip install 'palaestra[hub]'
-palaestra pull {shlex.quote(name)}
+palaestra pull {shlex.quote(name if "/" in name else folder)}
 palaestra play {shlex.quote(folder)}
 palaestra eval {shlex.quote(folder)} --episodes 100
 ```
@@ -86,7 +87,7 @@ palaestra eval {shlex.quote(folder)} --episodes 100
 ```python
 import palaestra
 
-policy = palaestra.load_policy("{folder}/policy")
+{loads}
 ```"""
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from palaestra.core import (
     Batch,
-    BoundedSpec,
     ConfigError,
     DiscreteSpec,
     PalaestraError,
@@ -120,7 +119,7 @@ def export(
     source, policies, facts = _found(Path(run), root, which)
     if policy is not None and policy not in policies:
         raise ConfigError(
-            f"{source} has no policy {policy!r}{did_you_mean(policy, policies)}; it has {', '.join(policies)}"
+            f"{run} has no policy {policy!r}{did_you_mean(policy, policies)}; it has {', '.join(policies)}"
         )
     chosen: dict[str, NetworkPolicy] = {}
     for name, one in policies.items():
@@ -146,7 +145,8 @@ def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mappin
         return path, {"policy": load_policy(path)}, {}
     run = find_run(path, root)
     _, policies = policies_of_run(run, which)
-    return run.path, policies, {**_facts(run), "which": str(which)}
+    facts = {**_facts(run), "which": str(which)}
+    return Path() if run.is_shared else run.path, policies, facts  # a shared folder stays what its manifest says
 
 
 def _facts(run: RunDirectory) -> dict[str, Any]:
@@ -370,11 +370,7 @@ def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator, name: st
     if "action_mask" in name.split("."):
         forbidden = generator.integers(0, max(2, spec.size), rows)[:, None]  # one, so that every part keeps some
         return torch.from_numpy(np.arange(spec.size) != forbidden).reshape(shape).to(spec.dtype)
-    if isinstance(spec, DiscreteSpec):
-        return torch.from_numpy(generator.integers(0, spec.num, shape)).to(spec.dtype)
-    low, high = np.full(spec.shape, -3.0), np.full(spec.shape, 3.0)
-    if isinstance(spec, BoundedSpec):
-        low, high = np.maximum(spec.minimum, -1e3), np.minimum(spec.maximum, 1e3)
+    low, high = (np.clip(bound, -1e3, 1e3) for bound in spec.bounds or (-3.0, 3.0))
     values = torch.from_numpy(low + (high - low) * generator.random(shape))
     return (values if spec.dtype.is_floating_point else values.round()).to(spec.dtype)
 
@@ -403,8 +399,8 @@ def _described(name: str, spec: TensorSpec) -> dict[str, Any]:
     }
     if isinstance(spec, DiscreteSpec):
         described["num"] = spec.num
-    if isinstance(spec, BoundedSpec):
-        described |= {"minimum": _numbers(spec.minimum), "maximum": _numbers(spec.maximum)}
+    if spec.bounds is not None:
+        described |= {"minimum": _numbers(spec.bounds[0]), "maximum": _numbers(spec.bounds[1])}
     return described
 
 

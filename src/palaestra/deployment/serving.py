@@ -31,6 +31,7 @@ _TICK_S = 0.05
 _LAST_REQUESTS_S = 0.5  # in which clients that keep their connection learn that the server stops
 _SPARE_FILES = 64
 _SHORTEST_TOKEN = 16
+_LONGEST_WAIT_MS = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_connections=1, max_sessions=1)
+        if self.max_wait_ms > _LONGEST_WAIT_MS:
+            raise ConfigError(f"max_wait_ms is {self.max_wait_ms}; it must be at most {_LONGEST_WAIT_MS}, an hour")
         for name in ("timeout_s", "reload_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_ex
 from palaestra.experiments.config import ExperimentConfig, flat_settings
 from palaestra.experiments.records import is_number
 from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "Axis",
@@ -111,13 +114,14 @@ def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
 
 
 def shown_metric(runs: Sequence[RunDirectory]) -> str:
-    """What there is to draw of runs: the return, of evaluations where training had no episodes, as with data alone.
+    """What there is to draw of all runs: the return, of evaluations where one had no episodes, as with data alone.
 
     Args:
         runs: in any order.
     """
-    names = {name for run in runs for row in thinned_metrics(run.path) for name in row}
-    return "eval/return_mean" if "eval/return_mean" in names and "return_mean" not in names else "return_mean"
+    names = [{name for row in thinned_metrics(run.path) for name in row} for run in runs]
+    has = {name: all(name in one for one in names if one) for name in ("return_mean", "eval/return_mean")}
+    return "eval/return_mean" if has["eval/return_mean"] and not has["return_mean"] else "return_mean"
 
 
 def curves_of(
@@ -138,17 +142,22 @@ def curves_of(
     groups: dict[str, list[np.ndarray]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()
+    missing: list[str] = []
     for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
         if points:
             groups.setdefault(label, []).append(np.asarray(points, np.float64).T)
+        else:
+            missing.append(f"{run.path}")
     if not groups:
         if metric in seen or not seen or metric == "return_mean":
             names = ", ".join(str(run.path) for run in runs)
             raise CheckpointError(f"nothing to draw yet: no {metric} has been logged in {names}")
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
+    if missing:
+        _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
     return [_curve(label, members, statistic) for label, members in groups.items()]
 
 

@@ -104,6 +104,8 @@ def evaluate_run(
     learner, policies = policies_of_run(directory, which)
     seed = learner.config.run.seed if seed is None else seed
     if target_return is not None:
+        if not math.isfinite(target_return):
+            raise ConfigError(f"target_return is {target_return}; give a finite number")
         for policy in policies.values():
             if not isinstance(policy, ReturnConditionedPolicy):
                 raise ConfigError(
@@ -169,7 +171,7 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
         if not [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]:
             raise CheckpointError(
                 f"{directory.path} has not been evaluated yet, so it has no best policy; "
-                "`--which last` takes that of its newest checkpoint"
+                "`eval`, `play` and `export` take that of its newest checkpoint with `--which last`"
             )
         return learner, learner.kept_policies(directory.path)
     state = _checkpoint(directory, which)

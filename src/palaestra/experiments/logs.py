@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import CheckpointError, import_extra
+from palaestra.core import CheckpointError, ConfigError, import_extra
 from palaestra.experiments.curves import thinned_metrics
 from palaestra.experiments.records import read_evaluations
 from palaestra.experiments.run_directory import RunDirectory
@@ -52,9 +52,16 @@ class LoggedRun:
 
         Args:
             until: env steps at which the run is taken to end.
+
+        Raises:
+            ConfigError: the run begins after them.
         """
         points = self.points[self.points[:, 0] <= until]
-        points = points if len(points) else self.points[:1]
+        if not len(points):
+            raise ConfigError(
+                f"{self.path} begins at {self.points[0, 0]:,.0f} env steps, and another run of its environment ends at "
+                f"{until:,.0f}: they have no env steps in common"
+            )
         return float(points[points[:, 0] >= 0.9 * points[-1, 0], 1].mean())
 
 

@@ -18,6 +18,7 @@ from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.create import is_pool
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.records import memory_bytes, network_lines, networks_of, num_cores
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
@@ -81,8 +82,9 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.
     """
-    learner = make_learner(config)
+    learner = make_learner(for_new_run(config))
     algorithms, data = learner.algorithms, learner.load_data()
+    begin_from(learner)
     learner.learn_at_once()
     with learner.collecting(data) as made:
         trainer = Trainer(made.collector, learner.manager_on(made.runtime), config.trainer)

@@ -77,6 +77,11 @@ class RunDirectory:
         return config_from_mapping(ExperimentConfig, data, old_names=True)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it is a shared policy, which is what its manifest says, and no run."""
+        return (self.path / "manifest.json").is_file() and not (self.path / "run.json").is_file()
+
+    @property
     def info(self) -> dict[str, Any]:
         """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
         file = self.path / "run.json"
@@ -322,7 +327,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
     """
     config = run.config
-    if not (run.path / "run.json").is_file() and (run.path / "manifest.json").is_file():
+    if run.is_shared:
         raise ConfigError(
             f"{run.path} is a shared policy without checkpoints, so there is nothing to continue; begin a new run from "
             f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -24,12 +23,12 @@ from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
-from palaestra.training import DrawnInPlace, StopSignals
+from palaestra.training import DrawnInPlace, PipedConsole, StopSignals
 
 __all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
 
 _TAIL_BYTES = 16_384
-
+_STOPPED = (130, 143)
 
 _PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
 _POLL_S = 0.1
@@ -158,6 +157,7 @@ class _Seed:
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
         self.finished = directory.status == "done"
+        self._ended_before = directory.info.get("ended")
         self.metrics: dict[str, Any] = {}
 
     def start(self) -> Self:
@@ -209,7 +209,7 @@ class _Seed:
     def result(self) -> SeedResult:
         info, code = self.directory.info, self.process.returncode if self.process else 0
         status, error = self.directory.status, info.get("error")
-        if code and status == "created":
+        if code > 0 and code not in _STOPPED and info.get("ended") == self._ended_before:  # it has not even begun
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
@@ -224,7 +224,7 @@ class _Panel:
 
     def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
         self._title, self._seeds, self._total = title, seeds, seeds[0].directory.config.trainer.total_env_steps
-        self._console = Console(emoji=False)
+        self._console = PipedConsole(emoji=False)
         self._place = DrawnInPlace(self._console)
         self._states: dict[int, str] = {}
         self._last_line_s = float("-inf")

@@ -31,7 +31,7 @@ from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import DataSummary, collect_data, going_online, load_for, mixed
 from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
-from palaestra.policies import Phase, Policy, load_policy
+from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
 from palaestra.training import episodes_of_each
 
@@ -64,6 +64,11 @@ class SingleLearner(PolicyLearner):
 
     def require(self) -> None:
         super().require()
+        if isinstance(self.algorithm.policy, PopulationPolicy) and self.config.env.num_envs < 2:
+            raise ConfigError(
+                f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
+                "--env.num-envs"
+            )
         if (number := self.config.trainer.episodes_per_iteration) is not None:
             episodes_of_each(number, self.config.env.num_envs)
         _ = self._sampler  # an environment is played to see that hindsight is possible

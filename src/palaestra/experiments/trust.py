@@ -18,6 +18,7 @@ from palaestra.multiagent import pettingzoo
 __all__ = []
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_KEY_SIZE = 32
 _LIBRARIES = (envpool.PREFIX, pettingzoo.PREFIX, "minari:")
 
 
@@ -50,24 +51,31 @@ def sign(directory: Path) -> str | None:
 
     Args:
         directory: of the run.
+
+    Returns:
+        The digest, or `None` where the key can be neither read nor written.
     """
     key = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "palaestra/key"
     try:
-        if not key.exists():
+        if not key.exists() or key.stat().st_size != _KEY_SIZE:  # a full disk may have left an empty one
             key.parent.mkdir(parents=True, exist_ok=True)
             key.touch(mode=0o600)
-            key.write_bytes(secrets.token_bytes(32))
-        return hmac.new(key.read_bytes(), (directory / "config.yaml").read_bytes(), hashlib.sha256).hexdigest()
+            key.write_bytes(secrets.token_bytes(_KEY_SIZE))
+        secret = key.read_bytes()
+        if len(secret) != _KEY_SIZE:
+            return None
+        return hmac.new(secret, (directory / "config.yaml").read_bytes(), hashlib.sha256).hexdigest()
     except OSError:
         return None  # no home: such runs are trusted when told to
 
 
 def _signed(directory: Path) -> bool:
     try:
-        signature = str(json.loads((directory / "run.json").read_text())["signature"])
+        given = json.loads((directory / "run.json").read_text())["signature"]
     except (OSError, ValueError, TypeError, KeyError):
         return False
-    return hmac.compare_digest(signature.encode(), str(sign(directory)).encode())
+    mine = sign(directory)
+    return mine is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), mine.encode())
 
 
 def _names(data: Any, path: str = "") -> Iterator[tuple[str, str]]:

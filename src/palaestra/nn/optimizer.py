@@ -174,6 +174,15 @@ class ComponentOptimizer:
         in_order = all(parameter.is_contiguous() and parameter.is_cpu for parameter in self.parameters)
         self._vector_sizes = sizes if in_order and not self._mixed and sum(sizes) <= _SMALL else None
 
+    def require_compilable(self) -> None:
+        """Refuses to be part of compiled code.
+
+        Raises:
+            ConfigError: it is a class of `torch.optim`.
+        """
+        if self._own is not None:
+            raise ConfigError(f"steps of {self.option.cls} cannot be compiled; leave out --compile, or use adam")
+
     def set_progress(self, progress: float) -> None:
         """Moves the learning rate along its schedule.
 
@@ -202,8 +211,6 @@ class ComponentOptimizer:
 
     def _step_in_graph(self, grads: list[Tensor], norm: Tensor, finite: Tensor) -> None:
         """A step as part of compiled code."""
-        if self._own is not None:
-            raise ConfigError(f"steps of {self.option.cls} cannot be compiled; leave out --compile, or use adam")
         if self.option.max_grad_norm is not None:
             scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             grads = scaled(grads, scale)

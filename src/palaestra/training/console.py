@@ -1,6 +1,9 @@
 """What a person sees of a run: a live panel on a terminal, plain lines elsewhere; and where the time goes."""
 
 import io
+import logging
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +19,21 @@ from rich.text import Text
 
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "PipedConsole", "TimeSplit", "advice"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
+
+
+_log = logging.getLogger(__name__)
+
+
+class PipedConsole(Console):
+    """A console whose reader may leave (`| head`) and which says nothing then, where rich ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in its buffer
+        _log.warning("nobody reads what is printed any more; training goes on")
 
 
 class TimeSplit:
@@ -181,7 +196,7 @@ class ConsoleLogger:
         self, title: str, total_env_steps: int, console: Console | None = None, *, head: Sequence[str] = ()
     ) -> None:
         self._title, self._total = title, total_env_steps
-        self._console = console or Console(emoji=False)  # a run may be called :tada:
+        self._console = console or PipedConsole(emoji=False)  # a run may be called :tada:
         self._place = DrawnInPlace(self._console)
         self._head = head
         self._returns: deque[float] = deque(maxlen=60)

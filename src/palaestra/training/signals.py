@@ -8,6 +8,8 @@ from typing import Self
 
 __all__ = ["StopSignals", "StoppedError"]
 
+_LONGEST_GRACE_S = 1e8  # a timer of the system takes no longer
+
 
 class StoppedError(KeyboardInterrupt):
     """A second signal, or no time left after the first: the run stops at once.
@@ -30,13 +32,14 @@ class StopSignals:
 
     Args:
         on_stop: called at the first signal, inside the handler.
-        grace_s: seconds from the first signal to a `StoppedError`; `None` waits for ever.
+        grace_s: seconds from the first signal to a `StoppedError`; `None`, or more than three years, waits for ever.
     """
 
     def __init__(self, on_stop: Callable[[], None] | None = None, *, grace_s: float | None = None) -> None:
         self.received: int | None = None
         """The signal's number, once there was one."""
-        self._on_stop, self._grace_s = on_stop, grace_s
+        self._on_stop = on_stop
+        self._grace_s = grace_s if grace_s is None or grace_s < _LONGEST_GRACE_S else None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:

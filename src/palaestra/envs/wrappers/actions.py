@@ -1,12 +1,22 @@
 """Layers that change what is executed."""
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, TypeGuard, final
 
 import numpy as np
 import torch
 
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiDiscreteSpec,
+    SpecError,
+    SpecTree,
+    TensorSpec,
+    TimeStep,
+)
 from palaestra.core.spec import numpy_dtype, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, to_rows, unflatten
@@ -51,9 +61,7 @@ class ActionRepeat(EnvironmentWrapper):
         if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
-        spec, actions = env.observation_spec, env.action_spec
-        masked = isinstance(spec, dict) and _MASK in spec and isinstance(actions, DiscreteSpec)
-        self._first_action = actions.start if masked else None
+        self._masked = isinstance(env.observation_spec, dict) and _MASK in env.observation_spec
 
     def advance(self, action: Any) -> TimeStep:
         total: Any = 0.0
@@ -77,8 +85,22 @@ class ActionRepeat(EnvironmentWrapper):
         return time_step._replace(observation=observation, reward=total, env_info=info, untransformed=raw)
 
     def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
-        first = self._first_action
-        return first is not None and not time_step.observation[_MASK][int(action) - first]
+        return self._masked and not _allows(time_step.observation[_MASK], self.action_spec, action)
+
+
+def _allows(mask: Any, spec: SpecTree, action: Any) -> bool:
+    """Whether every choice of an action is allowed; `mask` as policies take it, by part where there are parts."""
+    if isinstance(spec, dict | tuple):
+        children = spec.items() if isinstance(spec, dict) else enumerate(spec)
+        parts = mask.items() if isinstance(mask, Mapping) else enumerate(mask)
+        masks = {str(key): part for key, part in parts}
+        return all(str(k) not in masks or _allows(masks[str(k)], child, action[k]) for k, child in children)
+    if isinstance(spec, DiscreteSpec):
+        return bool(mask[int(action) - spec.start])
+    if isinstance(spec, MultiDiscreteSpec):
+        firsts = np.cumsum([0, *spec.nvec[:-1]])
+        return bool(np.asarray(mask)[firsts + np.asarray(action).reshape(-1)].all())
+    return True
 
 
 @final
