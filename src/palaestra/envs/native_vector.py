@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, TensorSpec, TimeStep
 from palaestra.core.seeding import episode_seed
@@ -24,6 +25,7 @@ __all__ = ["NativeVectorEnvironment"]
 
 # Where the pools are defined whose every step gives arrays in new memory. What others give is copied: they may write to
 # it again.
+_Told: TypeAlias = tuple[np.ndarray, Any]  # lanes [B] that were reset, and the info of that
 _GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
 
 
@@ -183,15 +185,16 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             if reward.shape != self._reward_shape:
                 raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
             step_type, discount = self._mid.copy(), self._one.copy()
-            began, self._over = self._over, None
+            began, self._over, told = self._over, None, list[_Told]()
             if self._begun is not None:
-                observation, _ = self.vector_env.reset(options={"reset_mask": self._begun.copy()})
+                observation, at_reset = self.vector_env.reset(options={"reset_mask": self._begun.copy()})
+                told.append((self._begun, at_reset))
                 terminated, truncated = (np.asarray(flags) & ~self._begun for flags in (terminated, truncated))
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 over = np.logical_or(terminated, truncated)
                 discount[np.asarray(terminated, np.bool_)] = 0.0
                 if self._mode is not AutoresetMode.NEXT_STEP:
-                    return self._same_step(actions, observation, reward, discount, over, info)
+                    return self._same_step(actions, observation, reward, discount, over, info, told)
                 self._over = over.nonzero()[0]
                 step_type[self._over] = 2
             rows = Rows(step_type, reward, discount, self._arrays(observation))
@@ -199,7 +202,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
                 _make_first(began, rows, actions)
             if self._begun is not None:
                 _make_first(np.flatnonzero(self._begun), rows, actions)
-            return self._emitted(rows, actions, info)
+            return self._emitted(rows, actions, info, told)
         except NonFiniteError:
             self._running = False
             raise
@@ -272,7 +275,14 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             self.vector_env.close()
 
     def _same_step(
-        self, actions: Any, observation: Any, reward: np.ndarray, discount: np.ndarray, over: np.ndarray, info: Any
+        self,
+        actions: Any,
+        observation: Any,
+        reward: np.ndarray,
+        discount: np.ndarray,
+        over: np.ndarray,
+        info: Any,
+        told: list[_Told],
     ) -> TimeStep:
         """A step after which no lane waits to be reset: ended lanes show their FIRST, and `ended` their LAST."""
         lanes = np.flatnonzero(over)
@@ -284,7 +294,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             info = {key: value for key, value in info.items() if key.lstrip("_") not in ("final_obs", "final_info")}
         else:
             final, final_info = [array[lanes] for array in self._arrays(observation)], info
-            observation, _ = self.vector_env.reset(options={"reset_mask": over.copy()})
+            observation, at_reset = self.vector_env.reset(options={"reset_mask": over.copy()})
+            told.append((over, at_reset))
         last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
         prev_action = to_batched([array[lanes] for array in actions], self._action)
         self._require_finite(last, lanes.tolist())
@@ -294,14 +305,9 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         self.ended = batched_time_step(last, prev_action, torch.from_numpy(lanes), ended_info, self._observation)
         rows = Rows(self._mid.copy(), reward, discount, self._arrays(observation))
         _make_first(lanes if self._begun is None else np.flatnonzero(over | self._begun), rows, actions)
-        time_step = self._emitted(rows, actions, info)
-        if self._mode is AutoresetMode.DISABLED and time_step.env_info != ():
-            # what the ended lanes reported is in `ended`
-            for name, column in time_step.env_info.items():
-                column[torch.from_numpy(over)] = 0.0 if name in self.info else torch.nan
-        return time_step
+        return self._emitted(rows, actions, info, told)
 
-    def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any) -> TimeStep:
+    def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any, told: Sequence[_Told] = ()) -> TimeStep:
         if self._steps % self._boundary.period == 0:
             for lane, _, what, advice in self._boundary.out_of_place(rows.observation):
                 raise SpecError(f"environment {lane} {what}: {advice}")
@@ -309,9 +315,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             self._require_finite(rows, range(self.batch_size))
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
-        if self._begun is not None and isinstance(found, Batch):  # what the step before the reset reported
-            for column in found.values():
-                column[torch.from_numpy(self._begun)] = torch.nan
+        for lanes, at_reset in told:  # in the place of what the step before the reset reported
+            found = _instead(found, torch.from_numpy(lanes), _info(at_reset, self.batch_size))
         if self.info:
             found = completed(found, rows.step_type, self.info)
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
@@ -359,6 +364,15 @@ def _info(info: dict[str, Any], batch_size: int, lanes: np.ndarray | None = None
     if not columns:
         return ()
     return Batch.of(columns if lanes is None else {key: column[lanes] for key, column in columns.items()})
+
+
+def _instead(found: Any, lanes: Tensor, told: Any) -> Any:
+    """Columns with those of some lanes [B] exchanged."""
+    ours, theirs = (dict(vars(one)) if isinstance(one, Batch) else {} for one in (found, told))
+    missing = torch.full((len(lanes),), torch.nan, dtype=torch.float64)
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    columns = {name: torch.where(lanes, theirs.get(name, missing), ours.get(name, missing)) for name in names}
+    return Batch.of(columns) if columns else ()
 
 
 def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, torch.Tensor]) -> None:
