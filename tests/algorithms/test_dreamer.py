@@ -1,5 +1,6 @@
 """Tests of `palaestra.algorithms.dreamer`, of its world model and of its policy."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra import NetworkConfig
+from palaestra import Collector, EnvConfig, NetworkConfig, create_environment
 from palaestra.algorithms import Dreamer, DreamerConfig, ReturnRange
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, MultiDiscreteSpec, StepType, TensorSpec
 from palaestra.core import TimeStep as Row
@@ -343,6 +344,26 @@ def test_the_model_sees_the_action_that_is_executed(dtype):
     assert_close(policy.coded(raw), torch.tensor([[1.0, -3.0, 0.5, 3.0], [0.5, 0.5, 0.7, 0.5]]))
     executed = raw_actions(policy.env_action(raw), spec, policy.raw_action_spec)
     assert_close(policy.coded(raw), executed.float())  # in the precision of the network
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_memory_holds_the_random_action_that_was_executed(env):
+    """In the warm-up; and random actions of a box are uniform, not normal and cut."""
+    config = DreamerConfig(mini_batch_length=2, burn_in=0, network=NetworkConfig(hidden_sizes=(8,)), **SIZES)
+    with create_environment(EnvConfig(name=env, num_envs=4)) as envs:
+        dreamer = Dreamer(envs.observation_spec, envs.action_spec, config)
+        collector = Collector.of(envs, dreamer)
+        collector.collect(n_step=400, random=True)
+    buffer = collector.buffer
+    drawn = buffer.draw(dataclasses.replace(dreamer.plan, mini_batch_size=200), torch.Generator())
+    before, index = dreamer.preprocess(drawn, buffer), drawn.index.numpy()
+    held = ~before.first[0] & torch.as_tensor(buffer.reader.ages(index) > 0)
+    led = dreamer.policy.coded(buffer.take("action", buffer.reader.after(index, -1)))
+    assert_close(before.before[0][held], led[held])
+    if env == "Pendulum-v1":
+        torque = dreamer.policy.env_action(buffer.action[...])
+        assert float(torque.abs().max()) < 2.0
+        assert float(torque.std()) == pytest.approx(4 / math.sqrt(12), rel=0.1)
 
 
 @pytest.mark.parametrize("option", ["dueling", "noisy"])

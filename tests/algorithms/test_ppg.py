@@ -99,6 +99,19 @@ def test_rows_that_are_not_valid_are_not_kept():
     assert len(algorithm._kept.value_target) == int(valid.sum()) < valid.numel()
 
 
+def test_nothing_is_learned_where_no_row_counts():
+    """Neither from the unroll nor, where none was kept, in the auxiliary phase."""
+    algorithm, collector = collected("ppg", "discrete", num_policy_phases=2)
+    unroll = collector.buffer.draw(algorithm.plan, torch.Generator())
+
+    class Ends:
+        def draw(self, plan, generator):
+            return unroll.replace(valid=torch.zeros_like(unroll.valid))
+
+    infos = [algorithm.update(Ends()) for _ in range(2)]
+    assert [(info.gradient_steps, info.metrics) for info in infos] == [(0, {}), (0, {})]
+
+
 def test_steps_of_both_phases_are_counted():
     algorithm, collector = collected("ppg", "discrete", num_policy_phases=2)
     infos = updated(algorithm, collector, 4)

@@ -92,6 +92,26 @@ def test_multipliers_see_transitions_inside_episodes_only():
     assert weights.value.tolist() == [1, 3]
 
 
+def test_multipliers_stay_where_nothing_is_known():
+    """An unroll without a row that counts is no mean of 0."""
+    weights = RewardWeights(RewardConfig(weights=(1.0, 0.5), thresholds=(None, 0.0), multiplier_learning_rate=1.0))
+    drawn = {"reward": torch.ones(3, 1, 2), "step_type": torch.ones(3, 1).int(), "valid": torch.zeros(2, 1)}
+    weights.learned_from(Batch.of(drawn))
+    assert weights.value.tolist() == [1, 0.5]
+
+
+@pytest.mark.parametrize("name", ["a2c", "trpo", "ppg", "evolution_strategies"])
+def test_every_algorithm_says_how_rewards_are_weighted(name):
+    kind = ALGORITHMS[name]
+    with create_environment(EnvConfig(name=BARGAIN, num_envs=2)) as env:
+        config = kind.config_class(rewards=RewardConfig(weights=(1.0, 0.5)))
+        algorithm = kind(env.observation_spec, env.action_spec, config)
+        collector = Collector.of(env, algorithm)
+        collector.unroll(12)
+        metrics = algorithm.update(collector.buffer).metrics
+    assert [float(metrics[f"reward_weight/{number}"]) for number in range(2)] == [1.0, 0.5]
+
+
 def test_a_constrained_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rewards = ("--algorithm.rewards.weights", "1", "0", "--algorithm.rewards.thresholds", "none", "-0.3")

@@ -215,7 +215,9 @@ def test_a_run_that_was_never_evaluated_has_a_last_policy(verb, capsys):
         file.unlink()
     capsys.readouterr()
     assert exit_code(verb, "run") == 5
-    assert "runs/run has not been evaluated yet, so it has no best policy; `eval`, `play` and `export` take" in output(capsys)
+    assert "runs/run has not been evaluated yet, so it has no best policy; `eval`, `play` and `export` take" in output(
+        capsys
+    )
     assert exit_code("eval", "run", "--which", "last") == 0
 
 

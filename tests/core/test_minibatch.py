@@ -136,6 +136,12 @@ def test_sequences_need_enough_steps_and_equal_leaves():
     assert sequences(batch, None) is batch
 
 
+def test_an_unroll_that_is_shorter_than_a_sequence_is_one_sequence():
+    """Unrolls of whole episodes may be."""
+    (whole,) = minibatches(numbered(5, 2), OnPolicy(unroll_length=16, mini_batch_length=8), generator=torch.Generator())
+    assert whole.step.shape[:2] == (5, 2)
+
+
 def test_the_first_of_many_steps_can_be_a_single_one():
     assert sequences(numbered(1, 3), 1).step.shape == (3,)
     assert sequences(numbered(1, 3), None).step.shape == (1, 3)

@@ -1,6 +1,8 @@
 """Runs of strangers: nothing that they name is imported or called (F12)."""
 
 import base64
+import hashlib
+import hmac
 import itertools
 import json
 import resource
@@ -123,6 +125,24 @@ def test_f12_a_trusted_run_is_opened(stranger, capsys, monkeypatch):
     assert "give --trust" in output(capsys)
     assert exit_code("eval", str(run), "--trust")
     assert mark.exists()
+
+
+@pytest.mark.parametrize("key", [None, b""])
+def test_f12_without_a_key_no_run_is_this_users_own(stranger, monkeypatch, key):
+    """A user without a home, or whose disk was full when the key was made, signs nothing and knows no signature."""
+    run, mark = stranger
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/none")
+    if key is not None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(run.parent))
+        (run.parent / "palaestra").mkdir()
+        (run.parent / "palaestra/key").write_bytes(key)
+    change(run, env__name="evil_code:run")
+    known = hmac.new(key or b"", (run / "config.yaml").read_bytes(), hashlib.sha256).hexdigest()
+    for signature in (None, "None", known):
+        (run / "run.json").write_text(json.dumps({**RunDirectory(run).info, "signature": signature}))
+        with pytest.raises(ConfigError, match="names code that is neither part of palaestra"):
+            _ = RunDirectory(run).config
+    assert not mark.exists()
 
 
 def test_a_run_of_this_user_needs_no_trust(stranger):

@@ -1,6 +1,8 @@
 """Tests of `palaestra.training.console`: a panel on a terminal, plain lines in a pipe."""
 
 import io
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -98,6 +100,27 @@ def test_a_pipe_gets_plain_lines():
         "    5,000 / 10,000 env steps  return     21.5     2,500 steps/s",
         "   10,000 / 10,000 env steps  return     21.5     2,500 steps/s  eval 99.5",
     ]
+
+
+def test_a_reader_that_leaves_ends_no_run():
+    """`palaestra train ... | head` has what it wants; what is trained is kept."""
+    program = (
+        "import sys; from palaestra.training import ConsoleLogger\n"
+        "logger = ConsoleLogger('ppo', 10)\n"
+        "sys.stdin.readline()\n"
+        "for steps in (10, 10):\n"
+        f"    logger.metrics({ROW!r} | {{'env_steps': steps}})\n"
+        "print('goes on', file=sys.stderr)"
+    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        said = process.stderr.read()
+    assert process.returncode == 0
+    assert said.count("nobody reads what is printed any more") == 1 and said.endswith("goes on\n")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -30,6 +30,39 @@ def kinds(env, count):
 # -- ActionRepeat
 
 
+class Switchboard(gymnasium.Env):
+    """Two choices of two; in the second frame the first choice may not be 1."""
+
+    action_space = gymnasium.spaces.Dict(
+        {"lamps": gymnasium.spaces.MultiDiscrete([2, 2]), "door": gymnasium.spaces.Discrete(2, start=3)}
+    )
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "frame": gymnasium.spaces.Box(0, 9, (1,)),
+            "action_mask": gymnasium.spaces.Dict({"lamps": gymnasium.spaces.MultiBinary(4)}),
+        }
+    )
+
+    def _seen(self):
+        mask = np.array([1, self.frame != 1, 1, 1], np.int8)
+        return {"frame": np.array([self.frame], np.float32), "action_mask": {"lamps": mask}}
+
+    def reset(self, *, seed=None, options=None):
+        self.frame = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.frame += 1
+        return self._seen(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(("lamps", "frames"), [([1, 0], 1), ([0, 1], 3)])
+def test_a_repeat_ends_where_any_choice_of_the_action_is_forbidden(lamps, frames):
+    env = ActionRepeat(GymEnvironment(Switchboard()), repeat=3)
+    env.reset()
+    assert env.step({"lamps": np.array(lamps), "door": np.int64(3)}).env_info["frames"] == frames
+
+
 def test_one_decision_is_executed_k_times_and_pays_the_sum():
     """PARL-02, PARL-03, PARL-04: K = 5, the first four observations are discarded."""
     env = ActionRepeat(script(*range(1, 13)), repeat=5)
