@@ -278,6 +278,19 @@ def test_steps_of_its_own_count_once_their_episode_has_ended():
     assert (algorithm.policy.encoder.return_scale, algorithm.policy.encoder.time_scale) == (10, 4)
 
 
+def test_an_episode_whose_beginning_is_overwritten_is_not_learned_from():
+    """How many steps came before is known of no row in it."""
+    own = stream(BOX, [(FIRST, 0.0), *[(MID, 2.0)] * 4, (LAST, 2.0), (FIRST, 0.0), *[(MID, 2.0)] * 4, (LAST, 2.0)])
+    short = ReplayBuffer(8, 1, **own.options)
+    short.update(own)
+    algorithm = made()
+    algorithm.plan = ONLINE
+    batch = prepared(algorithm, short)
+    begins = (short.take("step_type", short.reader.after(batch.index.numpy(), -1)) == LAST) & (batch.index > 0)
+    assert not batch.valid[:, ~begins & (batch.time[0] < 1)].any()
+    assert batch.valid[:, begins].any()
+
+
 @pytest.mark.parametrize(
     ("settings", "asked"),
     [({}, 13.5), ({"exploration_return": 12.0}, 12.0), ({"target_return": -4.0, "exploration_return": -3.0}, -3.0)],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import palaestra
 from palaestra.algorithms.evolution_strategies import _tried
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, TensorSpec, TimeStep
@@ -120,6 +121,12 @@ def test_nothing_is_learned_from_a_single_lane_with_rows_and_a_warning_says_so(c
     assert all(torch.equal(old, new) for old, new in zip(before, algorithm.policy.parameters(), strict=True))
     assert "only 1 of 3 environments have rows" in caplog.text
     assert "distributed.min_finished_workers" in caplog.text
+
+
+def test_a_run_of_one_environment_is_refused_before_it_begins(tmp_path):
+    with pytest.raises(ConfigError, match="one in each environment; give at least 2"):
+        palaestra.train("evolution_strategies", "CartPole-v1", env__num_envs=1, run__directory=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

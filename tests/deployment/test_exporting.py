@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import palaestra
-from palaestra.core import ConfigError, MissingExtraError, PalaestraError
+from palaestra import NetworkConfig
+from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, MultiDiscreteSpec, PalaestraError, TensorSpec
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
-from palaestra.policies import SearchPolicy, load_policy, save_policy
+from palaestra.policies import SearchPolicy, load_policy, save_policy, stochastic_policy
 from palaestra.rollout import Evaluation
 from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
@@ -91,6 +92,17 @@ def test_a_memory_goes_in_and_out_and_ends_with_its_episode(tmp_path):
         state = answer.state
         assert action.tolist() == answer.act.tolist()
         torch.testing.assert_close(memory, state.hidden)
+
+
+def test_the_manifest_says_where_choices_begin(tmp_path):
+    observation = {"k": DiscreteSpec(num=5, start=2), "x": TensorSpec((2,))}
+    actions = {"d": DiscreteSpec(num=3, start=-1), "m": MultiDiscreteSpec(nvec=(2, 4))}
+    save_policy(stochastic_policy(observation, actions, NetworkConfig(hidden_sizes=(8,))), tmp_path / "policy")
+    (made,) = palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+    told = {entry["name"]: entry for entry in [*made.manifest["inputs"], *made.manifest["outputs"]]}
+    bounds = {name: (entry.get("minimum"), entry.get("maximum")) for name, entry in told.items()}
+    assert bounds["observation.k"] == (2, 6) and bounds["observation.x"] == (None, None)
+    assert bounds["action.d"] == (-1, 1) and bounds["action.m"] == (0, [1, 3])
 
 
 @pytest.mark.slow

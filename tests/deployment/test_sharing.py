@@ -150,6 +150,13 @@ def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, caps
     facts = check_shared("shared/team")
     assert f"weights {facts['weights_sha256']['policy/agent_1']} policy/agent_1" in output(capsys)
     assert list(facts["weights_sha256"]) == ["policy/agent_0", "policy/agent_1", "policy/agent_2"]
+    card = Path("shared/team/README.md").read_text()
+    for number in range(3):
+        assert f'palaestra.load_policy("shared/team/policy/agent_{number}")' in card
+    for verb in (["export", "--format", "torch"], ["report"]):  # into this folder: theirs is what its manifest says
+        assert exit_code(verb[0], "shared/team", *verb[1:]) == 0
+        assert check_shared("shared/team") == facts
+    assert Path("report.html").is_file() and Path("export/torch").is_dir()
     capsys.readouterr()
     assert exit_code("eval", "shared/team", "--episodes", "2") == 0
     assert importing.in_run(tmp_path / "shared/team"), "code in it is not that of a working directory"

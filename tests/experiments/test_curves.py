@@ -8,7 +8,7 @@ import pytest
 
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import curves_of, read_metrics
-from palaestra.experiments.curves import iqm, labels_of, mean_interval, one_run
+from palaestra.experiments.curves import iqm, labels_of, mean_interval, one_run, shown_metric
 from tests.experiments.parts import config_of, rows_of, written
 from tests.faults.parts import command
 
@@ -96,6 +96,17 @@ def test_a_metric_that_is_not_there_is_named_with_those_that_are(tmp_path):
     empty = written(tmp_path, [], "empty")
     with pytest.raises(CheckpointError, match=r"nothing to draw yet: no return_mean has been logged in .*empty"):
         curves_of([empty])
+
+
+def test_a_run_of_which_nothing_is_drawn_is_named(tmp_path, caplog):
+    """One that learned from data alone has no episodes of training; its evaluations compare with those of others."""
+    rows = [row | {"eval/return_mean": 3.0} for row in rows_of([1, 2])]
+    run = written(tmp_path, rows)
+    offline = written(tmp_path, [{k: v for k, v in row.items() if k != "return_mean"} for row in rows], "offline")
+    assert shown_metric([run]) == "return_mean"
+    assert shown_metric([run, offline]) == "eval/return_mean"
+    assert len(curves_of([run, offline], metric="return_mean")) == 1
+    assert f"no return_mean has been logged in {offline.path}" in caplog.text
 
 
 def test_labels_say_only_what_differs(tmp_path):

@@ -11,12 +11,12 @@ import torch
 import palaestra
 from palaestra.algorithms import ALGORITHMS
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.experiments import RunDirectory, make_learner, preset, resume, train_seeds
+from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
 from palaestra.experiments.config import config_from_mapping
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.policies import save_policy
 from tests.algorithms.parts import any_kind, environment, make
-from tests.experiments.parts import CHAIN, SMALL, trained
+from tests.experiments.parts import CHAIN, SMALL, config_of, trained
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,13 @@ def test_what_does_not_fit_is_named(source, tmp_path):
     with pytest.raises(CheckpointError, match="there is no run 'nowhere'"):
         learner_from("nowhere", run__directory=str(tmp_path))
     assert not list(tmp_path.iterdir()), "nothing has been started"
+
+
+def test_a_dry_run_says_what_the_run_would_say(source, tmp_path):
+    with pytest.raises(CheckpointError, match="there is no run 'nowhere'"):
+        dry_run(config_of(tmp_path, run__initial_policy="nowhere"))
+    with pytest.raises(ConfigError, match=r"normalizer is \{.*\} there and null here"):
+        dry_run(config_of(tmp_path, run__initial_policy=str(source)))
 
 
 def test_a_run_without_an_evaluation_has_no_policy_to_begin_with(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import elo_ratings, read_logs, read_references, sample_efficiency, stats
+from palaestra.experiments import LoggedRun, elo_ratings, read_logs, read_references, sample_efficiency, stats
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import trained
 
@@ -204,6 +204,16 @@ def test_of_a_run_of_ours_evaluations_count_once_each(tmp_path):
     (found,) = read_logs(run)
     evaluated = sorted(int(path.stem) for path in (run / "evals").glob("*.json"))
     assert [int(step) for step, _ in found.points] == evaluated
+
+
+def test_a_run_that_begins_after_others_have_ended_has_no_score(tmp_path):
+    curve = np.array([[740.0, 1.0], [800.0, 2.0]])
+    late = LoggedRun(tmp_path / "late", "return_mean", curve)
+    assert late.score() == 1.5
+    with pytest.raises(
+        ConfigError, match="late begins at 740 env steps, and another run of its environment ends at 60"
+    ):
+        late.score(60)
 
 
 def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsys):

@@ -318,3 +318,9 @@ def test_a_run_that_ends_while_another_process_compiles_leaves_none(tmp_path, wa
         wait_until(over, timeout_s=60)
     finally:
         run.kill()
+
+
+def test_an_optimizer_that_cannot_be_compiled_is_named_at_once():
+    algorithm, _ = collected("ppo", "discrete", optimizers={"ppo": "RAdam"})
+    with pytest.raises(ConfigError, match="steps of RAdam cannot be compiled; leave out --compile, or use adam"):
+        algorithm.compile()
