@@ -2,13 +2,14 @@
 
 Tic-tac-toe: every game that any opponent can play against the policy is played out, with either side to begin; it has
 to lose none. Connect Four: the policy makes the first move of 100 games against a search of 6 moves that finds every
-win and loss within them, and draws among moves that are equal. Policies are the last ones, and draw nothing. Results:
-`results/games.*`, and a table on the page of AlphaZero.
+win and loss within them, and draws among moves that are equal; with as many simulations as in training, and with more.
+Policies are the last ones, and draw nothing. Results: `results/games.*`, a part for each game that was measured, and
+tables on the page of AlphaZero.
 """
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +21,19 @@ from palaestra import Policy
 from palaestra.core import POLICY, TimeStep, tree_select
 from palaestra.envs import ConnectFour, TicTacToe
 from palaestra.experiments import find_run, policies_of_run
+from palaestra.policies import SearchPolicy
 
 RESULT = Path(__file__).parent / "results" / "games.json"
 DEPTH, GAMES, SEED = 6, 100, 7
+MORE_SIMULATIONS = (128, 256)
+"""Of a move of Connect Four."""
 ROWS, COLUMNS = ConnectFour.rows, ConnectFour.columns
 _STRIDE = ROWS + 1  # bits of a column: one above the top stays empty, so that lines end there
 _BOTTOM = [1 << (column * _STRIDE) for column in range(COLUMNS)]
 _TOP = [bottom << (ROWS - 1) for bottom in _BOTTOM]
 _CENTRE_FIRST = sorted(range(COLUMNS), key=lambda column: abs(column - COLUMNS // 2))
+
+SIDES = ("first", "second")
 
 Play = Callable[[Any], torch.Tensor]
 """Observations to actions, [B]."""
@@ -151,42 +157,57 @@ def match(first: Play, second: Play, games: int) -> Record:
     return Record(int((gain > 0).sum()), int((gain == 0).sum()), int((gain < 0).sum()))
 
 
-def measured(run: Path) -> dict[str, Any]:
-    """One run's row."""
+def measured(run: Path) -> Iterator[dict[str, Any]]:
+    """One run's rows."""
     directory = find_run(str(run))
-    play = best_play(policies_of_run(directory, "last")[1][POLICY].eval())
+    policy = policies_of_run(directory, "last")[1][POLICY].eval()
+    assert isinstance(policy, SearchPolicy)
+    play = best_play(policy)
     trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
     facts = {"seed": directory.config.run.seed, "env_steps": trained["env_steps"], "seconds": trained["time/train_s"]}
     game = directory.config.env.name.rpartition(":")[2]
-    if game == "TicTacToe":
-        found = {"first": every_game(play, first=True), "second": every_game(play, first=False)}
-    else:
-        found = {"first": match(play, solver(SEED), GAMES), "second": match(solver(SEED), play, GAMES)}
-        won, drawn, lost = found["second"]
-        found["second"] = Record(lost, drawn, won)
-    return {"game": game, **facts, **{name: list(record) for name, record in found.items()}}
+    trained_with = policy.network.search.num_simulations
+    for simulations in (trained_with, *(MORE_SIMULATIONS if game == "ConnectFour" else ())):
+        policy.network.search = policy.network.search._replace(num_simulations=simulations)
+        if game == "TicTacToe":
+            found = {"first": every_game(play, first=True), "second": every_game(play, first=False)}
+        else:
+            found = {"first": match(play, solver(SEED), GAMES), "second": match(solver(SEED), play, GAMES)}
+            won, drawn, lost = found["second"]
+            found["second"] = Record(lost, drawn, won)
+        records = {name: list(record) for name, record in found.items()}
+        yield {"game": game, **facts, "simulations": simulations, **records}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.games", description=__doc__)
-    parser.add_argument("runs", type=Path, nargs="+", help="of alphazero")
-    torch.set_num_threads(1)
-    record: dict[str, Any] = provenance("python -m benchmarks.learning.games RUN ...")
-    with torch.inference_mode():
-        record["rows"] = [measured(run) for run in parser.parse_args().runs]
-    write_json(RESULT, record)
-    heads = ["game", "seed", "env steps", "minutes", "first: won, drawn, lost", "second: won, drawn, lost"]
+def markdown(part: dict[str, Any]) -> str:
+    """The table of one game."""
+    heads = ["game", "seed", "env steps", "minutes", "simulations", *(f"{side}: won, drawn, lost" for side in SIDES)]
     rows = [
         [
             row["game"],
             str(row["seed"]),
             f"{row['env_steps']:,}",
             f"{row['seconds'] / 60:.0f}",
-            *(", ".join(f"{count:,}" for count in row[side]) for side in ("first", "second")),
+            str(row["simulations"]),
+            *(", ".join(f"{count:,}" for count in row[side]) for side in SIDES),
         ]
-        for row in record["rows"]
+        for row in part["rows"]
     ]
-    text = f"{table(heads, rows)}\n\n{origin(record)}"
+    return f"{table(heads, rows)}\n\n{origin(part)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.games", description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", help="of alphazero")
+    torch.set_num_threads(1)
+    record: dict[str, Any] = json.loads(RESULT.read_text())
+    with torch.inference_mode():
+        rows = [row for run in parser.parse_args().runs for row in measured(run)]
+    for game in dict.fromkeys(row["game"] for row in rows):
+        mine = [row for row in rows if row["game"] == game]
+        record[game] = {**provenance("python -m benchmarks.learning.games RUN ..."), "rows": mine}
+    write_json(RESULT, record)
+    text = "\n\n".join(map(markdown, record.values()))
     publish(RESULT.with_suffix(".md"), text, "docs/algorithms/alphazero.md")
     print(text)
 
