@@ -94,7 +94,7 @@ class DistributedConfig:
                 f"distributed.gradient_shards is {self.gradient_shards} and num_learners {self.num_learners}; give "
                 "a shard for each"
             )
-        if self.timeout_s <= 0:
+        if not self.timeout_s > 0:
             raise ConfigError(f"distributed.timeout_s is {self.timeout_s}; it must be above 0 seconds")
         for name in ("min_workers", "min_finished_workers"):
             value = getattr(self, name)

@@ -77,7 +77,7 @@ class RestartPolicy:
     """The longest wait."""
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0 or self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
+        if self.max_restarts < 0 or not 0 <= self.backoff_s <= self.max_backoff_s:
             raise ConfigError(f"{self}: give at least 0 restarts, and 0 <= backoff_s <= max_backoff_s")
 
 

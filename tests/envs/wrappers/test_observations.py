@@ -258,3 +258,13 @@ def test_impossible_settings_are_refused(make, words):
     """F27."""
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_a_mask_of_floats_is_no_number_to_be_normalised():
+    class Floats(Masked):
+        def __init__(self):
+            super().__init__()
+            box = spaces.Box(0, 1, (3,), np.float32)
+            self.observation_space = spaces.Dict({"x": box, "action_mask": box})
+
+    assert NormalizeObservation(GymEnvironment(Floats())).changed_paths == ["x"]

@@ -20,10 +20,9 @@ from palaestra.core import (
 from palaestra.core.spec import numpy_dtype, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, to_rows, unflatten
+from palaestra.envs.wrappers.base import MASK
 
 __all__ = ["ActionRepeat", "NormalizeAction"]
-
-_MASK = "action_mask"
 
 
 @final
@@ -61,7 +60,7 @@ class ActionRepeat(EnvironmentWrapper):
         if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
-        self._masked = isinstance(env.observation_spec, dict) and _MASK in env.observation_spec
+        self._masked = isinstance(env.observation_spec, dict) and MASK in env.observation_spec
 
     def advance(self, action: Any) -> TimeStep:
         total: Any = 0.0
@@ -85,7 +84,7 @@ class ActionRepeat(EnvironmentWrapper):
         return time_step._replace(observation=observation, reward=total, env_info=info, untransformed=raw)
 
     def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
-        return self._masked and not _allows(time_step.observation[_MASK], self.action_spec, action)
+        return self._masked and not _allows(time_step.observation[MASK], self.action_spec, action)
 
 
 def _allows(mask: Any, spec: SpecTree, action: Any) -> bool:

@@ -13,6 +13,9 @@ from palaestra.envs.nest import flatten, to_rows, unflatten
 
 __all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
 
+MASK = "action_mask"
+"""Key of an observation that says which actions are allowed."""
+
 
 class TimeStepMap(EnvironmentWrapper):
     """A layer that changes the observation or the reward of every time step.
@@ -44,7 +47,8 @@ class ObservationMap(TimeStepMap):
 
     Args:
         env: the layer inside.
-        keys: paths of the leaves to change, as `spec_leaves` names them; by default all that `fits`.
+        keys: paths of the leaves to change, as `spec_leaves` names them; by default all that `fits`, but the
+            `action_mask`.
 
     Raises:
         ConfigError: no leaf fits, or there is no leaf of that name.
@@ -60,7 +64,9 @@ class ObservationMap(TimeStepMap):
                 raise ConfigError(f"{name}: the observation has no leaf {key!r}{did_you_mean(key, leaves)}")
             if not self.fits(leaves[key]):
                 raise ConfigError(f"{name} cannot change the observation's leaf {key!r}: {leaves[key]}")
-        chosen = set(keys) if keys is not None else {path for path, spec in leaves.items() if self.fits(spec)}
+        chosen = set(keys or ())
+        if keys is None:
+            chosen = {path for path, spec in leaves.items() if self.fits(spec) and path.split(".")[0] != MASK}
         if not chosen:
             raise ConfigError(f"{name} finds nothing to change in the observation: {leaves}")
         self._paths = [path if path in chosen else None for path in leaves]
