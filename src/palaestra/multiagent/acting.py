@@ -271,7 +271,7 @@ class MappedPolicy:
         leaves = [*team_leaves(member, list(seen), spec["observation"]), alive]
         if "action_mask" in spec:  # agents that do not act may do anything
             masks = [one["action_mask"] for one in seen]
-            masks = [mask if alive[slot] and mask.any() else np.ones_like(mask) for slot, mask in enumerate(masks)]
+            masks = [mask if alive[slot] and np.any(mask) else np.ones_like(mask) for slot, mask in enumerate(masks)]
             leaves.append(np.concatenate(masks).astype(np.int8))
         if "global_state" in spec:
             leaves += self._leaves(global_state, spec["global_state"], self._state_dtypes)

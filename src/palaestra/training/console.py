@@ -22,8 +22,6 @@ from palaestra.rollout import CollectInfo, Episode
 __all__ = ["ConsoleLogger", "DrawnInPlace", "PipedConsole", "TimeSplit", "advice"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
-
-
 _log = logging.getLogger(__name__)
 
 
