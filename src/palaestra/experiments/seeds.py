@@ -23,7 +23,8 @@ from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.records import num_cores, provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
-from palaestra.training import DrawnInPlace, PipedConsole, StopSignals
+from palaestra.training import DrawnInPlace, StopSignals
+from palaestra.training.console import PipedConsole
 
 __all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
 

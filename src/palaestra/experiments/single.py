@@ -33,7 +33,7 @@ from palaestra.experiments.data import DataSummary, collect_data, going_online, 
 from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
-from palaestra.training import episodes_of_each
+from palaestra.training.learning import episodes_of_each
 
 __all__ = ["SingleLearner"]
 

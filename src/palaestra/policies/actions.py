@@ -216,7 +216,7 @@ def bounded(raw_action_spec: SpecTree, action_spec: SpecTree) -> SpecTree:
 
     Args:
         raw_action_spec: of the policy.
-        action_spec: what the environment's action looks like.
+        action_spec: of what the environment executes.
     """
     if isinstance(action_spec, dict | tuple):
         raw = children_of(raw_action_spec)

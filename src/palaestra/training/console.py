@@ -19,7 +19,7 @@ from rich.text import Text
 
 from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "DrawnInPlace", "PipedConsole", "TimeSplit", "advice"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
 
 _PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _log = logging.getLogger(__name__)
