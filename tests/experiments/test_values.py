@@ -1,5 +1,6 @@
 """Tests of `palaestra.experiments.values`: single settings, wherever they come from."""
 
+import math
 from typing import Any, Literal
 
 import pytest
@@ -36,6 +37,8 @@ def test_a_value_takes_the_type_of_its_field(hint, value, result):
 @pytest.mark.parametrize(
     ("hint", "value", "reason"),
     [
+        (float, math.nan, "a number is needed"),
+        (Schedule, math.nan, "a number is needed"),
         (int, 1.5, "a whole number is needed"),
         (int | None, "many", "a whole number is needed"),
         (float, [1], "a number is needed"),

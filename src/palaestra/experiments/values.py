@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import types
 import typing
@@ -270,6 +271,8 @@ def value_of(hint: Any, value: Any) -> Any:
         value = _read(value)
     if isinstance(value, bool) and not {bool, str, Any} & set(members_of(hint)):
         value = "yes" if value else "no"  # YAML reads these as truth values; a number they are not
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError("a number is needed")
     try:
         return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
