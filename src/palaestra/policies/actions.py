@@ -218,7 +218,7 @@ def bounded(raw_action_spec: SpecTree, action_spec: SpecTree) -> SpecTree:
         raw_action_spec: of the policy.
         action_spec: of what the environment executes.
     """
-    if isinstance(action_spec, dict | tuple):
+    if isinstance(action_spec, dict | tuple) and isinstance(raw_action_spec, dict | tuple):
         raw = children_of(raw_action_spec)
         return {name: bounded(raw[name], spec) for name, spec in children_of(action_spec).items()}
     if type(raw_action_spec) is TensorSpec and isinstance(action_spec, BoundedSpec):
