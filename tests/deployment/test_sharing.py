@@ -7,7 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 import yaml
