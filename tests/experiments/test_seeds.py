@@ -23,7 +23,7 @@ from palaestra.experiments import (
     resume_seeds,
 )
 from palaestra.experiments import seeds as module
-from tests.experiments.parts import CHAIN, SMALL, trained
+from tests.experiments.parts import CHAIN, SMALL, rows_of, trained, written
 from tests.faults.parts import COMMAND, child_environment
 from tests.training.parts import Hooks
 
@@ -193,3 +193,19 @@ def test_seeds_end_with_the_process_that_started_them(tmp_path, wait_until):
     wait_until(lambda: not processes_of(group), 60)
     assert RunDirectory(group / "seed_0").status == "interrupted"
     assert list((group / "seed_0").glob("checkpoints/step_*/manifest.json"))
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "status"), [(2, "before", "failed"), (3, "now", "interrupted"), (130, "before", "interrupted")]
+)
+def test_a_seed_that_does_not_begin_again_says_why(tmp_path, code, ended, status):
+    """What `run.json` says is of the session before; a process that was refused has left its reason in its output."""
+    run = written(tmp_path, rows_of([1.0]), "seed_0")
+    run.write_info({"status": "interrupted", "ended": "before"})
+    (run.path / "output.txt").write_text("ConfigError  the module envs cannot be imported\n")
+    seed = module._Seed(run)
+    seed.process = SimpleNamespace(returncode=code, poll=lambda: code)
+    run.write_info({"ended": ended})
+    result = seed.result()
+    assert (result.status, result.exit_code) == (status, code)
+    assert ("cannot be imported" in str(result.error)) == (status == "failed")

@@ -1,7 +1,6 @@
 """Layers that change what is executed."""
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, TypeGuard, final
 
 import numpy as np
@@ -60,7 +59,8 @@ class ActionRepeat(EnvironmentWrapper):
         if pool > 1 and not isinstance(env.observation_spec, TensorSpec):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
-        self._masked = isinstance(env.observation_spec, dict) and MASK in env.observation_spec
+        spec = env.observation_spec
+        self._masks = spec.get(MASK) if isinstance(spec, dict) else None
 
     def advance(self, action: Any) -> TimeStep:
         total: Any = 0.0
@@ -84,21 +84,18 @@ class ActionRepeat(EnvironmentWrapper):
         return time_step._replace(observation=observation, reward=total, env_info=info, untransformed=raw)
 
     def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
-        return self._masked and not _allows(time_step.observation[MASK], self.action_spec, action)
+        if self._masks is None:
+            return False
+        masks = dict(zip(spec_leaves(self._masks), flatten(time_step.observation[MASK], self._masks), strict=True))
+        parts = zip(spec_leaves(self.action_spec).items(), flatten(action, self.action_spec), strict=True)
+        return any(path in masks and not _allows(masks[path], spec, np.asarray(part)) for (path, spec), part in parts)
 
 
-def _allows(mask: Any, spec: SpecTree, action: Any) -> bool:
-    """Whether every choice of an action is allowed; `mask` as policies take it, by part where there are parts."""
-    if isinstance(spec, dict | tuple):
-        children = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        parts = mask.items() if isinstance(mask, Mapping) else enumerate(mask)
-        masks = {str(key): part for key, part in parts}
-        return all(str(k) not in masks or _allows(masks[str(k)], child, action[k]) for k, child in children)
+def _allows(mask: np.ndarray, spec: TensorSpec, action: np.ndarray) -> bool:
     if isinstance(spec, DiscreteSpec):
         return bool(mask[int(action) - spec.start])
     if isinstance(spec, MultiDiscreteSpec):
-        firsts = np.cumsum([0, *spec.nvec[:-1]])
-        return bool(np.asarray(mask)[firsts + np.asarray(action).reshape(-1)].all())
+        return bool(mask[np.cumsum([0, *spec.nvec[:-1]]) + action.reshape(-1)].all())
     return True
 
 
