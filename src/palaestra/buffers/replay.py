@@ -213,9 +213,8 @@ class ReplayBuffer:
             return sequences
         to_go, returns, longest = self._returns()
         to_go, time = to_go[index], reader.steps_from_begin(index)
-        to_go[self.take("step_type", reader.after(index, -time)).cpu().numpy() != FIRST] = (
-            np.nan
-        )  # whose time is not known
+        begins = self.take("step_type", reader.after(index, -time)).cpu().numpy() == FIRST
+        to_go[~begins] = np.nan  # of a row whose time is not known
         stats = [len(returns), returns.min(), returns.max(), returns.mean(), longest] if len(returns) else [0] * 5
         return sequences.replace(
             return_to_go=torch.from_numpy(to_go),
