@@ -57,3 +57,14 @@ def test_any_leading_dimensions_and_encoded_observations_are_taken():
 def test_what_no_ensemble_can_be_is_refused(members, config, message):
     with pytest.raises(ConfigError, match=message):
         EnsembleNetwork(TensorSpec((4,)), 1, members, config)
+
+
+@pytest.mark.parametrize("layers", [{"block": "xqc"}, {"batch_norm": True}, {}])
+def test_answers_for_some_rows_are_those_for_all_with_moments_of_all(layers):
+    networks = EnsembleNetwork(TensorSpec((3,)), 5, 2, NetworkConfig(hidden_sizes=(8, 8), **layers), action_size=2)
+    minibatch, moments, again = (torch.randn(6, 3), torch.randn(6, 2)), [], []
+
+    answers = networks(*minibatch, moments=moments)
+
+    assert_close(networks(*minibatch, moments=again, rows=slice(4, None)), answers[:, 4:])
+    assert_close(again, moments)

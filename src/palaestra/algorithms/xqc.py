@@ -143,7 +143,8 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
             next_action, next_log_prob = self.policy.distribution_of(self.policy.head(after)).at(batch.next_noise)
         cat: Any = torch.cat if isinstance(observation, Tensor) else Batch.cat
         both = cat((observation, after)), torch.cat((batch.action, next_action))
-        logits = self.critic(*both, moments=moments["critic"])[:, : len(batch.reward)].log_softmax(-1)  # [K, N, Q]
+        rows = len(batch.reward)
+        logits = self.critic(*both, moments=moments["critic"], rows=slice(rows)).log_softmax(-1)  # [K, N, Q]
         wanted = self._target(batch, both, next_log_prob)
         terms = {"critic": -(wanted * logits).sum(-1).mean(-1).sum()}
         scale = self.reward_scale()
@@ -165,7 +166,8 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
     @torch.no_grad()
     def _target(self, batch: parts.SoftBatch, both: tuple[Any, Tensor], next_log_prob: Tensor) -> Tensor:
         """[N, Q] the distribution of whichever target critic expects less, by moments of both ends of transitions."""
-        logits = self.target_critic(*both, moments=[])[:, len(batch.reward) :].log_softmax(-1)  # [K, N, Q]
+        after = slice(len(batch.reward), None)
+        logits = self.target_critic(*both, moments=[], rows=after).log_softmax(-1)  # [K, N, Q]
         least = self._mean(logits).argmin(0)  # [N]
         probs = logits.exp()[least, torch.arange(len(least), device=least.device)]
         cost = batch.bootstrap * self.temperature() * next_log_prob

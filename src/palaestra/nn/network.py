@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
+from palaestra.nn.batch_norm import batch_norms
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.ensemble import ensemble_of
@@ -329,7 +330,7 @@ class EnsembleNetwork(nn.Module):
         members = [mlp_of(in_size, config.hidden_sizes, out_size, config) for _ in range(num_members)]
         self.layers = nn.ModuleList(map(ensemble_of, zip(*(member.layers for member in members), strict=True)))
         self._num_activations, self._last = members[0].num_activations, len(self.layers) - 1
-        self._function = ACTIVATIONS[config.activation]
+        self._function, self._last_mixes = ACTIVATIONS[config.activation], bool(batch_norms(self.layers[-1]))
 
     def forward(
         self,
@@ -338,6 +339,7 @@ class EnsembleNetwork(nn.Module):
         *,
         members: Any = None,
         moments: list[Tensor] | None = None,
+        rows: slice = slice(None),
     ) -> Tensor:
         """What the members say.
 
@@ -346,6 +348,7 @@ class EnsembleNetwork(nn.Module):
             action: [..., A], where the networks take one.
             members: which to ask: [M] int64, or a slice; default all K.
             moments: see `BatchNorm`; observations are a minibatch [N, ...] then, and all members are asked.
+            rows: of a minibatch, for which they answer; moments are those of all rows.
 
         Returns:
             [K, ..., out_size], or [M, ..., out_size].
@@ -357,10 +360,12 @@ class EnsembleNetwork(nn.Module):
         if len(leading) != 1:
             x = x.reshape(-1, x.shape[-1])  # [N, in]
         for index, layer in enumerate(self.layers):
+            if index == self._last and not self._last_mixes:
+                x, rows = x[..., rows, :], slice(None)
             if index == self._last and has_bfloat16_products(x):
                 x = in_full_precision(layer, x, members, moments)
                 break
             x = layer(x, members, moments)  # [K, N, out]
             if index < num_activations:
                 x = self._function(x)
-        return x if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)
+        return x[:, rows] if len(leading) == 1 else x.reshape(x.shape[0], *leading, self.out_size)
