@@ -154,13 +154,17 @@ def _recall(memory: str, network: Mapping[str, Any], **changes: Any) -> Row:
     )
 
 
+_HIDES_VELOCITIES = {"env__wrappers": ("SelectEntries(entries=[0, 2])",)}
+
+
 def _positions_only(memory: str, network: Mapping[str, Any]) -> Row:
     """CartPole without its two velocities; Gymnasium says that 475 solves it.
 
     Rewards are normalised: value and policy share the memory, and errors of values near 50 leave it nothing else.
     """
     algorithm = {"unroll_length": 64, "mini_batch_length": 32, "num_epochs": 10, "gae_lambda": 0.9}
-    algorithm |= {"normalize_observation": True, "network": {"hidden_sizes": (64,), **network}}
+    algorithm |= {"learning_rate": "linear(0.0003, 0)", "normalize_observation": True}
+    algorithm |= {"network": {"hidden_sizes": (64,), **network}}
     return Row(
         "ppo",
         "CartPole-v1",
@@ -168,7 +172,7 @@ def _positions_only(memory: str, network: Mapping[str, Any]) -> Row:
         rival="ppo_CartPole-v1_positions-only-no-memory" if network else None,
         variant=f"positions only, {memory}",
         settings={
-            "env__wrappers": ("SelectEntries(entries=[0, 2])",),
+            **_HIDES_VELOCITIES,
             "env__train_wrappers": ("NormalizeReward(gamma=0.98)",),
             "algorithm": algorithm,
             "trainer__eval_every_steps": 30_000,
