@@ -12,7 +12,7 @@ from palaestra import Collector, EnvConfig, create_environment
 from palaestra.core import EnvError, TimeStep, restart
 from palaestra.envs import BatchedWrapper, GymEnvironment, LaneEnvironment, NativeVectorEnvironment, SerialDriver
 from palaestra.envs.tiny import TensorCartPole
-from palaestra.envs.wrappers import NormalizeObservation, ScaleReward
+from palaestra.envs.wrappers import NormalizeAction, NormalizeObservation, ScaleReward
 from tests.cli.parts import exit_code
 from tests.envs.test_batched import counters, stream
 from tests.envs.worlds import Counter
@@ -137,3 +137,26 @@ def test_alf_19_rows_of_a_batch_without_the_option_keep_nothing_more():
     collector = Collector.of(env, palaestra.DQN(env.observation_spec, env.action_spec))
     collector.collect(n_step=10)
     assert "untransformed" not in collector.buffer.sample(0, torch.Generator())[0]
+
+
+class Echo(gymnasium.Env):
+    """Pays the action that it executes."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-0.5, 0.5, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action[0]), False, False, {}
+
+
+@pytest.mark.parametrize("action", [[[1]], [[1.0]], np.ones((1, 1)), torch.ones(1, 1, dtype=torch.int64)])
+def test_actions_of_any_kind_of_numbers_are_mapped_around_a_batch_as_around_one(action):
+    one = LaneEnvironment(SerialDriver([NormalizeAction(GymEnvironment(Echo()))]), lane_seeds=[1])
+    pool = NormalizeAction(NativeVectorEnvironment(gymnasium.vector.SyncVectorEnv([Echo]), lane_seeds=[1]))
+    for env in (one, pool):
+        env.reset()
+        assert env.step(action).reward.tolist() == [0.5]

@@ -3,9 +3,13 @@
 import multiprocessing
 import time
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from palaestra import PPO, Collector
 from palaestra.core import ConfigError, EnvError, SpecError
 from palaestra.envs import EnvConfig, EnvironmentWrapper, LaneEnvironment, SerialDriver, create_environment
 from tests.envs.worlds import counter
@@ -163,3 +167,26 @@ def test_a_restored_one_starts_new_episodes_everywhere():
         seen = [env.recv(), env.recv()]
     assert sorted(lane for step in seen for lane in step.env_id.tolist()) == [0, 1, 2, 3]
     assert all(step.first.all() for step in seen)
+
+
+class Hollow(gymnasium.Env):
+    """A part of what it shows has no entries."""
+
+    observation_space = spaces.Dict({"nothing": spaces.Dict({}), "x": spaces.Box(0, 1, (1,), np.float32)})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"nothing": {}, "x": np.zeros(1, np.float32)}, {}
+
+    def step(self, action):
+        return {"nothing": {}, "x": np.ones(1, np.float32)}, 0.0, False, False, {}
+
+
+def test_observations_with_an_empty_part_are_collected():
+    config = EnvConfig(
+        name="tests.envs.test_first_ready:Hollow", num_envs=2, vectorization="process", num_workers=2, num_ready=1
+    )
+    with create_environment(config, seed=0) as env:
+        collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
+        assert collector.collect(n_step=4).env_steps >= 4

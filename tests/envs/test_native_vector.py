@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, RunSeeds, SpecError
-from palaestra.envs import NativeVectorEnvironment
+from palaestra.envs import NativeVectorEnvironment, TimeLimit
 from tests.envs.worlds import Counter, Faulty, Nested, Pid
 
 SEEDS = [RunSeeds(0).integer("environments", lane) for lane in range(3)]
@@ -263,3 +264,35 @@ def test_an_attribute_that_differs_between_environments_has_no_one_value():
     env = pool()
     with pytest.raises(ConfigError, match=r"_script differs between the environments of this pool"):
         env.get_attr("_script")
+
+
+class Draws(gymnasium.Env):
+    """Terminates after three steps; what an episode shows is drawn as it begins. Action 0 is never allowed."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(0, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.x = 0, self.np_random.random(1, np.float32)
+        return self._seen(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._seen(), 0.0, self.steps == 3, False, {}
+
+    def _seen(self):
+        return {"x": self.x, "action_mask": np.array([0, 1], np.int8)}
+
+
+def test_a_lane_that_a_time_limit_cuts_off_begins_one_episode_whatever_the_step_beyond_it_ends():
+    streams = []
+    for mode in AutoresetMode:
+        env = TimeLimit(NativeVectorEnvironment(SyncVectorEnv([Draws], autoreset_mode=mode), lane_seeds=[1]), 2)
+        # the action after LAST is ignored, so that it may be a forbidden one
+        rows = [env.reset(), *(env.step(torch.tensor([action])) for action in (1, 1, 0, 1, 1, 0))]
+        assert [int(row.step_type) for row in rows] == [0, 1, 2, 0, 1, 2, 0]
+        streams.append([row.observation.x.item() for row in rows])
+
+    assert streams[0] == streams[1] == streams[2]
+    assert len(set(streams[0])) == 3

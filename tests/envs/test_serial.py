@@ -385,3 +385,9 @@ def test_an_environment_cannot_end_the_process_with_success():
         env.step(ZEROS[:1])
     with pytest.raises(EnvError, match=r"raised SystemExit in episode 0 \(seed \d+\), at step 4 with action 0: 0\n"):
         env.step(ZEROS[:1])
+
+
+@pytest.mark.parametrize("seed", [1.5, -1, 2**63, "1"])
+def test_lane_seeds_are_whole_numbers_in_their_range(seed):
+    with pytest.raises(SpecError, match="a lane seed is"):
+        LaneEnvironment(SerialDriver([counter(), counter()]), lane_seeds=[7, seed])

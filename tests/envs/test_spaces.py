@@ -74,3 +74,12 @@ def test_a_space_without_fixed_arrays_is_named_with_the_way_out(space, words):
     with pytest.raises(SpecError, match=words) as caught:
         spec_from_space(spaces.Dict({"inner": space}), "observation_space")
     assert "observation_space.inner" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3, start=2, dtype=np.int32), spaces.MultiDiscrete([2, 3], dtype=np.int32)]
+)
+def test_spaces_of_whole_numbers_keep_their_dtype(space):
+    again = space_from_spec(spec_from_space(space))
+    assert again == space
+    assert again.dtype == np.int32

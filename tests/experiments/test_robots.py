@@ -12,7 +12,7 @@ from gymnasium import spaces
 import palaestra
 from palaestra import NetworkConfig
 from palaestra.algorithms import A2C, DQN, A2CConfig, AlgorithmConfig, DQNConfig
-from palaestra.core import ConfigError, DiscreteSpec, RunSeeds
+from palaestra.core import ConfigError, DiscreteSpec, NonFiniteError, RunSeeds
 from palaestra.experiments import RunDirectory, evaluate_run
 from palaestra.policies import load_policy
 from palaestra.robots import Agent, AgentError, ComputationTask, Robot, task_seeds
@@ -32,12 +32,12 @@ SIZES = {
 
 
 class Line(gymnasium.Env[np.ndarray, np.int64]):
-    """Ten steps along a line; each to the right pays 1. Fails in step `fail_at`."""
+    """Ten steps along a line; each to the right pays 1, or each step `pays`. Fails in step `fail_at`."""
 
-    def __init__(self, fail_at: int = -1) -> None:
+    def __init__(self, fail_at: int = -1, pays: float | None = None) -> None:
         self.observation_space, self.action_space = spaces.Box(-20, 20, (1,), np.float32), spaces.Discrete(2)
         self._x = self._steps = 0
-        self._fail_at = fail_at
+        self._fail_at, self._pays = fail_at, pays
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -50,7 +50,7 @@ class Line(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError("lost")
         self._x += 1 if action else -1
         over = self._steps % 10 == 0
-        return np.array([self._x], np.float32), float(action), over, False, {}
+        return np.array([self._x], np.float32), float(action) if self._pays is None else self._pays, over, False, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +215,35 @@ def test_what_a_robot_cannot_do_is_refused_before_anything_starts(tmp_path):
         trained(tmp_path, distributed__runtime="process", **{f"distributed__{n}": v for n, v in unheeded.items()})
     with pytest.raises(ConfigError, match=r"leave out env\.timeout_s, env\.strict"):
         trained(tmp_path, env__timeout_s=2.0, env__strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("inputs", ("reward",)), ("info", ("cost",)), ("untransformed", True), ("auto_reset", False)]
+)
+def test_what_tasks_and_agents_decide_themselves_is_refused(name, value, tmp_path):
+    with pytest.raises(ConfigError, match=rf"is a robot, .*; leave out env\.{name}$"):
+        trained(tmp_path, **{f"env__{name}": value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("episodes", "of_each"), [(9, [3, 3, 3]), (8, [3, 3, 2])])
+def test_an_evaluation_has_as_many_episodes_of_each_variant_and_reports_each(episodes, of_each, tmp_path):
+    """Variant k pays k + 1 for every step."""
+    variants = tuple({"kwargs": {"pays": pays}} for pays in (1.0, 2.0, 3.0))
+    run = trained(tmp_path, env__variants=variants, env__num_envs=3, trainer__eval_episodes=episodes)
+    found = run.result.evaluation
+    assert [sum(lane % 3 == variant for lane in found.env_ids) for variant in range(3)] == of_each
+    assert {f"return_of_variant_{variant}": 10.0 * (variant + 1) for variant in range(3)}.items() <= found.parts.items()
+    assert rows_of(run)[-1]["eval/info/return_of_variant_2"] == 30.0
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_nan_of_an_environment_is_a_fault_that_is_written_down(on_fault, tmp_path):
+    settings = {"env__chaos": "nan@7#0", "env__on_fault": on_fault, "env__max_restarts": 1000}
+    if on_fault == "raise":
+        with pytest.raises(NonFiniteError, match=r"environment 0 emitted observation\[0\] = nan in episode 0"):
+            trained(tmp_path, run__name="w", **settings)
+    else:
+        trained(tmp_path, run__name="w", **settings)
+    faults = [json.loads(path.read_text()) for path in (tmp_path / "w" / "faults").glob("*.json")]
+    assert (len(faults) == 1) is (on_fault == "raise") and {fault["kind"] for fault in faults} == {"NonFiniteError"}

@@ -1,6 +1,7 @@
 """Several tasks in one run: environments take the variants of `EnvConfig` in turns."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 import yaml
 
+import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.core import ConfigError
+from palaestra.experiments.learner import evaluation_count
 from tests.cli.parts import exit_code, output
 
 PAID = "tests.experiments.test_variants:Paid"
@@ -112,3 +115,15 @@ def test_variants_stand_in_the_configuration_of_a_run(capsys):
     assert exit_code("train", "ppo", PAID, *RUN, "--env.variants", *VARIANTS, "--print-config") == 0
     written = yaml.safe_load(capsys.readouterr().out)["env"]["variants"]
     assert written == [yaml.safe_load(text) for text in VARIANTS]
+
+
+@pytest.mark.parametrize(("episodes", "count"), [(1, 1), (3, 3), (4, 3), (8, 6), (20, 6)])
+def test_an_evaluation_steps_as_many_environments_of_each_variant(episodes, count):
+    config = palaestra.preset("ppo", "CartPole-v1")
+    variants = ({"kwargs": {}}, {"max_episode_steps": 9}, {"max_episode_steps": 8})
+    config = dataclasses.replace(
+        config,
+        env=dataclasses.replace(config.env, variants=variants),
+        run=dataclasses.replace(config.run, eval_num_envs=5),
+    )
+    assert evaluation_count(config, episodes) == count

@@ -16,9 +16,11 @@ from palaestra.core import (
     BoundedSpec,
     ConfigError,
     DiscreteSpec,
+    MultiDiscreteSpec,
     StepType,
     TensorSpec,
     restart,
+    spec_leaves,
     transition,
     truncation,
 )
@@ -32,6 +34,7 @@ from palaestra.multiagent import (
     assign_policies,
     team_specs,
 )
+from palaestra.multiagent.mapping import team_leaves
 from palaestra.policies import TeamGreedyPolicy, load_policy, save_policy
 from tests.multiagent.parts import RandomWorld, Shop
 from tests.multiagent.test_collector import lanes_of
@@ -205,3 +208,21 @@ def test_a_team_that_was_cut_off_is_worth_what_it_would_have_gained():
     taken = qmix.policy.q_values(batch.observation).gather(-1, batch.action.unsqueeze(-1)).sum((-1, -2))
     error = taken - (1 + qmix.config.gamma * best)
     torch.testing.assert_close(qmix.losses(batch).terms["qmix"], error.square().mean())
+
+
+def test_choices_that_members_see_count_from_0_and_several_are_one_hot_codes():
+    seen = {"one": DiscreteSpec(num=3, start=5), "many": MultiDiscreteSpec(nvec=(2, 3))}
+    member = AgentSpec(seen, DiscreteSpec(num=2))
+    observation, _ = team_specs(member, 2)
+    choices = [{"one": 5, "many": np.array([0, 2])}, {"one": 7, "many": np.array([1, 0])}]
+
+    leaves = dict(
+        zip(
+            spec_leaves(observation["observation"]),
+            team_leaves(member, choices, observation["observation"]),
+            strict=True,
+        )
+    )
+
+    assert leaves["one"].tolist() == [0, 2]
+    assert leaves["many"].tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]

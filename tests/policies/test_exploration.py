@@ -193,3 +193,10 @@ def test_a_python_number_stays_one():
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(1.0), UniformNoise(-1, 1)])
+@pytest.mark.parametrize("action", [2, np.array([1, 2]), torch.tensor([1, 2])])
+def test_noise_on_whole_numbers_is_refused(noise, action):
+    with pytest.raises(ConfigError, match="floating point"):
+        noise(action)

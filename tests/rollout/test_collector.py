@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra import Collector, EnvConfig, ReplayBuffer, evaluate
+from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
 from palaestra.core import ConfigError, NonFiniteError, Offline, Replay, StepType, join_state, split_state
 from tests.algorithms.parts import collected, environment, make
 
@@ -263,3 +263,18 @@ def test_an_evaluation_in_the_training_environment_breaks_the_running_episodes_o
         assert drawn.valid[:6, 0].tolist() == [1, 1, 0, 1, 1, 1]
         assert info.env_steps == 16
     assert [episode.length for episode in collector.drain()] == [5, 5]
+
+
+@pytest.mark.parametrize("number", [np.int64(3), torch.tensor(3), np.array([1, 2]), torch.tensor([1, 2]), (1, 2)])
+def test_numbers_of_episodes_may_be_of_any_kind_of_whole_numbers(number):
+    env = create_environment(EnvConfig(num_envs=2), seed=0)
+    collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
+    assert len(collector.collect(n_episode=number).episodes) >= 3
+
+
+@pytest.mark.parametrize("number", [3.0, -1, [1, -1], "3", [1, 2, 3], np.array([1.0, 2.0])])
+def test_other_numbers_of_episodes_are_refused(number):
+    env = create_environment(EnvConfig(num_envs=2), seed=0)
+    collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
+    with pytest.raises(ConfigError, match="give a whole number of at least 0"):
+        collector.collect(n_episode=number)

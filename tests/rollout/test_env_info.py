@@ -303,3 +303,18 @@ def test_rows_keep_what_is_asked_for_and_nothing_else(tmp_path):
     collector.buffer.save(tmp_path / "saved")
     again = palaestra.ReplayBuffer.load(tmp_path / "saved")
     assert torch.equal(again.sample(0, torch.Generator())[0].env_info.cost, rows.env_info.cost)
+
+
+class CostlyAtOnce(Costly):
+    """Reports something with the reset, too."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], {"cost": 7.0}
+
+
+def test_what_a_reset_reports_of_a_named_entry_is_zero_as_every_other_begin():
+    config = EnvConfig(name="tests.rollout.test_env_info:CostlyAtOnce", info=("cost",), inputs=("env_info",))
+    with palaestra.create_environment(config, seed=1) as env:
+        first = env.reset()
+        assert first.env_info.cost.item() == 0
+        assert first.observation.env_info.cost.item() == 0

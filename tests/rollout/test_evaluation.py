@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from palaestra import evaluate
+from palaestra import EnvConfig, create_environment, evaluate
 from palaestra.core import ConfigError, StepType
 from palaestra.envs import LaneEnvironment, SerialDriver, load
-from palaestra.policies import Phase
+from palaestra.policies import Phase, RandomPolicy
 from tests.algorithms.parts import collected, environment, make
 
 ENDLESS = "palaestra.envs.tiny:Endless"
@@ -149,3 +149,16 @@ def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monk
     (record,) = caplog.records
     assert "no evaluation episode has ended after 0 s and 1 steps" in record.getMessage()
     assert "--env.max-episode-steps N" in record.getMessage()
+
+
+def test_an_evaluation_of_no_episode_is_refused():
+    env = environment("discrete")
+    for episodes in (0, -1):
+        with pytest.raises(ConfigError, match=f"asked for {episodes} episodes"):
+            evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=episodes)
+
+
+def test_environments_that_are_stepped_as_they_are_ready_are_refused():
+    config = EnvConfig(num_envs=4, vectorization="process", num_workers=2, num_ready=2)
+    with create_environment(config, seed=0) as env, pytest.raises(ConfigError, match="2 of 4 are stepped at a time"):
+        evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=1)

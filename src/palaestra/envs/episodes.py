@@ -7,10 +7,11 @@ them through the whole stack of layers gives the same environment, and the diges
 import hashlib
 import json
 import logging
+import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -395,13 +396,16 @@ def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
         count: number of environments.
 
     Raises:
-        SpecError: their number is wrong, or two are equal.
+        SpecError: their number is wrong, two are equal, or one is no whole number in [0, 2^63).
     """
     if lane_seeds is None:
         return [int(seed) >> 1 for seed in np.random.SeedSequence().generate_state(count, np.uint64)]
     if len(lane_seeds) != count or len(set(lane_seeds)) != count:
         raise SpecError(f"{count} environments were given the lane seeds {list(lane_seeds)}; each needs one of its own")
-    return [int(seed) for seed in lane_seeds]
+    for seed in lane_seeds:
+        if not isinstance(seed, SupportsIndex) or not 0 <= operator.index(seed) < 2**63:
+            raise SpecError(f"a lane seed is {seed!r}; it must be a whole number of at least 0 and below 2^63")
+    return [operator.index(seed) for seed in lane_seeds]
 
 
 def saved_seeds(state: Mapping[str, Any], count: int) -> list[int]:

@@ -220,4 +220,5 @@ def _cat(values: Sequence[Any], size: int) -> Any:
     reported = [value if isinstance(value, Batch) else Batch() for value in values]
     keys = dict.fromkeys(key for value in reported for key in value.keys())  # noqa: SIM118
     missing = torch.full((size,), torch.nan, dtype=torch.float64)
-    return Batch.of({key: _cat([value.get(key, missing) for value in reported], size) for key in keys}) if keys else ()
+    joined = Batch.of({key: _cat([value.get(key, missing) for value in reported], size) for key in keys})
+    return joined if keys or all(isinstance(value, Batch) for value in values) else ()

@@ -154,6 +154,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         """
         if lanes.any():
             self._cut = lanes.numpy().copy()
+            if self._reader.mask is not None:  # the action after LAST is ignored, whatever it is
+                self._reader.mask[self._cut] = True
 
     def _reset(self) -> TimeStep:
         self.ended, self._steps, self._cut, self._begun = None, 0, None, None
@@ -187,8 +189,12 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             step_type, discount = self._mid.copy(), self._one.copy()
             began, self._over, told = self._over, None, list[_Told]()
             if self._begun is not None:
-                observation, at_reset = self.vector_env.reset(options={"reset_mask": self._begun.copy()})
-                told.append((self._begun, at_reset))
+                anew = self._begun  # but those that the pool has reset within this step by itself
+                if self._mode is AutoresetMode.SAME_STEP:
+                    anew = anew & ~np.logical_or(terminated, truncated)
+                if anew.any():
+                    observation, at_reset = self.vector_env.reset(options={"reset_mask": anew.copy()})
+                    told.append((anew, at_reset))
                 terminated, truncated = (np.asarray(flags) & ~self._begun for flags in (terminated, truncated))
             if np.count_nonzero(terminated) or np.count_nonzero(truncated):
                 over = np.logical_or(terminated, truncated)

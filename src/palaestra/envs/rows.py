@@ -112,7 +112,7 @@ def batched_info(infos: Infos | None, batch_size: int) -> Any:
 
 
 def completed(info: Any, step_type: np.ndarray, names: Sequence[str]) -> Batch:
-    """Info in which every one of some entries is a column: 0 at FIRST and NaN elsewhere, where it was not reported.
+    """Info in which every one of some entries is a column: 0 at FIRST, and elsewhere NaN where it was not reported.
 
     Args:
         info: a `Batch` of float64 tensors [B], or `()`.
@@ -124,7 +124,7 @@ def completed(info: Any, step_type: np.ndarray, names: Sequence[str]) -> Batch:
     for name in names:
         column = columns.get(name)
         column = torch.full(first.shape, torch.nan, dtype=torch.float64) if column is None else column
-        columns[name] = column.masked_fill(first & column.isnan(), 0.0)
+        columns[name] = column.masked_fill(first, 0.0)
     return Batch.of(columns)
 
 

@@ -78,9 +78,9 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
         case tuple():
             return spaces.Tuple([space_from_spec(child) for child in spec])
         case DiscreteSpec():
-            return spaces.Discrete(spec.num, start=spec.start)
+            return spaces.Discrete(spec.num, start=spec.start, dtype=numpy_dtype(spec.dtype).type)
         case MultiDiscreteSpec():
-            return spaces.MultiDiscrete(np.asarray(spec.nvec, dtype=numpy_dtype(spec.dtype)))
+            return spaces.MultiDiscrete(np.asarray(spec.nvec), dtype=numpy_dtype(spec.dtype).type)
         case MultiBinarySpec():
             return spaces.MultiBinary(spec.shape if len(spec.shape) != 1 else spec.shape[0])
         case BoundedSpec():

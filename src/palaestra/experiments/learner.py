@@ -561,14 +561,14 @@ def evaluate_one(
 
 
 def evaluation_count(config: ExperimentConfig, episodes: int) -> int:
-    """How many environments an evaluation steps: as many of each variant.
+    """How many environments an evaluation steps: as many of each variant, if there are episodes for each.
 
     Args:
         config: has the number of environments, and the variants.
         episodes: that are played.
     """
     each = max(1, len(config.env.variants))
-    return min(each * -(-config.run.eval_num_envs // each), episodes)
+    return min(each * -(-config.run.eval_num_envs // each), each * max(1, episodes // each), episodes)
 
 
 def make_runtime(config: distributed.DistributedConfig) -> Runtime:

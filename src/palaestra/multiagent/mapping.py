@@ -131,9 +131,9 @@ def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None
         state_spec: of the global state.
 
     Returns:
-        Of observations, a dict with `observation` (leaves [G, ...]), `alive` ([G], who acts now, or was cut off as the
-        team's episode ended), `action_mask` where members have one, and `global_state` where there is one; and of
-        actions, [G] choices or a box [G, ...].
+        Of observations, a dict with `observation` (leaves [G, ...]; one choice counts from 0, several are one-hot
+        codes), `alive` ([G], who acts now, or was cut off as the team's episode ended), `action_mask` where members
+        have one, and `global_state` where there is one; and of actions, [G] choices or a box [G, ...].
 
     Raises:
         ConfigError: a member's action is something else.
@@ -163,12 +163,19 @@ def team_leaves(member: AgentSpec, observations: list[Any], spec: SpecTree) -> l
         observations: of every agent.
         spec: `observation` of the team.
     """
-    own = {k: v for k, v in member.observation.items() if k != _MASK} if isinstance(member.observation, dict) else None
-    rows = [flatten(seen, own if own is not None else member.observation) for seen in observations]
-    return [
-        np.stack([np.asarray(row[leaf], numpy_dtype(leaf_spec.dtype)) for row in rows])
-        for leaf, leaf_spec in enumerate(spec_leaves(spec).values())
-    ]
+    own = member.observation
+    if isinstance(own, dict):
+        own = {name: child for name, child in own.items() if name != _MASK}
+    rows = zip(*(flatten(seen, own) for seen in observations), strict=True)  # of each leaf, what every agent sees
+    specs = zip(rows, spec_leaves(own).values(), spec_leaves(spec).values(), strict=True)
+    return [np.stack([_coded(seen, one) for seen in row]).astype(numpy_dtype(all_.dtype)) for row, one, all_ in specs]
+
+
+def _coded(seen: Any, spec: TensorSpec) -> np.ndarray:
+    """A leaf of what one agent sees, as `_stacked` has it."""
+    if isinstance(spec, MultiDiscreteSpec):
+        return np.concatenate([np.eye(num)[choice] for num, choice in zip(spec.nvec, seen, strict=True)])
+    return np.asarray(seen) - (spec.start if isinstance(spec, DiscreteSpec) else 0)
 
 
 def _stacked(spec: SpecTree, count: int) -> SpecTree:
@@ -182,6 +189,8 @@ def _stacked(spec: SpecTree, count: int) -> SpecTree:
         return BoundedSpec(shape, spec.dtype, minimum=low, maximum=high)
     if isinstance(spec, MultiBinarySpec):
         return MultiBinarySpec(shape, spec.dtype)
+    if isinstance(spec, MultiDiscreteSpec):
+        return MultiBinarySpec((count, spec.encoded_size))
     if isinstance(spec, DiscreteSpec):
         return MultiDiscreteSpec(dtype=spec.dtype, nvec=(spec.num,) * count)
     return TensorSpec(shape, spec.dtype)

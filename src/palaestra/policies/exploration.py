@@ -164,6 +164,13 @@ class _Noise(Exploration):
         super().__init__(strength, seed=seed)
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
 
+    def _require_floats(self, action: Tensor) -> None:
+        if not action.is_floating_point():
+            raise ConfigError(
+                f"{type(self).__name__} was given an action of {action.dtype}; noise is for numbers in floating point, "
+                "2.0 say, not 2"
+            )
+
     def _clipped(self, action: Tensor) -> Tensor:
         minimum, maximum = (None if bound is None else bound.to(action) for bound in (self.minimum, self.maximum))
         return action if minimum is None and maximum is None else action.clamp(minimum, maximum)
@@ -201,6 +208,7 @@ class UniformNoise(_Noise):
             raise ConfigError(f"UniformNoise was given low={low}, high={high}; low must not be above high")
 
     def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        self._require_floats(action)
         unit = torch.rand(action.shape, generator=generator, dtype=action.dtype, device=action.device)
         low, high = self.low.to(action), self.high.to(action)
         return self._clipped(action + self.strength * torch.lerp(low, high, unit))
@@ -231,6 +239,7 @@ class GaussianNoise(_Noise):
         self.relative = relative
 
     def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        self._require_floats(action)
         noise = torch.empty_like(action).normal_(generator=generator) * self.strength
         return self._clipped(action + (noise * action if self.relative else noise))
 

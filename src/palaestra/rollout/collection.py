@@ -1,6 +1,8 @@
 """What a collection needs (a buffer, a number of rows) and gives, and loaded data in the place of a collector."""
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import operator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,22 +296,26 @@ def buffer_for(
     )
 
 
-def episodes_of_lanes(env: Environment, given: Sequence[int]) -> np.ndarray:
-    """Whole episodes that each environment is to play.
+def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:
+    """Whole episodes that all environments together are to play, or each: int64 [B].
 
     Args:
         env: the environments.
-        given: a number for each.
+        given: a whole number, or a sequence or an array of one for each.
 
     Raises:
         ConfigError: these are other numbers, or the environments cannot be stepped for some of them alone.
     """
-    left = np.array(given, np.int64)
-    if left.shape != (env.batch_size,) or (left < 0).any():
+    left = np.array(-1)
+    with contextlib.suppress(TypeError):
+        left = np.array([operator.index(n) for n in given] if np.ndim(given) else operator.index(given), np.int64)
+    if left.shape not in ((), (env.batch_size,)) or (left < 0).any():
         raise ConfigError(
-            f"collect(n_episode={list(given)}): give a number of at least 0 for each of the "
+            f"collect(n_episode={given!r}): give a whole number of at least 0 for each of the "
             f"{env.batch_size} environments, or one number for all of them together"
         )
+    if not left.ndim:
+        return int(left)
     ready = getattr(env, "num_ready", env.batch_size)
     if ready < env.batch_size or env.device.type != "cpu":
         where = f"on {env.device}" if env.device.type != "cpu" else f"{ready} ready at a time"

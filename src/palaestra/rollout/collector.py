@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -149,7 +149,7 @@ class Collector:
     # -- asking for data
 
     def collect(
-        self, *, n_step: int | None = None, n_episode: int | Sequence[int] | None = None, random: bool = False
+        self, *, n_step: int | None = None, n_episode: int | Iterable[int] | None = None, random: bool = False
     ) -> CollectInfo:
         """Acts until at least so many env steps were executed or episodes have ended.
 
@@ -160,7 +160,8 @@ class Collector:
             random: whether actions are drawn uniformly from the action space (or the action mask).
 
         Raises:
-            ConfigError: not exactly one of the two is given, or not one number for each environment.
+            ConfigError: not exactly one of the two is given, or something else than whole numbers, one of all or for
+                each environment.
             NonFiniteError: an observation or reward is NaN or infinite.
         """
         if (n_step is None) == (n_episode is None):
@@ -169,13 +170,14 @@ class Collector:
         self._pausing, num_envs = False, self.env.batch_size
         while n_step is not None and info.env_steps < n_step and not self._pausing:
             self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
-        if isinstance(n_episode, Sequence):
-            self._begin_episodes(n_episode)
+        asked = None if n_episode is None else episodes_of_lanes(self.env, n_episode)
+        if isinstance(asked, np.ndarray):
+            self._begin_episodes(asked)
             self._run_episodes(info, random)
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self._tracker.finished()
         warn_at = _PATIENCE_STEPS
-        while isinstance(n_episode, int) and len(info.episodes) < n_episode and not self._pausing:
+        while isinstance(asked, int) and len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
             info.episodes += self._tracker.finished()
             if not info.episodes and info.env_steps >= warn_at:
@@ -361,9 +363,9 @@ class Collector:
         self._count(info, env_steps, env_s, inference_s)
         return rows if sent >= rows * num_envs else sent // num_envs
 
-    def _begin_episodes(self, n_episode: Sequence[int]) -> None:
+    def _begin_episodes(self, n_episode: Any) -> None:
         """Begins new episodes, of which each environment is to end so many."""
-        left = episodes_of_lanes(self.env, n_episode)
+        left: Any = episodes_of_lanes(self.env, n_episode)
         with torch.inference_mode():
             self._time_step, self._left = self._start(), left
 

@@ -139,8 +139,14 @@ def evaluate(
             then, so the mean is one of short ones.
 
     Raises:
-        ConfigError: no episode ended within the time limit.
+        ConfigError: no episode is asked for, or none ended within the time limit; or environments are stepped as they
+            are ready, not together.
     """
+    if (ready := getattr(env, "num_ready", env.batch_size)) < env.batch_size:
+        raise ConfigError(
+            f"evaluate was given environments of which {ready} of {env.batch_size} are stepped at a "
+            "time (env.num_ready); give ones that are stepped together"
+        )
     try:
         with evaluation_noise({policy: generator_seed}), torch.inference_mode():
             play = _play(policy, env, deterministic)
@@ -195,8 +201,11 @@ def first_episodes(
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
 
     Raises:
+        ConfigError: it is no episode.
         NoEpisodeError: no episode ended within the time limit.
     """
+    if episodes < 1:
+        raise ConfigError(f"an evaluation was asked for {episodes} episodes; it needs at least 1")
     left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     kept: list[Episode] = []
     began, warned = time.monotonic(), False

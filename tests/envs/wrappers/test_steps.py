@@ -318,3 +318,26 @@ def test_a_noop_is_an_action_that_exists():
 
     env = RandomNoop(GymEnvironment(Strict()), maximum=3)
     assert env.reset().first
+
+
+def test_the_frames_of_a_step_are_an_entry_that_can_be_named():
+    assert set(ActionRepeat(load("CartPole-v1"), repeat=2).env_info_spec) == {"frames"}
+
+
+class Shifted(Game):
+    """Its actions count from 5."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.pressed = action
+        return super().step(action - 5)
+
+
+def test_fire_is_counted_from_the_first_action():
+    game = Shifted()
+    FireReset(GymEnvironment(game)).reset()
+    assert game.pressed == 6

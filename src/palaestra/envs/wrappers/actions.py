@@ -62,6 +62,11 @@ class ActionRepeat(EnvironmentWrapper):
         spec = env.observation_spec
         self._masks = spec.get(MASK) if isinstance(spec, dict) else None
 
+    @property
+    def env_info_spec(self) -> Any:
+        """With `frames`, the frames of the step."""
+        return {**self.env.env_info_spec, "frames": TensorSpec((), torch.int64)}
+
     def advance(self, action: Any) -> TimeStep:
         total: Any = 0.0
         raw_total: Any = 0.0
@@ -163,6 +168,7 @@ def _normal(spec: TensorSpec) -> BoundedSpec:
 def _denormalized(value: Any, spec: BoundedSpec) -> Any:
     low, high = spec.minimum, spec.maximum
     if isinstance(value, torch.Tensor):
+        value = value.to(spec.dtype)
         low, high = (torch.tensor(bound).to(value) for bound in (low, high))
         return (low + (value + 1) * 0.5 * (high - low)).clamp(low, high)
     # rounding may leave the bounds by one unit in the last place

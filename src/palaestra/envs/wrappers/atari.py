@@ -80,7 +80,8 @@ class FireReset(EnvironmentWrapper):
         meanings = action_meanings(env)
         if "FIRE" not in meanings:
             raise ConfigError(f"FireReset needs an action named FIRE; the actions are {meanings}")
-        self._fire = numpy_dtype(env.action_spec.dtype).type(meanings.index("FIRE"))
+        spec = env.action_spec
+        self._fire = numpy_dtype(spec.dtype).type(spec.start + meanings.index("FIRE"))
 
     def begin_episode(self, seed: int) -> TimeStep:
         first = self.env.begin_episode(seed)
