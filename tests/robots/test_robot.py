@@ -1,18 +1,22 @@
 """Tests of whole robots: what their agents see and count, what a trainer sees, and what is saved."""
 
+import dataclasses
 import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from palaestra import Trainer, TrainerConfig
 from palaestra.algorithms import PPO, PPOConfig, UpdateInfo
 from palaestra.core import ConfigError, NonFiniteError, RunSeeds
-from palaestra.envs import load
-from palaestra.envs.wrappers import ActionRepeat
+from palaestra.envs import GymEnvironment, load
+from palaestra.envs.wrappers import ActionRepeat, EpisodeStatistics
 from palaestra.robots import Agent, AgentFactory, ComputationTask, Robot, evaluate_robot
 from palaestra.training import CheckpointStore
 from tests.robots.parts import QUICK, OneTaskAgent, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
@@ -141,6 +145,59 @@ def test_an_evaluation_neither_explores_nor_learns_nor_stores():
         assert found.returns == again.returns and found.episodes == 5
         assert (task.rows_stored, task.algorithm.policy_version, task.predictions) == before
         assert torch.equal(task.algorithm.policy.generator.get_state(), generator)
+
+
+class Told(gymnasium.Env[np.ndarray, np.int64]):
+    """Episodes of two steps; keeps the seeds of all resets, and reports numbers in an array and in a nested dict."""
+
+    seeds: list[int | None] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        Told.seeds.append(seed)
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        info = {"plain": 3, "force": np.array([1.0, 2.0]), "arm": {"joint": 0.5}, "map": np.zeros(99), "name": "x"}
+        return np.zeros(1, np.float32), 1.0, self._steps == 2, False, info
+
+
+def told_robot():
+    def make(number):
+        return EpisodeStatistics(GymEnvironment(Told(), number))
+
+    settings = (("learning_starts", 0), ("mini_batch_size", 4))
+    return robot_of(OneTaskRobot, make, OneTaskConfig(name="dqn", settings=settings)), make
+
+
+def test_an_evaluation_has_seeds_that_never_occur_in_training():
+    robot, make = told_robot()
+    with collector_of(robot, make, 2) as collector:
+        Told.seeds.clear()
+        collector.unroll(20)
+        training = set(Told.seeds)
+        Told.seeds.clear()
+        found = evaluate_robot(collector.evaluated_by, {"policy": robot.tasks["policy"].algorithm.policy}, episodes=20)
+    assert len(training) >= 20 and len(set(Told.seeds)) == 20 and training.isdisjoint(Told.seeds)
+    assert found.seeds == [RunSeeds(0).integer("evaluation", number) for number in (0, 1)]
+    assert dataclasses.replace(collector.factory, stream="evaluation") == collector.evaluated_by
+
+
+def test_numbers_of_info_are_reported_from_nested_entries_and_small_arrays_too():
+    """In training and in evaluations, under the names that batches of environments have them by."""
+    robot, make = told_robot()
+    with collector_of(robot, make, 1) as collector:
+        info = collector.unroll(4).episodes[0].info
+        found = evaluate_robot(collector.evaluated_by, {"policy": robot.tasks["policy"].algorithm.policy}, episodes=2)
+    expected = {"plain": 6, "force/0": 2, "force/1": 4, "arm/joint": 1, "episode/return": 2, "episode/length": 2}
+    assert {name: value for name, value in info.items() if "@" not in name} == expected
+    assert expected.keys() <= found.parts.keys()
 
 
 def test_an_evaluation_needs_a_policy_for_every_task():

@@ -204,7 +204,7 @@ def test_an_exception_in_the_agents_own_code_is_named():
             raise KeyError("which way")
 
     _, collector = setup()
-    collector.evaluated_by = dataclasses.replace(collector.evaluated_by, agent_class=Lost)
+    collector.factory = dataclasses.replace(collector.factory, agent_class=Lost)
     with (
         collector,
         pytest.raises(AgentError, match=r"agent \d failed in its episode 1, env step 0: KeyError: 'which way'"),
@@ -218,7 +218,7 @@ def test_an_agent_that_does_nothing_is_an_error():
             pass
 
     _, collector = setup()
-    collector.evaluated_by = dataclasses.replace(collector.evaluated_by, agent_class=Idle)
+    collector.factory = dataclasses.replace(collector.factory, agent_class=Idle)
     with collector, pytest.raises(AgentError, match=r"returned without calling self\.env\.reset\(\)"):
         collector.unroll(5)
 

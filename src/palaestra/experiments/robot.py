@@ -20,7 +20,7 @@ from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
-from palaestra.rollout import Evaluation
+from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.training import PolicyManager
 
 __all__ = ["RobotLearner"]
@@ -54,8 +54,11 @@ class RobotLearner(Learner):
                 "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
                 f"{', '.join(given)}"
             )
-        if self.config.env.inputs:
-            raise ConfigError(f"{name} is a robot, whose tasks choose what they see themselves; leave out env.inputs")
+        if given := _changed("env", self.config.env, ("inputs", "info", "untransformed", "auto_reset")):
+            raise ConfigError(
+                f"{name} is a robot, whose tasks choose themselves what they see and store, and whose agents begin "
+                f"their episodes themselves; leave out {', '.join(given)}"
+            )
         super().require()
         self.refuse_hindsight(f"{name} is a robot, whose tasks are given their samplers where they are made")
 
@@ -159,10 +162,12 @@ def _evaluate(
     **options: Any,
 ) -> Evaluation:
     """Agents decide when an episode ends and how they act, so that no option of an evaluation means anything here."""
-    num = min(config.run.eval_num_envs, episodes)
+    num = learner.evaluation_count(config, episodes)
     make_env = functools.partial(load_lane, config.env.for_evaluation(num))
     factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)
-    return evaluate_robot(factory, policies, episodes=episodes)
+    evaluation = evaluate_robot(factory, policies, episodes=episodes)
+    evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
+    return evaluation
 
 
 def _changed(section: str, given: DistributedConfig | EnvConfig, names: Iterable[str]) -> list[str]:

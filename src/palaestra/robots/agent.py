@@ -12,9 +12,13 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 import torch
 
-from palaestra.core import PalaestraError, RunSeeds, StepType, TimeStep, computing_thread
-from palaestra.envs import SingleEnvironment
-from palaestra.robots.helpers import AgentHelper, helper_for, info_row
+from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, StepType, TimeStep, computing_thread, episode_seed
+from palaestra.envs import Fault, SingleEnvironment
+from palaestra.envs.boundary import Boundary
+from palaestra.envs.faults import Incident
+from palaestra.envs.nest import leaf_arrays
+from palaestra.envs.rows import batched_info, numeric_infos
+from palaestra.robots.helpers import AgentHelper, helper_for
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
 from palaestra.rollout import Episode, EpisodeTracker
@@ -31,6 +35,10 @@ class AgentError(PalaestraError, RuntimeError):
     """An agent failed; the message names it, and the cause is what happened."""
 
     exit_code = 3
+
+
+AgentFailure: TypeAlias = AgentError | NonFiniteError
+"""Why an agent ended: NaN and infinity of its environment keep their class, and so their exit code."""
 
 
 class AgentStopped(Exception):  # noqa: N818 - not an error: it leads out of an episode that is to end here
@@ -59,12 +67,15 @@ class AgentEnvironment:
         """The agent's; an agent that pauses first waits for what they learn in the background."""
         self._agent_id, self._permission = agent_id, permission
         self._tracker = EpisodeTracker(1)
+        self._spec, self._steps = env.observation_spec, 0  # of the episode
+        self._boundary = Boundary(self._spec, env.reward_spec.size, 1, strict=False, first=agent_id)
 
     def reset(self) -> TimeStep:
         """Begins an episode.
 
         Raises:
             EnvError: the environment failed.
+            NonFiniteError: its observation or reward is NaN or infinite.
             AgentStopped: the robot stops.
         """
         self.wait()
@@ -79,6 +90,7 @@ class AgentEnvironment:
 
         Raises:
             EnvError: the environment failed.
+            NonFiniteError: its observation or reward is NaN or infinite.
             AgentStopped: the robot stops.
         """
         self.wait(acts=True)
@@ -102,15 +114,32 @@ class AgentEnvironment:
             helper.finish()
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
+        self._steps = 0 if time_step.step_type == StepType.FIRST else self._steps + 1
+        reward = np.array(time_step.reward, np.float32)[None]
+        self._require_finite(time_step, reward)
         row = TimeStep(
             step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
-            reward=torch.from_numpy(np.array(time_step.reward, np.float32)[None]),
-            env_info=info_row(time_step.env_info),
+            reward=torch.from_numpy(reward),
+            env_info=batched_info(numeric_infos([time_step.env_info]), 1),
         )
         self._tracker.add(row)
         if time_step.step_type == StepType.LAST:
             self.finished.extend(episode._replace(env_id=self._agent_id) for episode in self._tracker.finished())
         return time_step
+
+    def _require_finite(self, time_step: TimeStep, reward: np.ndarray) -> None:
+        """Refuses NaN and infinity before an agent, a task or a buffer sees them.
+
+        Args:
+            time_step: bare.
+            reward: [1] or [1, k].
+        """
+        arrays = [leaf[None] for leaf in leaf_arrays(time_step.observation, self._spec)]
+        for failure in self._boundary.not_finite(arrays, reward):
+            state = self.env.state_dict()
+            number = int(state["episode"][0])
+            place = number, episode_seed(int(state["lane_seed"][0]), number), self._steps, time_step.prev_action
+            raise Fault.of(Incident(failure), place, handled="raise", first_id=self._agent_id).error()
 
 
 class Agent(ABC):
@@ -208,7 +237,7 @@ class AgentGroup:
         """Agents that wait until they may act."""
         self.steps = 0
         """Actions executed so far."""
-        self.errors: dict[int, AgentError] = {}
+        self.errors: dict[int, AgentFailure] = {}
         """Why agents ended."""
         self.agents: dict[int, Agent] = {}
         """By number."""
@@ -238,7 +267,7 @@ class AgentGroup:
                 self.steps += 1
 
     def _run(self, number: int, agent: Agent) -> None:
-        error: AgentError | None = None
+        error: AgentFailure | None = None
         try:
             while True:
                 before = agent.env.episodes
@@ -250,7 +279,8 @@ class AgentGroup:
         except BaseException as cause:
             text = str(cause) if isinstance(cause, PalaestraError) else f"{type(cause).__name__}: {cause}"
             episode, step = agent.env.episodes, agent.env.env_steps
-            error = AgentError(f"agent {number} failed in its episode {episode}, env step {step}: {text}")
+            kind = NonFiniteError if isinstance(cause, NonFiniteError) else AgentError
+            error = kind(f"agent {number} failed in its episode {episode}, env step {step}: {text}")
             error.__cause__ = cause
         self._on_end(number)
         try:

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Literal, Self, final
 
-from palaestra.core import ConfigError, TimeStep
+from palaestra.core import ConfigError, NonFiniteError, TimeStep
 from palaestra.envs import EventLog, SingleEnvironment
 from palaestra.policies import Phase, Policy
-from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
+from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentFailure, AgentGroup, Permission
 from palaestra.robots.helpers import AgentHelper
 from palaestra.robots.remote import RemoteAgentGroup
 from palaestra.robots.robot import Robot
@@ -28,13 +29,36 @@ from palaestra.rollout import (
 )
 from palaestra.runtime import Runtime
 
-__all__ = ["RobotCollector", "evaluate_robot"]
+__all__ = ["AgentFault", "RobotCollector", "evaluate_robot"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0  # whatever is longer was no waiting: the whole process was stopped
 _PATIENCE = 10  # returns of `run_one_episode` for each episode of an evaluation, at most
 _START_S = 120.0  # that workers may take to be there
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFault:
+    """An agent that failed, and did not stop the run."""
+
+    env_id: int
+    """The agent, and so its environment."""
+    incarnation: int
+    """How often it was started before."""
+    kind: Literal["raised", "non-finite"]
+    """Whether something failed, or its environment emitted NaN or infinity."""
+    what: str
+    """What happened: agent, episode, env step and cause."""
+    handled: Literal["restart", "drop"]
+    """It is restarted; the run continues without it."""
+
+    def error(self) -> AgentFailure:
+        """The error that would stop a run."""
+        return (NonFiniteError if self.kind == "non-finite" else AgentError)(self.what)
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @final
@@ -89,14 +113,16 @@ class RobotCollector:
         """Of the tasks that replay."""
         self.sources = self.buffers
         """What tasks learn from, besides what their agents send."""
-        self.evaluated_by = robot.agents(make_env, num_agents, seed=seed)
-        """Makes agents like these, to be evaluated; see `evaluate_robot`."""
+        self.factory = robot.agents(make_env, num_agents, seed=seed)
+        """Makes these agents."""
+        self.evaluated_by = robot.agents(make_env, num_agents, seed=seed, stream="evaluation")
+        """Makes agents like these, to be evaluated on seeds that never occur in training; see `evaluate_robot`."""
         self.on_fault: Literal["raise", "restart", "drop"] = "raise"
         """When an agent fails: stop; restart it; or continue without it."""
         self.max_restarts = 10
         """Of one agent within an hour; one more fault stops the run."""
         self.faults = EventLog()
-        """None are kept: a fault that does not stop the run is logged."""
+        """The newest `AgentFault`s, and how many there were."""
         self._runtime, self._num_workers = runtime, num_workers
         self._incarnations = dict.fromkeys(range(num_agents), 0)
         self._restarts: dict[int, list[float]] = {number: [] for number in range(num_agents)}
@@ -120,6 +146,7 @@ class RobotCollector:
 
         Raises:
             AgentError: an agent failed, or none has moved for `timeout_s`, and `on_fault` does not help.
+            NonFiniteError: an agent's environment emitted NaN or infinity, and `on_fault` does not help.
         """
         self._pausing = False
         group, began = self._start(), time.perf_counter()
@@ -174,14 +201,14 @@ class RobotCollector:
                 clients = self.clients
                 self._group = AgentGroup(self._make_agent, on_pause=clients.absent, on_end=clients.disconnect)
             else:
-                self._group = RemoteAgentGroup(self.evaluated_by, self.wrappers, self._runtime, self._num_workers)
+                self._group = RemoteAgentGroup(self.factory, self.wrappers, self._runtime, self._num_workers)
             self._group.start(self._incarnations)
         return self._group
 
     def _make_agent(self, agent_id: int, incarnation: int, permission: Permission) -> Agent:
         communicators = {name: wrapper.create_communicator(agent_id) for name, wrapper in self.wrappers.items()}
-        make, communicator = self.evaluated_by.make, communicators.__getitem__
-        return make(agent_id, communicator, incarnation=incarnation, permission=permission)
+        communicator = communicators.__getitem__
+        return self.factory.make(agent_id, communicator, incarnation=incarnation, permission=permission)
 
     def _wait_until_settled(self, group: AgentGroup | RemoteAgentGroup) -> None:
         moved, still_s, polled_at, begun = -1, 0.0, time.monotonic(), 0
@@ -222,6 +249,7 @@ class RobotCollector:
             self._restarts[number] = [then for then in self._restarts[number] if now - then < 3600] + [now]
             if self.on_fault == "restart" and len(self._restarts[number]) <= self.max_restarts:
                 _log.warning("%s; it is restarted", error)
+                self._note(number, error, "restart")
                 self._incarnations[number] += 1
                 group.start({number: self._incarnations[number]})
                 restarted = True
@@ -229,8 +257,14 @@ class RobotCollector:
             if self.on_fault == "restart" or len(self._incarnations) == 1:
                 raise error
             _log.warning("%s; the others continue without it", error)
+            self._note(number, error, "drop")
             del self._incarnations[number]
         return restarted
+
+    def _note(self, number: int, error: AgentFailure, handled: Literal["restart", "drop"]) -> None:
+        kind = "non-finite" if isinstance(error, NonFiniteError) else "raised"
+        incarnation, what = self._incarnations[number], str(error)
+        self.faults.append(AgentFault(env_id=number, incarnation=incarnation, kind=kind, what=what, handled=handled))
 
     def close(self, timeout_s: float = 1.5) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
@@ -287,6 +321,7 @@ def evaluate_robot(
     Raises:
         ConfigError: a task has no policy.
         AgentError: agents return again and again before their episode has ended.
+        NonFiniteError: an environment emitted NaN or infinity.
     """
     if missing := sorted(set(factory.specs) - set(policies)):
         raise ConfigError(f"the tasks {missing} have no policy to evaluate; given are {sorted(policies)}")

@@ -271,18 +271,6 @@ def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:
     )
 
 
-def info_row(info: Any) -> Batch | tuple[()]:
-    """The numbers of a bare environment's info, float64 [1].
-
-    Args:
-        info: what an environment reported; what is not a number is left out.
-    """
-    if not info:
-        return ()
-    numbers = {k: v for k, v in info.items() if np.ndim(v) == 0 and np.asarray(v).dtype.kind in "biuf"}
-    return Batch.of({key: torch.tensor([float(value)], dtype=torch.float64) for key, value in numbers.items()})
-
-
 def bare_action(action: Any, spec: SpecTree) -> Any:
     """The one action of a batch, as a bare environment takes it.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentGroup, Permission
+from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentFailure, AgentGroup, Permission
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind
 from palaestra.rollout import Episode, RequestError
 from palaestra.runtime import Call, Runtime
@@ -56,7 +56,7 @@ class HostReport:
     """Since the last report, in order."""
     paused: set[int]
     """Agents that wait until they may act."""
-    errors: dict[int, str]
+    errors: dict[int, AgentFailure]
     """Why agents ended."""
     steps: int
     """Actions executed so far."""
@@ -105,9 +105,8 @@ class AgentHost:
         group = self._group
         with group.changed, self._lock:
             requests, self._outbox = self._outbox, []
-            errors = {number: str(error) for number, error in group.errors.items()}
             paused, allowance, episodes = set(group.paused), dict(group.allowance), group.take_episodes()
-            return HostReport(requests, paused, errors, group.steps, allowance, episodes)
+            return HostReport(requests, paused, dict(group.errors), group.steps, allowance, episodes)
 
     def close(self) -> None:
         """Leads all agents out of their episodes; those that wait for an answer get an error."""
@@ -198,7 +197,7 @@ class RemoteAgentGroup:
         self._runtime, self._num_workers = runtime, num_workers
         wrapper = next(iter(self._wrappers.values()))
         self._timeout_s, self._clients = wrapper.config.timeout_s, wrapper.clients
-        self.errors: dict[int, AgentError] = {}
+        self.errors: dict[int, AgentFailure] = {}
         """Why agents ended."""
         self.changed = threading.Condition()
         """Notified when agents have paused, ended or failed."""
@@ -365,7 +364,7 @@ class RemoteAgentGroup:
                 left, more = report.allowance[number], host.allowed.get(number)  # on its way; 0 takes back
                 self._allowance[number] = left if more is None else left + more if more else 0
             for number in host.numbers & set(report.errors):
-                self._lose(host, number, AgentError(report.errors[number]))
+                self._lose(host, number, report.errors[number])
             self.changed.notify_all()
         self._clients.absent(len(newly))
         for request in report.requests:
@@ -424,7 +423,7 @@ class RemoteAgentGroup:
         for host in empty:
             self._runtime.stop(host.worker, timeout_s=0.1)
 
-    def _lose(self, host: _Host, number: int, error: AgentError) -> None:
+    def _lose(self, host: _Host, number: int, error: AgentFailure) -> None:
         self._clients.absent(-(number in host.paused))
         self._clients.disconnect(number)
         host.numbers.discard(number)
