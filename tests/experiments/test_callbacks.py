@@ -95,3 +95,11 @@ def test_a_name_that_means_no_callback_is_refused_before_anything_starts(tmp_pat
     with pytest.raises(ConfigError, match=re.escape(message)):
         trained(tmp_path, run__callbacks=(name,))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"callbacks": [Callback]}, {"callbacks": Callback()}, {"loggers": print}])
+def test_hooks_that_a_run_could_not_call_are_refused_before_it_begins(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="give a list of"):
+        palaestra.train("ppo", "CartPole-v1", **given)
+    assert not list(tmp_path.iterdir())

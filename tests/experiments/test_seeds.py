@@ -209,3 +209,16 @@ def test_a_seed_that_does_not_begin_again_says_why(tmp_path, code, ended, status
     result = seed.result()
     assert (result.status, result.exit_code) == (status, code)
     assert ("cannot be imported" in str(result.error)) == (status == "failed")
+
+
+@pytest.mark.parametrize("seeds", ["3", True, 1.0, [0, "1"], [True, False]])
+def test_seeds_are_whole_numbers(tmp_path, seeds):
+    with pytest.raises(ConfigError, match="give a whole number of them"):
+        palaestra.train("ppo", CHAIN, seeds=seeds, run__directory=str(tmp_path), **SMALL)
+
+
+def test_what_a_script_defines_is_refused_where_seeds_train_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "OwnChain", Chain, raising=False)
+    with pytest.raises(ConfigError, match="move it into a module"):
+        palaestra.train("ppo", "__main__:OwnChain", seeds=2, run__directory=str(tmp_path), **SMALL)
+    assert not list(tmp_path.iterdir())

@@ -239,3 +239,17 @@ def compiled_equals_eager(cls, params, backend):
     assert all(torch.equal(a, b) for a, b in zip(before, models[1].state_tensors().values(), strict=True))
     for left, right in zip(*(model.state_tensors().values() for model in models), strict=True):
         assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_state_of_another_optimizer_of_pytorch_is_refused():
+    parameters = {"weight": nn.Parameter(torch.ones(2, 2))}
+    saved = ComponentOptimizer(parameters, OptimizerOption("RAdam"))
+    saved.step([torch.ones(2, 2)])
+    with pytest.raises(CheckpointError, match="does not fit Adamax"):
+        ComponentOptimizer(parameters, OptimizerOption("Adamax")).load_state_tensors(saved.state_tensors())
+
+
+@pytest.mark.parametrize("cls", ["SparseAdam", "Muon"])
+def test_an_optimizer_that_cannot_train_these_parameters_is_refused_at_once(cls):
+    with pytest.raises(ConfigError, match=rf"{cls} cannot train parameters of the shapes \[\(2,\)\]"):
+        ComponentOptimizer({"bias": nn.Parameter(torch.ones(2))}, OptimizerOption(cls))

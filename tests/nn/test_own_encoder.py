@@ -29,7 +29,7 @@ class Net(nn.Module):
 
     def __init__(self, observation_spec) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(observation_spec.size, 5), nn.BatchNorm1d(5))
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(observation_spec.size, 5), nn.LayerNorm(5))
 
     def forward(self, observation):
         assert observation.shape[1:] == (2, 3)
@@ -122,9 +122,19 @@ def test_a_module_is_copied_for_every_network_and_a_class_is_called_again():
     assert copy.deepcopy(first)(torch.zeros(2, 2, 3)).shape == (2, 1)
 
 
-def test_the_call_that_finds_the_size_changes_no_running_statistics():
-    encoder = OwnEncoder(MATRIX, Net)
-    assert encoder.module.body[2].num_batches_tracked == 0
+class Counting(nn.Flatten):
+    """Counts its calls in training."""
+
+    calls = 0
+
+    def forward(self, input):
+        self.calls += self.training
+        return super().forward(input)
+
+
+def test_the_call_that_finds_the_size_is_not_one_of_training():
+    encoder = OwnEncoder(MATRIX, Counting())
+    assert encoder.module.calls == 0
     assert all(module.training for module in encoder.modules())
 
 
@@ -174,3 +184,28 @@ def test_what_is_no_encoder_is_refused_with_what_was_found(option, words):
 def test_a_configuration_refuses_what_can_be_no_encoder(option):
     with pytest.raises(ConfigError, match=r"the encoder"):
         NetworkConfig(encoder=option)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (nn.BatchNorm1d(4), "mixes the rows"),
+        (nn.Dropout(0.1), "draws from"),
+        (nn.LSTM(4, 4, 2, dropout=0.1), "draws from"),
+    ],
+)
+def test_parts_that_no_run_could_repeat_are_refused(part, why):
+    with pytest.raises(ConfigError, match=f"{type(part).__name__}, 1, which {why}"):
+        OwnEncoder(TensorSpec((4,)), nn.Sequential(nn.Linear(4, 4), part))
+
+
+class Frozen(nn.BatchNorm1d):
+    """A part of a network that was trained elsewhere."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+@pytest.mark.parametrize("part", [Frozen(4), nn.Dropout(0.0), nn.LayerNorm(4)])
+def test_parts_that_do_the_same_in_training_are_taken(part):
+    assert OwnEncoder(TensorSpec((4,)), nn.Sequential(nn.Linear(4, 4), part)).out_size == 4

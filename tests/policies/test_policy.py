@@ -313,10 +313,16 @@ def test_an_observation_that_is_not_finite_is_refused(value):
         RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))([0.0, value])
 
 
-def test_a_policy_that_is_called_drops_no_units():
+class Noisy(nn.Linear):
+    """Does something else while it is trained."""
+
+    def forward(self, input):
+        return super().forward(input) + (torch.rand(self.out_features) if self.training else 0.0)
+
+
+def test_a_policy_that_is_called_is_not_in_training():
     """`policy(observation)` is for use, whatever phase of training the policy is in."""
-    config = NetworkConfig(encoder=lambda spec: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)))
-    policy = DeterministicPolicy.build(TensorSpec((4,)), BOX, config)
+    policy = DeterministicPolicy.build(TensorSpec((4,)), BOX, NetworkConfig(encoder=lambda spec: Noisy(4, 8)))
     assert policy.phase is Phase.COLLECT
     chosen = [policy(np.ones(4, np.float32)).tolist() for _ in range(5)]
     assert all(action == chosen[0] for action in chosen)

@@ -16,6 +16,7 @@ from palaestra.policies import (
     SquashedGaussianPolicy,
     raw_actions,
 )
+from palaestra.policies.actions import bounded
 
 OBSERVATION, SMALL = TensorSpec((3,)), NetworkConfig(hidden_sizes=(4,))
 BOX = BoundedSpec((2, 2), minimum=np.array([[-2.0, 0.0], [1.0, 5.0]]), maximum=np.array([[2.0, 1.0], [9.0, 6.0]]))
@@ -77,3 +78,12 @@ def _leaves(value):
 def test_a_box_with_one_bound_is_clipped_there_and_not_rescaled(low, high, executed):
     within = ActionRange(BoundedSpec((1,), minimum=np.array([low]), maximum=np.array([high])))
     assert within(torch.tensor([[-3.0], [3.0]])).squeeze(-1).tolist() == executed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+def test_raw_actions_within_bounds_are_of_the_policys_kind(shape, dtype):
+    box = BoundedSpec(shape, dtype, minimum=np.full(shape, -3.0), maximum=np.full(shape, 5.0))
+    raw = bounded(GaussianPolicy.build(OBSERVATION, box, SMALL).raw_action_spec, box)
+    assert (raw.shape, raw.dtype) == ((max(1, box.size),), torch.float32)
+    assert (raw.minimum.min(), raw.maximum.max()) == (-1, 1)

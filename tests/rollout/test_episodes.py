@@ -1,5 +1,6 @@
 """Tests of `palaestra.rollout.episodes`."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from palaestra.core import Batch, TimeStep, join_state, split_state
+from palaestra.envs.rows import numeric_infos
 from palaestra.rollout import Episode, EpisodeTracker
 
 FIRST, MID, LAST = 0, 1, 2
@@ -182,3 +184,8 @@ def test_an_abandoned_episode_counts_for_nothing_in_later_ones():
     for step_type, reward in ([FIRST, 0.0], [LAST, 1.0]):
         tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
     assert [(episode.episode_return, episode.length) for episode in tracker.finished()] == [(1.0, 1)]
+
+
+def test_whole_numbers_that_no_float_can_hold_are_the_largest_ones():
+    found = numeric_infos([{"score": 10**400, "cost": -(10**400), "lives": 3}])
+    assert found == {0: {"score": sys.float_info.max, "cost": -sys.float_info.max, "lives": 3.0}}

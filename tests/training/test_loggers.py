@@ -6,14 +6,17 @@ import itertools
 import json
 import resource
 import signal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
-from palaestra.core import join_state, split_state
+from palaestra.core import ConfigError, join_state, split_state
 from palaestra.rollout import Episode
 from palaestra.training import (
     Averages,
+    Callback,
     CheckpointStore,
     FileLogger,
     SimplePolicyManager,
@@ -255,3 +258,27 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_byte_once(tmp_path, 
         logger.metrics(row)
     logger.close()
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == rows
+
+
+class Adding(Callback):
+    """Puts something into every row."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def logged(self, trainer, row):
+        row["mine"] = self.value
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(2), np.bool_(True), torch.tensor(3.0), Fraction(1, 2)])
+def test_callbacks_may_add_numbers_of_any_kind(tmp_path, value):
+    trainer("ppo", loggers=[FileLogger(tmp_path)], callbacks=[Adding(value)]).run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows
+    assert all(row["mine"] == float(value) for row in rows)
+
+
+@pytest.mark.parametrize("value", [np.ones(2), torch.ones(2), object()])
+def test_what_is_no_number_ends_the_run_and_is_named(tmp_path, value):
+    with pytest.raises(ConfigError, match="put 'mine' into a row"):
+        trainer("ppo", loggers=[FileLogger(tmp_path)], callbacks=[Adding(value)]).run()

@@ -494,9 +494,14 @@ class Algorithm(ABC, Generic[PolicyT]):
             self.policy.load_generator_state(state["generator.acting"])
         except KeyError as error:
             raise CheckpointError(f"the saved algorithm has no {error}") from error
+        prefix = "normalizer."
+        saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        if bool(saved) != (self.policy.normalizer is not None):
+            raise CheckpointError(
+                f"the saved policy normalises observations: {bool(saved)}, this one does not do the same; leave "
+                "algorithm.normalize_observation as it is in a run that continues"
+            )
         if self.policy.normalizer is not None:
-            prefix = "normalizer."
-            saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             self.policy.normalizer.load_state_dict(saved)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from palaestra import experiments
 from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
-from palaestra.core import ConfigError, did_you_mean
+from palaestra.core import ConfigError, did_you_mean, schedule_value
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
 
@@ -111,7 +111,7 @@ def _evaluate(arguments: list[str]) -> None:
     if len(policies) > 1:
         raise ConfigError(f"{run.path} has the policies {', '.join(policies)}; data is evaluated for a run of one")
     own = getattr(run.config.algorithm, "gamma", None)
-    gamma = options.gamma if options.gamma is not None else own if isinstance(own, float) else 0.99
+    gamma = options.gamma if options.gamma is not None else schedule_value(0.99 if own is None else own, 1.0)
     [policy] = policies.values()
     sizes = {"updates": options.updates, "members": options.members}
     found = experiments.evaluate_offline(policy, folder, gamma=gamma, seed=options.seed, **sizes)

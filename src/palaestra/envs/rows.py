@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 MOST_ELEMENTS = 16
+_LARGEST = int(np.finfo(np.float64).max)
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
 
 Infos = dict[int, dict[str, float]]
@@ -177,7 +178,9 @@ def numeric_infos(infos: Iterable[Any]) -> Infos | None:
 def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
     for key, value in info.items():
         kind = type(value)
-        if kind is float or kind is int or kind is bool or isinstance(value, np.number | np.bool_):
+        if kind is int:
+            out[f"{prefix}{key}"] = float(min(max(value, -_LARGEST), _LARGEST))
+        elif kind is float or kind is bool or isinstance(value, np.number | np.bool_):
             out[f"{prefix}{key}"] = float(value)
         elif isinstance(value, dict):
             _numbers(value, f"{prefix}{key}/", out)

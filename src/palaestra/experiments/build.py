@@ -212,6 +212,22 @@ def make_trainer(
     )
 
 
+def require_hooks(loggers: Any, callbacks: Any) -> None:
+    """Refuses what a run could not call.
+
+    Args:
+        loggers: should be a sequence.
+        callbacks: should be a sequence of `Callback`.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if not isinstance(loggers, Sequence):
+        raise ConfigError(f"loggers is {loggers!r}; give a list of them")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(one, training.Callback) for one in callbacks):
+        raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects of subclasses of Callback")
+
+
 _BOX = BoundedSpec((2,), minimum=np.full(2, -1.0), maximum=np.full(2, 1.0))
 _ACTIONS: dict[str, SpecTree] = {
     "discrete": DiscreteSpec(num=3),

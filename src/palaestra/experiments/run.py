@@ -20,7 +20,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
-from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer
+from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer, require_hooks
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
@@ -180,6 +180,7 @@ def run(
     Raises:
         ConfigError: the settings do not fit together; no environment has been stepped then.
     """
+    require_hooks(loggers, callbacks)
     learner = make_learner(for_new_run(config))
     data = learner.load_data()
     begin_from(learner)  # what does not fit is said before there is a directory
@@ -219,6 +220,7 @@ def resume(
         CheckpointError: there is no such run, or its checkpoints are damaged.
         ConfigError: another process has the run, or a setting cannot change in a run that continues.
     """
+    require_hooks(loggers, callbacks)
     directory = find_run(name, root)
     config = changed_config(directory, settings)
     learner = make_learner(config)

@@ -101,6 +101,14 @@ def train_seeds(
     Raises:
         ConfigError: the settings do not fit together; nothing has been started then.
     """
+    several = isinstance(seeds, Sequence) and all(type(seed) is int for seed in seeds)
+    if type(seeds) is not int and not several:
+        raise ConfigError(f"seeds is {seeds!r}; give a whole number of them, or a list of whole numbers")
+    if "__main__:" in repr(config):
+        raise ConfigError(
+            "what the script that runs defines (__main__:...) is not there in the processes in which seeds train; move "
+            "it into a module, and import it"
+        )
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ConfigError(f"seeds is {seeds}; give a number of at least 1, or different seeds of at least 0")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
 from palaestra.nn.mlp import Activation, Initialisation, Layers
@@ -23,6 +25,7 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
 observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
 
+_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # these drop units without a module for it
 _BLOCKS = ("simba", "simba2", "xqc")
 
 
@@ -156,7 +159,7 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
     made = import_maker(option, "an nn.Module", _is_module) if isinstance(option, str) else option
     name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
-        return copy.deepcopy(made).cpu()
+        return _repeatable(copy.deepcopy(made).cpu(), name)
     if not callable(made) or (isinstance(made, type) and not _is_module(made)):
         raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
     try:
@@ -170,7 +173,23 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the encoder {name} made a {type(module).__name__}; an nn.Module is needed")
-    return module
+    return _repeatable(module, name)
+
+
+def _repeatable(module: nn.Module, name: str) -> nn.Module:
+    """The module, unless it trains with parts that depend on other rows, or on numbers that no run can draw again."""
+    was_training = module.training
+    for path, part in module.train().named_modules():
+        mixes = isinstance(part, _BatchNorm)
+        share = part.p if isinstance(part, _DropoutNd) else part.dropout if isinstance(part, _DROPPING) else 0.0
+        if part.training and (mixes or share):
+            why = "mixes the rows of a minibatch" if mixes else "draws from PyTorch's global generator"
+            raise ConfigError(
+                f"the encoder {name} has a {type(part).__name__}, {path or 'itself'}, which {why} while it trains, so "
+                "that no run could be repeated or continued; leave it out, take LayerNorm for BatchNorm, or let the "
+                "module's `train` keep it in evaluation mode"
+            )
+    return module.train(was_training)
 
 
 def encoder_name(option: EncoderOption) -> str | None:

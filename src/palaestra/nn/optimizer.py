@@ -151,9 +151,10 @@ class ComponentOptimizer:
             if setting is None or self._settings[setting]
         }
         """What it remembers of every parameter, by name."""
-        self._own: Any = (
-            None if own is None or not self.parameters else own(self.parameters, lr=self._rate, **self._settings)
-        )
+        self._own: Any = None
+        if own is not None and self.parameters:
+            rules.kept_by(own, self.parameters, {"lr": self._rate, **self._settings})  # says what it cannot do
+            self._own = own(self.parameters, lr=self._rate, **self._settings)
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
         self.follow_parameters()
@@ -294,9 +295,7 @@ class ComponentOptimizer:
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
         """The step in plain operations; where `finite` is false, everything keeps its value."""
-        rule = {"adam": rules.adam, "adamw": rules.adam, "rmsprop": rules.rmsprop, "sgd": rules.sgd}[
-            str(self.option.cls)
-        ]
+        rule = rules.RULES[str(self.option.cls)]
         settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
         _write(self.steps, self.steps + 1, finite)
         if "betas" in settings:
@@ -350,17 +349,18 @@ class ComponentOptimizer:
 
     def _load_own(self, tensors: Mapping[str, Tensor]) -> None:
         """An optimizer of PyTorch makes its state in its first step, so there may be none yet to compare with."""
-        rest = set(tensors) - {"steps"}
-        for name, parameter in zip(self.names, self.parameters, strict=True):
+        rest, what = set(tensors) - {"steps"}, f"the saved optimizer state does not fit {self.option.cls}"
+        kept_of_all = rules.kept_by(type(self._own), self.parameters, {"lr": self._rate, **self._settings})
+        for name, parameter, kept in zip(self.names, self.parameters, kept_of_all, strict=True):
             mine = [key for key in rest if key.endswith(f".{name}") and "." not in key.removesuffix(f".{name}")]
             rest -= set(mine)
             state = {key.removesuffix(f".{name}"): _beside(tensors[key].clone(), parameter) for key in mine}
-            if not all(_fits(value, parameter) for value in state.values()):
-                raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(mine)[:4]}")
+            if (state and state.keys() != kept) or not all(_fits(value, parameter) for value in state.values()):
+                raise CheckpointError(f"{what}: {sorted(mine)[:4]}")
             if state:
                 self._own.state[parameter] = state
         if rest or "steps" not in tensors:
-            raise CheckpointError(f"the saved optimizer state does not fit {self.option.cls}: {sorted(rest)[:4]}")
+            raise CheckpointError(f"{what}: {sorted(rest)[:4]}")
         self.steps.copy_(tensors["steps"])
 
 

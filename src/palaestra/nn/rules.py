@@ -1,10 +1,13 @@
 """The rules of Adam, RMSProp and SGD in plain operations, which compiled code can fuse."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from palaestra.core import ConfigError
 
 __all__ = []
 
@@ -51,3 +54,33 @@ def sgd(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tuple[Te
         return g, {}
     buffer = g.add(old["momentum_buffer"], alpha=settings["momentum"])
     return g.add(buffer, alpha=settings["momentum"]) if settings["nesterov"] else buffer, {"momentum_buffer": buffer}
+
+
+RULES = {"adam": adam, "adamw": adam, "rmsprop": rmsprop, "sgd": sgd}
+"""By the name of an optimizer."""
+
+
+def kept_by(kind: Any, parameters: Sequence[Tensor], settings: Mapping[str, Any]) -> list[set[str]]:
+    """What an optimizer of PyTorch keeps of each parameter, found by a step of another one.
+
+    Args:
+        kind: its class.
+        parameters: of the optimizer.
+        settings: that it was made with.
+
+    Raises:
+        ConfigError: it takes no such parameters or settings.
+    """
+    copies = [torch.zeros_like(parameter, requires_grad=True) for parameter in parameters]
+    for copied in copies:
+        copied.grad = torch.zeros_like(copied)
+    try:
+        optimizer = kind(copies, **settings)
+        optimizer.step()
+    except Exception as error:
+        shapes = sorted({tuple(one.shape) for one in copies})
+        raise ConfigError(
+            f"{kind.__name__} cannot train parameters of the shapes {shapes} with {dict(settings)}: {error}; take "
+            "another optimizer, or other settings of it"
+        ) from error
+    return [{name for name, value in optimizer.state.get(one, {}).items() if value is not None} for one in copies]

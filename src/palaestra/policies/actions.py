@@ -222,7 +222,8 @@ def bounded(raw_action_spec: SpecTree, action_spec: SpecTree) -> SpecTree:
         raw = children_of(raw_action_spec)
         return {name: bounded(raw[name], spec) for name, spec in children_of(action_spec).items()}
     if type(raw_action_spec) is TensorSpec and isinstance(action_spec, BoundedSpec):
-        return ActionRange(action_spec).raw_spec
+        raw = ActionRange(action_spec).raw_spec
+        return BoundedSpec(raw.shape, raw_action_spec.dtype, minimum=raw.minimum, maximum=raw.maximum)
     return raw_action_spec
 
 

@@ -57,7 +57,10 @@ class ObservationNormalizer(nn.Module):
         self._size = 0
         self._plan = self._plan_of(observation_spec, outermost=True)
         if not self._leaves:
-            raise ConfigError(f"the observation spec {observation_spec} has no floating-point leaf to normalise")
+            raise ConfigError(
+                f"the observation spec {observation_spec} has no floating-point leaf to normalise; leave "
+                "algorithm.normalize_observation out (--algorithm.no-normalize-observation)"
+            )
         # All leaves, flattened and one after another, share one vector [D] of statistics.
         buffers = {
             "count": torch.zeros((), dtype=torch.float64),

@@ -41,7 +41,7 @@ def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
 def _child(node: Any, key: str, path: str) -> Any:
     try:
         return node[int(key)] if isinstance(node, tuple | list) else node[key]
-    except (KeyError, IndexError, TypeError):
+    except (KeyError, IndexError, TypeError, ValueError):
         raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
 
 

@@ -80,7 +80,12 @@ class Quota:
 
         Returns:
             Rows to collect.
+
+        Raises:
+            ConfigError: the length is negative, or no number.
         """
+        if not length >= 0:
+            raise ConfigError(f"an unroll of length {length} was asked for; it must be at least 0")
         if not self.left:
             self._carry += length
             self.left = int(self._carry + 1e-9)  # ten times 0.1 is a row

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from palaestra.core import ConfigError
 from palaestra.rollout import Episode
 from palaestra.training.summaries import Histogram
 
@@ -49,6 +50,28 @@ class Logger(Protocol):
 
     def close(self) -> None:
         """The run ends."""
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics as every logger can write it: numbers of Python, texts and histograms.
+
+    Args:
+        row: also with numbers of NumPy and tensors of one element, as callbacks may add them.
+
+    Raises:
+        ConfigError: an entry is something else.
+    """
+    plain = dict[str, Any]()
+    for name, value in row.items():
+        if value is not None and not isinstance(value, float | int | str | Histogram):
+            try:
+                value = value.item() if hasattr(value, "item") else float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"a callback put {name!r} into a row of metrics, which is no number: {value!r}"
+                ) from error
+        plain[name] = value
+    return plain
 
 
 class LoggerGroup:

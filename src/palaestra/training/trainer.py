@@ -19,7 +19,7 @@ from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
 from palaestra.training.learning import LearningRecord, ask_for_episodes
-from palaestra.training.loggers import Logger, LoggerGroup
+from palaestra.training.loggers import Logger, LoggerGroup, plain_row
 from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
 
@@ -308,7 +308,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.logged(self, row)
         self._rows_logged += 1
-        self._loggers.metrics(row)
+        self._loggers.metrics(plain_row(row))
 
     # -- checkpoints
 
