@@ -7,7 +7,7 @@ and `-v5`), the row says so. Where it has no row at our budget, Stable-Baselines
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.numbers import Sample
@@ -181,6 +181,13 @@ def _positions_only(memory: str, network: Mapping[str, Any]) -> Row:
     )
 
 
+def _few_positions() -> Row:
+    """What PPO with an LSTM makes of as many steps as Dreamer is given."""
+    row = _positions_only("10,000 steps", {"recurrent": "lstm", "recurrent_size": 64})
+    settings = {**row.settings, "trainer__eval_every_steps": 1_000}
+    return replace(row, env_steps=10_000, rival=None, settings=settings, solved=None)
+
+
 _ROWS = (
     # classic control: complete
     _cartpole("ppo", 100_000),
@@ -247,8 +254,17 @@ _ROWS = (
     Row("sac", f"{_TINY}:CartPoleSwingUp", 20_000),
     Row("dreamer", f"{_TINY}:Catch", 6_000),
     Row("ppo", f"{_TINY}:Catch", 6_000),
-    Row("dreamer", f"{_TINY}:Recall", 10_000),
-    Row("ppo", f"{_TINY}:Recall", 10_000),
+    Row("dreamer", f"{_TINY}:Recall", 6_000, rival="ppo_Recall"),
+    Row("ppo", f"{_TINY}:Recall", 6_000),
+    Row(
+        "dreamer",
+        "CartPole-v1",
+        10_000,
+        rival="ppo_CartPole-v1_positions-only-10-000-steps",
+        variant="positions only",
+        settings=_HIDES_VELOCITIES,
+    ),
+    _few_positions(),
     # what a memory is for
     _recall("no memory", {"recurrent": None}),
     _recall("LSTM", _CELLS),

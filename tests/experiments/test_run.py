@@ -369,8 +369,9 @@ def test_a_run_that_cannot_be_compiled_says_why_and_runs_without(missing, monkey
 
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_a_run_that_continues_normalises_observations_as_it_began(tmp_path, normalizes):
-    settings = {"algorithm__normalize_observation": normalizes, "trainer__total_env_steps": 64, **"algorithm__unroll_length": 16, "trainer__eval_episodes": 0}
-    palaestra.train("ppo", "CartPole-v1", run__directory=str(tmp_path), run__name="one", **settings)
+    small = {"trainer__total_env_steps": 64, "algorithm__unroll_length": 16, "trainer__eval_episodes": 0}
+    here = {"run__directory": str(tmp_path), "run__name": "one"}
+    palaestra.train("ppo", "CartPole-v1", algorithm__normalize_observation=normalizes, **small, **here)
     changed = {"algorithm__normalize_observation": not normalizes, "trainer__total_env_steps": 128}
     with pytest.raises(CheckpointError, match="leave algorithm.normalize_observation as it is"):
         palaestra.resume("one", root=tmp_path, **changed)
