@@ -1,4 +1,4 @@
-"""The rules of Adam, RMSProp and SGD in plain operations, which compiled code can fuse."""
+"""The rules of Adam, RMSProp and SGD in plain operations, which compiled code can fuse; and what PyTorch's own keep."""
 
 import math
 from collections.abc import Mapping, Sequence
