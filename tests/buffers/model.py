@@ -66,7 +66,7 @@ class Lane:
             if stream[i].kind != LAST
             and stream[i + 1].kind != FIRST
             and (i + length < len(stream) or (fixed and i < max(ends, default=0)))
-            and length <= self.capacity
+            and (fixed or length <= self.capacity)
         ]
 
     def target(self, start: int, n_step: int) -> tuple[float, float, Row]:

@@ -187,6 +187,10 @@ def test_what_does_not_fit_is_refused():
     wide.states = np.zeros((2, 3))
     with pytest.raises(ShapeError, match=r"states have the shape \(2, 3\), but \(2, 2\) is needed"):
         memory.put(wide)
+    halves = experiences(0, 2, loss=np.zeros(2))
+    halves.actions = np.array([0.5, 1.0])
+    with pytest.raises(ShapeError, match="actions are float64, but int64 is needed, which cannot hold their values"):
+        memory.put(halves)
     with pytest.raises(ShapeError, match="holds no transitions; put some"):
         memory.sample(0, generator())
     plan = Replay(unroll_length=1, n_step=3)

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from palaestra.buffers import ReplayBuffer, from_minari, to_minari
-from palaestra.core import Batch, DiscreteSpec, MissingExtraError, ShapeError, TensorSpec
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MissingExtraError,
+    ShapeError,
+    TensorSpec,
+    tree_leaves,
+)
+from palaestra.envs.spaces import space_from_spec, spec_from_space
 from tests.buffers.model import FIRST, LAST, MID, filled, step
 
 SPACES = {
@@ -133,3 +143,131 @@ def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch):
         MissingExtraError, match=r"reading a Minari dataset needs .* pip install 'palaestra\[offline\]'"
     ):
         from_minari("x", **SPECS)
+
+
+def of_one_episode(spec, action_spec, steps=3):
+    """A buffer with an episode of values that the specs' dtypes hold."""
+    numbers = np.random.default_rng(0)
+
+    def made(leaf):
+        if not isinstance(leaf, TensorSpec):
+            items = leaf.items() if isinstance(leaf, dict) else enumerate(leaf)
+            return Batch.of({str(key): made(child) for key, child in items})
+        return torch.from_numpy(numbers.integers(0, 2, (1, *leaf.shape))).to(leaf.dtype)
+
+    buffer = ReplayBuffer(20, 1, observation_spec=spec, action_spec=action_spec)
+    buffer.open(step([FIRST], made(spec)))
+    for t in range(steps):
+        buffer.append(made(action_spec), step([LAST if t == steps - 1 else MID], made(spec)))
+    return buffer
+
+
+def pixels(*shape, most=255):
+    return BoundedSpec(shape, torch.uint8, minimum=np.zeros(shape), maximum=np.full(shape, most))
+
+
+def written(buffer, name="palaestra/some-v0"):
+    """The buffer as a dataset that has the spaces of its specs."""
+    specs = {kind: buffer.options[f"{kind}_spec"] for kind in ("observation", "action")}
+    return to_minari(buffer, name, **{f"{kind}_space": space_from_spec(spec) for kind, spec in specs.items()})
+
+
+PICTURES = [(40, 40, 3), (40, 40), (84, 84, 1), (16, 16, 3), (12,), (128,), (84, 84, 4)]
+
+
+@pytest.mark.parametrize("shape", PICTURES, ids=str)
+@pytest.mark.parametrize("acted", [False, True], ids=["observation", "action"])
+def test_what_minari_stores_as_jpeg_is_refused_before_anything_is_written(shape, acted, tmp_path):
+    specs = ({"x": pixels(*shape)}, DiscreteSpec(num=2))
+    buffer = of_one_episode(*(specs[::-1] if acted else specs))
+    with pytest.raises(ConfigError, match=r"stores uint8 arrays such as (observation|action)\.x .* as JPEG.* floats"):
+        written(buffer)
+    assert not (tmp_path / "datasets").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("spec", [pixels(4, 40, 40), pixels(40, 40, 4, most=9), pixels(2, 3, 4, 1), pixels()], ids=str)
+def test_other_uint8_arrays_come_back_as_they_were(spec):
+    buffer = of_one_episode(spec, DiscreteSpec(num=2))
+    loaded = from_minari(written(buffer), **{key: buffer.options[key] for key in ("observation_spec", "action_spec")})
+    assert torch.equal(loaded.observation[...], buffer.observation[...])
+
+
+BOX, DISCRETE = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+NESTS = {
+    "tuple": gymnasium.spaces.Tuple((DISCRETE, BOX)),
+    "tuple in a dict": gymnasium.spaces.Dict(t=gymnasium.spaces.Tuple((DISCRETE, BOX)), x=BOX),
+    "numbered dict": gymnasium.spaces.Dict({"0": DISCRETE, "1": BOX}),
+}
+
+
+def named(spec):
+    """A spec whose tuples are dicts of numbers, as buffers have it."""
+    if isinstance(spec, TensorSpec):
+        return spec
+    return {str(key): named(child) for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("plain", [False, True], ids=["as the environment", "with dicts for tuples"])
+@pytest.mark.parametrize("space", NESTS.values(), ids=NESTS)
+def test_tuples_are_tuples_where_the_space_says_so(space, plain):
+    """And come back, whether specs have tuples or dicts in their place."""
+    spec = spec_from_space(space)
+    buffer = of_one_episode(named(spec) if plain else spec, named(spec) if plain else spec)
+    own = written(buffer, "palaestra/own-v0")
+    given = to_minari(buffer, "palaestra/given-v0", observation_space=space, action_space=space)
+    assert given.observation_space == space
+    (episode,) = given.iterate_episodes()
+    assert type(episode.observations) is (tuple if isinstance(space, gymnasium.spaces.Tuple) else dict)
+    for dataset in (own, given):
+        for wanted in (spec, named(spec)):
+            loaded = from_minari(minari.load_dataset(dataset.id), observation_spec=wanted, action_spec=wanted)
+            one, two = buffer[buffer.in_time_order(0)], loaded[loaded.in_time_order(0)]
+            for mine, theirs in ((one.observation, two.observation), (one.action[:-1], two.action[:-1])):
+                assert all(torch.equal(a, b) for a, b in zip(tree_leaves(mine), tree_leaves(theirs), strict=True))
+    with pytest.raises(
+        ShapeError, match=r"observation has the parts .*, but its space has \[\]; give the environment's"
+    ):
+        to_minari(buffer, "palaestra/wrong-v0", observation_space=BOX, action_space=space)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "fits"),
+    [
+        (np.array([[0.5], [1.0]]), torch.uint8, False),
+        (np.array([[2.0], [1.0]]), torch.uint8, True),
+        (np.array([[-1], [1]]), torch.uint8, False),
+        (np.array([[300], [1]]), torch.uint8, False),
+        (np.array([[np.nan], [1.0]]), torch.int64, False),
+        (np.array([[2], [1]]), torch.bool, False),
+        (np.array([[1], [2**24 + 1]]), torch.float32, False),
+        (np.array([[1], [2]], np.int32), torch.int64, True),
+        (np.array([[0.1], [1e300]]), torch.float64, True),
+        (np.array([[0.1], [np.nan]]), torch.float32, True),
+    ],
+)
+def test_values_that_a_spec_cannot_hold_are_refused(given, dtype, fits):
+    class Episode:
+        observations, actions, rewards = given, np.zeros(1), np.ones(1)
+        terminations = truncations = np.ones(1, bool)
+
+    class Dataset:
+        id, total_steps, total_episodes = "x", 1, 1
+
+        def iterate_episodes(self):
+            return [Episode()]
+
+    specs = {"observation_spec": TensorSpec((1,), dtype), "action_spec": DiscreteSpec(num=3)}
+    if fits:
+        held = from_minari(Dataset(), **specs)
+        assert (
+            torch.equal(held.observation[held.in_time_order(0)], torch.from_numpy(given).to(dtype)) or given[0] == 0.1
+        )
+    else:
+        wanted = str(dtype).removeprefix("torch.")
+        with pytest.raises(ShapeError, match=f"the dataset are {given.dtype}, but {wanted} is needed, .* convert them"):
+            from_minari(Dataset(), **specs)
+    Episode.observations, Episode.actions = np.zeros((2, 1)), np.array([1.9])
+    with pytest.raises(ShapeError, match="actions of the dataset are float64, but int64 is needed"):
+        from_minari(Dataset(), **specs)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra import EnvConfig, create_environment
-from palaestra.buffers import PrioritizedSampler, ReplayBuffer
+from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, with_actions
 from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
 from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
 
@@ -133,3 +133,78 @@ def test_a_fragment_that_is_longer_than_the_ring_brings_the_frames_of_its_oldest
     }
     buffer.extend(Batch.of(fields))
     assert buffer.observation[buffer.in_time_order(0)[:-1]].tolist() == [[t - 2, t - 1, t] for t in range(6, 10)]
+
+
+def overwritten(lanes=2, **options):
+    """Lanes of four rows whose episodes began in rows that are overwritten; of the second one, only just."""
+    buffer = ReplayBuffer(4 * lanes, lanes, **SPECS, stack_num=3, **options)
+    buffer.open(step([FIRST] * lanes, torch.arange(lanes) * 100))
+    for t in range(1, 9):
+        kinds = [MID if lane == 0 or t not in (2, 3) else (LAST, FIRST)[t - 2] for lane in range(lanes)]
+        buffer.append(torch.zeros(lanes, dtype=torch.int64), step(kinds, torch.arange(lanes) * 100 + t))
+    return buffer
+
+
+def shown(buffer, lane=0):
+    return buffer.observation[buffer.in_time_order(lane)].tolist()
+
+
+COPIES = {
+    "load": lambda buffer, folder: ReplayBuffer.load(folder / "saved"),
+    "load into mapped files": lambda buffer, folder: ReplayBuffer.load(
+        folder / "saved", storage=MappedFiles(folder / "mapped")
+    ),
+    "with_actions": lambda buffer, folder: with_actions(buffer, SPECS["action_spec"], lambda action: action),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copies_have_the_stacks_that_reach_into_overwritten_rows(copied, tmp_path):
+    buffer = overwritten()
+    buffer.save(tmp_path / "saved")
+    assert shown(buffer)[:2] == [[2, 3, 4], [3, 4, 5]]
+    assert shown(buffer, 1)[:2] == [[103, 103, 104], [103, 104, 105]]
+    made = copied(buffer, tmp_path)
+    assert [shown(made, lane) for lane in range(2)] == [shown(buffer, lane) for lane in range(2)]
+    assert sorted(made.observation[made.starts(1)].tolist()) == shown(buffer)[:-1] + shown(buffer, 1)[:-1]
+
+
+def test_out_of_mapped_files_too(tmp_path):
+    buffer = overwritten(storage=MappedFiles(tmp_path / "mapped"))
+    buffer.save(tmp_path / "saved")
+    loaded = ReplayBuffer.load(tmp_path / "saved")
+    assert [shown(loaded, lane) for lane in range(2)] == [shown(buffer, lane) for lane in range(2)]
+
+
+@pytest.mark.parametrize("storage", [False, True], ids=["memory", "mapped"])
+def test_an_update_takes_the_frames_of_overwritten_rows_along(storage, tmp_path):
+    """A lane without rows holds what the other one holds; behind other rows, no draw begins with a cut stack."""
+    buffer = overwritten()
+    where = {"storage": MappedFiles(tmp_path / "mapped")} if storage else {}
+    made = ReplayBuffer(100, 2, **SPECS, stack_num=3, **where)
+    made.update(buffer)
+    assert [shown(made, lane) for lane in range(2)] == [shown(buffer, lane) for lane in range(2)]
+    made.update(buffer)
+    right = [shown(buffer, lane)[:-1] for lane in range(2)]
+    begins = made.observation[made.starts(1)].tolist()
+    assert [stack for stack in begins if stack[-1] < 100] == 2 * right[0]
+    assert [stack for stack in begins if stack[-1] >= 100] == right[1] + [[103, 103, 103]] + right[1]
+    made.sampler = PrioritizedSampler()
+    for drawn in (made.draw(replay(mini_batch_size=200), generator()), made.sample(200, generator())[0]):
+        assert {*map(tuple, drawn.observation.tolist())} == {*map(tuple, begins)}
+
+
+def test_single_frames_of_stacks_are_appended_as_they_are_held():
+    """Where the buffer that takes them makes no stacks, overwritten rows do not come along."""
+    buffer, made = overwritten(), ReplayBuffer(100, 2, **SPECS)
+    made.update(buffer)
+    assert made.observation[...].tolist() == [4, 5, 6, 7, 104, 105, 106, 107]
+    assert made.positions.lockstep
+
+
+def test_a_stream_that_begins_in_the_middle_of_an_episode_is_drawn_from_its_first_whole_stack_on():
+    buffer = ReplayBuffer(20, 1, **SPECS, stack_num=3)
+    buffer.open(step([MID], torch.tensor([0])))
+    for t, kind in enumerate([MID, MID, MID, LAST, FIRST, MID], start=1):
+        buffer.append(torch.tensor([0]), step([kind], torch.tensor([t])))
+    assert buffer.observation[buffer.starts(1)].tolist() == [[0, 1, 2], [1, 2, 3], [5, 5, 5]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra.buffers import MappedFiles, saving
-from palaestra.core import Replay, ShapeError
+from palaestra.core import ConfigError, Offline, Replay, ShapeError
 from tests.buffers.checks import check_contents
 from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, step
 from tests.buffers.test_states import filled
@@ -20,11 +20,15 @@ def serials(buffer, length):
         return []
 
 
+@pytest.mark.parametrize("rows", [4, 12])
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
-def test_in_fixed_data_an_episode_that_broke_off_has_ended_too(length):
-    """TS-22: nothing will follow its last rows, so they wait for nothing; those of the running episode do."""
+def test_in_fixed_data_an_episode_that_broke_off_has_ended_too(length, rows):
+    """TS-22: nothing will follow its last rows, so they wait for nothing, also where a lane has not so many rows.
+
+    Those of the running episode do.
+    """
     for seed in range(25):
-        buffer, world = make_buffer(24, 2), World(2, 12, seed, breaks=True)
+        buffer, world = make_buffer(2 * rows, 2), World(2, rows, seed, breaks=True)
         buffer.reader.fixed = True
         world.open(buffer)
         for _ in range(seed + 2):
@@ -33,6 +37,24 @@ def test_in_fixed_data_an_episode_that_broke_off_has_ended_too(length):
         assert serials(buffer, length) == sorted(
             lane.stream[start].serial for lane in lanes for start in lane.starts(length, fixed=True)
         )
+
+
+def test_sequences_of_ended_episodes_are_drawn_from_lanes_that_are_shorter():
+    """Of 64 environments, say, with a few steps each; where no episode has ended, there is nothing to draw."""
+    buffer = make_buffer(8, 2)
+    buffer.open(step([FIRST, FIRST], torch.tensor([0, 100])))
+    for t, kinds in enumerate([[MID, MID], [LAST, MID], [FIRST, MID], [MID, MID]], start=1):
+        buffer.append(torch.tensor([0, 0]), step(kinds, torch.tensor([t, 100 + t])))
+    with pytest.raises(ConfigError, match="20 steps in a row do not fit into a lane of 4"):
+        buffer.starts(20)
+    drawn = buffer.draw(Offline(mini_batch_size=16, mini_batch_length=20), generator())
+    assert {*drawn.observation[0].tolist()} == {0, 1}
+    assert drawn.valid.sum(0).tolist() == [2 - first for first in drawn.observation[0].tolist()]
+    buffer.reader.fixed = True
+    assert sorted(buffer.starts(20).tolist()) == [0, 2]
+    buffer.lose(np.array([0, 1]), [0])
+    with pytest.raises(ShapeError, match="no row can be learned from"):
+        buffer.starts(20)
 
 
 def test_a_pass_cuts_the_buffer_into_sequences_that_share_no_row():

@@ -8,7 +8,7 @@ import torch
 import palaestra
 from palaestra import EnvConfig
 from palaestra.buffers import ReplayBuffer, from_minari
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, StepType, TensorSpec, TimeStep
 from palaestra.experiments import collect_data, export_data, export_minari, find_run, policy_of_run
 from palaestra.training import CheckpointStore
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
@@ -131,3 +131,18 @@ def test_a_data_set_goes_to_minari(tmp_path, monkeypatch):
     assert torch.equal(before[before.episodes()[3]].reward[1:], after[after.episodes()[3]].reward[1:])
     with pytest.raises(ConfigError, match="Minari cannot write"):
         export_minari(folder, "pendulum/test-v0")
+
+
+def test_pictures_do_not_go_to_minari(tmp_path, monkeypatch):
+    """Of which it makes JPEG; nothing is written then."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    spec = TensorSpec((40, 40), torch.uint8)
+    buffer = ReplayBuffer(4, 1, observation_spec=spec, action_spec=DiscreteSpec(num=2))
+    for kind in (StepType.FIRST, StepType.LAST):
+        seen = TimeStep(torch.tensor([kind], dtype=torch.int32), torch.zeros(1), torch.ones(1), spec.zeros(1))
+        buffer.open(seen) if kind == StepType.FIRST else buffer.append(torch.tensor([0]), seen)
+    buffer.save(tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"^Minari stores uint8 arrays such as observation .* as JPEG"):
+        export_minari(tmp_path / "data", "catch/test-v0")
+    assert not (tmp_path / "datasets").exists()

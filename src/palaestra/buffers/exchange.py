@@ -1,6 +1,6 @@
 """Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,17 @@ from torch import Tensor
 
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype, tree_map
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    ShapeError,
+    SpecTree,
+    StepType,
+    TensorSpec,
+    import_extra,
+    numpy_dtype,
+    tree_map,
+)
 
 __all__ = ["from_minari", "to_minari", "with_actions"]
 
@@ -31,22 +41,24 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
     lanes = [lane for lane in range(buffer.num_lanes) if len(buffer.in_time_order(lane)) > 1]
     if not lanes:
         raise ShapeError("the buffer holds no rows, so there is nothing to take over")
-    rows = [buffer.in_time_order(lane) for lane in lanes]
-    longest = max(map(len, rows)) - 1
+    stack_num, counts = buffer.options.get("stack_num", 1), buffer.positions.counts[lanes]
+    rows = [buffer.in_time_order(lane, frames=stack_num - 1) for lane in lanes]
+    longest = int(counts.max())
     made = ReplayBuffer(
         longest * len(lanes),
         len(lanes),
         observation_spec=buffer.options["observation_spec"],
         action_spec=action_spec,
         reward_spec=buffer.options.get("reward_spec"),
-        stack_num=buffer.options.get("stack_num", 1),
+        stack_num=stack_num,
         sample_avail=buffer.options.get("sample_avail", False),
     )
-    if all(len(lane) == longest + 1 for lane in rows):
+    if len({*map(len, rows)}) == 1:
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
     else:
         for number, lane in enumerate(rows):
             made.extend(_fragment(buffer, lane[:, None], convert), [number])
+    made.writer.keep(counts)
     made.reader.fixed = True
     return made
 
@@ -78,12 +90,13 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
     Args:
         dataset: its id, such as `"D4RL/door/human-v2"`, or a `minari.MinariDataset`. It must lie on this machine;
             `minari download` fetches it.
-        observation_spec: of the environment; data is cast to its dtypes.
+        observation_spec: of the environment; data is cast to its dtypes, see `cast_rows`.
         action_spec: of the environment, not of the policy.
 
     Raises:
         MissingExtraError: Minari is not installed.
-        ShapeError: the dataset has no rows, or observations or actions do not fit the specs.
+        ShapeError: the dataset has no rows, or observations or actions do not fit the specs: their parts, shapes, or
+            values that the dtype of a spec cannot hold.
     """
     if isinstance(dataset, str):
         dataset = import_extra("minari", "offline", "reading a Minari dataset").load_dataset(dataset)
@@ -108,8 +121,8 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
         buffer: with actions in the environment's units. What it holds of running episodes, and of those whose
             beginning was overwritten, is left out.
         dataset_id: such as `"cartpole/expert-v0"`; it must not exist yet.
-        observation_space: Gymnasium space of the environment.
-        action_space: Gymnasium space of the environment.
+        observation_space: Gymnasium space of the environment; what is a tuple in it is written as one.
+        action_space: Gymnasium space of the environment; ditto.
         about: what else `minari.create_dataset_from_buffers` takes, such as `author` or `algorithm_name`.
 
     Returns:
@@ -117,7 +130,8 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
 
     Raises:
         MissingExtraError: Minari is not installed.
-        ShapeError: no episode is complete.
+        ConfigError: there are uint8 arrays that Minari takes for pictures, and stores as JPEG; nothing is written then.
+        ShapeError: no episode is complete, or a space has other parts than the data.
     """
     minari = import_extra("minari", "offline", "writing a Minari dataset")
     from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -131,8 +145,8 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
         episodes.append(
             EpisodeBuffer(
                 id=number,
-                observations=_nest(held.observation),
-                actions=_nest(held.action[:-1]),
+                observations=_nest("observation", held.observation, observation_space),
+                actions=_nest("action", held.action[:-1], action_space),
                 rewards=held.reward[1:].tolist(),
                 terminations=(over & terminated).tolist(),
                 truncations=(over & ~terminated).tolist(),
@@ -180,23 +194,50 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
         rows: how many there must be.
 
     Raises:
-        ShapeError: parts are missing, or a shape is another one.
+        ShapeError: parts are missing, a shape is another one, or the dtype cannot hold the values: floats may be
+            rounded to shorter floats, and no value is changed otherwise.
     """
     if not isinstance(spec, TensorSpec):
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
         try:
-            return Batch.of({str(key): cast_rows(f"{name}.{key}", value[key], child, rows) for key, child in items})
+            parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
+            return Batch.of(
+                {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
+            )
         except (KeyError, IndexError, TypeError):
             raise ShapeError(f"{name} do not have the parts of {spec}") from None
     array = np.asarray(value)
     if array.shape != (rows, *spec.shape):
         raise ShapeError(f"{name} have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
-    return torch.from_numpy(array.astype(numpy_dtype(spec.dtype)))[:, None]
+    dtype = numpy_dtype(spec.dtype)
+    with np.errstate(invalid="ignore"):  # NaN as an integer
+        cast = array.astype(dtype)
+    rounded = array.dtype.kind == dtype.kind == "f"
+    if not (rounded or np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)):
+        raise ShapeError(
+            f"{name} are {array.dtype}, but {dtype} is needed, which cannot hold their values; give data of this "
+            "environment, or convert them first"
+        )
+    return torch.from_numpy(cast)[:, None]
 
 
-def _nest(value: Any) -> Any:
-    """Batches as the dicts and tuples that Gymnasium's spaces have."""
-    if not isinstance(value, Batch):
-        return value
-    nest = {key: _nest(part) for key, part in value.items()}
-    return tuple(nest.values()) if list(nest) == [str(number) for number in range(len(nest))] else nest
+def _nest(name: str, value: Any, space: Any) -> Any:
+    """Data `[T, ...]` of an episode as the dicts and tuples of a Gymnasium space, as far as Minari keeps them exact."""
+    from minari.dataset.minari_storage import is_image_space
+
+    children = getattr(space, "spaces", {})  # of a Dict a dict, of a Tuple a tuple
+    parts = {str(i): child for i, child in enumerate(children)} if isinstance(children, tuple) else children
+    given = list(value.keys()) if isinstance(value, Batch) else []
+    if set(given) != set(parts):
+        raise ShapeError(f"{name} has the parts {given}, but its space has {list(parts)}; give the environment's space")
+    if parts:
+        nest = {key: _nest(f"{name}.{key}", value[key], child) for key, child in parts.items()}
+        return tuple(nest.values()) if isinstance(children, tuple) else nest
+    # what Minari writes as pictures, and what it reads as such
+    written = value.ndim in (2, 3) or (value.ndim == 4 and value.shape[-1] in (1, 3))
+    if value.dtype == np.uint8 and (written or is_image_space(space)):
+        raise ConfigError(
+            f"Minari stores uint8 arrays such as {name} with the shape {value.shape[1:]} as JPEG, which changes them; "
+            "keep the folder as it is, or export floats"
+        )
+    return value

@@ -129,11 +129,15 @@ class StreamReader:
         return unroll
 
     def _unroll(self, places: slice | np.ndarray, complete: slice | np.ndarray) -> Unroll:
-        fields = {name: self._get(name, places) for name in self._storage.step_fields}
-        fields |= {name: self._get(name, complete) for name in _ACTED}
+        fields = self._fields(self._get, places, complete)
         if self._streams.states is not None and self._streams.state_period == 1:
             fields["state"] = self._get("state", complete)
         return Unroll.of({**fields, "valid": valid_starts(fields["step_type"]).to(torch.float32)})
+
+    def _fields(self, read: Callable[[str, Any], Any], rows: Any, complete: Any) -> dict[str, Any]:
+        """The fields of time steps at rows, and what was done on the complete ones of them."""
+        fields = {name: read(name, rows) for name in self._storage.step_fields}
+        return fields | {name: read(name, complete) for name in _ACTED}
 
     def _get(self, name: str, places: slice | np.ndarray) -> Any:
         """A field at places of all lanes; hidden states where every row keeps one."""
@@ -157,10 +161,9 @@ class StreamReader:
 
     def _reach(self, index: np.ndarray) -> np.ndarray:
         """[N] how many rows of its episode lie before a row, at most those of a stack; overwritten ones still lie."""
-        positions, lane, older = self.positions, index % self.num_lanes, self._streams.stack_num - 1
-        ages = self.ages(index)
-        before = ages + np.minimum((positions.written - positions.counts)[lane], older)
-        return self._walk(index, np.minimum(before, older), -1)
+        most = self._streams.stack_num - 1
+        before = self.ages(index) + self._streams.older(most)[index % self.num_lanes]
+        return self._walk(index, np.minimum(before, most), -1)
 
     # -- rows by number
 
@@ -299,14 +302,16 @@ class StreamReader:
 
     # -- episodes
 
-    def in_time_order(self, lane: int) -> np.ndarray:
+    def in_time_order(self, lane: int, *, frames: int = 0) -> np.ndarray:
         """Row numbers of all rows of a lane, the oldest first and the open one last.
 
         Args:
             lane: its number.
+            frames: so many overwritten rows come before them, of those that still lie there for the oldest stacks.
         """
         positions, count = self.positions, self.positions.counts[lane]
-        rows = np.arange(count + 1 if positions.opened[lane] else 0)
+        older = self._streams.older(frames)[lane] if frames else 0
+        rows = np.arange(-older, count + 1 if positions.opened[lane] else -older)
         return (positions.cursors[lane] - count + rows) % positions.ring_size * self.num_lanes + lane
 
     def episodes(self) -> list[np.ndarray]:
@@ -345,13 +350,13 @@ class StreamReader:
 
     def _walk(self, index: np.ndarray, most: np.ndarray, direction: int) -> np.ndarray:
         """How far one gets without leaving the episode, at most so far."""
-        steps, going = np.zeros_like(index), np.arange(len(index))
+        steps, going, stride = np.zeros_like(index), np.arange(len(index)), np.clip(most.max(initial=1), 1, _STRIDE)
         while len(going):
-            ahead = np.arange(_STRIDE)[:, None] + steps[going] + (direction < 0)
+            ahead = np.arange(stride)[:, None] + steps[going] + (direction < 0)
             between = self.is_start(self.after(index[going], direction * ahead))  # [stride, N] row and its successor
-            far = np.where(between.all(0), _STRIDE, between.argmin(0))
+            far = np.where(between.all(0), stride, between.argmin(0))
             steps[going] = np.minimum(steps[going] + far, most[going])
-            going = going[(far == _STRIDE) & (steps[going] < most[going])]
+            going = going[(far == stride) & (steps[going] < most[going])]
         return steps
 
     # -- which rows a draw may begin with: `usable` rows of each lane (`candidates`), where `may_begin` holds
@@ -383,16 +388,12 @@ class StreamReader:
             [B], or one number for all where they are equal.
         """
         positions, short = self.positions, length - 1
-        running: Any = self._running(short) if self.fixed and short and not self._aligned(length) else short
+        running: Any = self._running(short) if self.fixed and short and not self._streams.aligned(length) else short
         if self._streams.complete_only:
             running = np.maximum(running, positions.unfinished)
         if running is short and positions.lockstep:
             return max(positions.count - short, 0)
         return np.maximum(positions.counts - running, 0)
-
-    def _aligned(self, length: int) -> bool:
-        """Whether a draw is one of sequences that begin at the rows with a hidden state, a few of all."""
-        return length > 1 and self._streams.states is not None and self._streams.state_period > 1
 
     def _running(self, most: int) -> np.ndarray:
         """[B] how many of the newest complete rows belong to an episode that has not ended, at most so many."""
@@ -412,11 +413,11 @@ class StreamReader:
             first.
 
         Raises:
-            ConfigError: a lane has no room for so many rows.
+            ConfigError: a lane has no room for so many rows, and these are not `fixed` data.
             ShapeError: there is none.
         """
         positions, streams = self.positions, self._streams
-        if length > positions.rows and not streams.growing:
+        if length > positions.rows and not (streams.growing or self.fixed):
             raise ConfigError(f"{length} steps in a row do not fit into a lane of {positions.rows}; raise the capacity")
         usable = self.usable(length)
         if streams.states is not None and streams.state_period > 1:
@@ -433,6 +434,9 @@ class StreamReader:
     def may_begin(self, index: np.ndarray, length: int) -> np.ndarray:
         """Whether draws may begin with candidates: with rows that may be learned from.
 
+        A stack of `stack_num` must be whole, or go back to the first step of its episode: not so at the beginning of a
+        stream that began in the middle of one.
+
         Where only every `state_period`-th row has a hidden state, sequences also begin at the end of an episode, and
         the next one is learned from: episodes of a fixed length may have their ends at all of those rows.
 
@@ -440,12 +444,14 @@ class StreamReader:
             index: [N] row numbers of `candidates(length)`.
             length: rows that follow.
         """
-        if self._streams.sample_avail:
-            return self.is_start(index) & (self._reach(index) == self._streams.stack_num - 1)
-        if length == 1 or not self._aligned(length):
-            return self.is_start(index)
-        kinds = self._storage.step_types
-        return (kinds.take(index) == LAST) | (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+        kinds, streams, begins = self._storage.step_types, self._streams, self.is_start(index)
+        if streams.aligned(length) and not streams.sample_avail:
+            begins = (kinds.take(index) == LAST) | (kinds.take(index + self.num_lanes, mode="wrap") != FIRST)
+        if streams.stack_num > 1:
+            reach = self._reach(index)
+            from_first = (kinds.take(self.after(index, -reach)) == FIRST) & (not streams.sample_avail)
+            begins &= from_first | (reach == streams.stack_num - 1)
+        return begins
 
     def keeps_state(self, places: np.ndarray) -> np.ndarray:
         """Whether draws may begin at places, as far as hidden states are concerned.
@@ -523,8 +529,7 @@ class StreamReader:
         """
         take = self.fetch
         rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
-        fields = {name: take(name, rows) for name in self._storage.step_fields}
-        fields |= {name: take(name, rows[:-1]) for name in _ACTED}
+        fields = self._fields(take, rows, rows[:-1])
         if self._streams.states is not None:
             fields["state"] = self._streams.states.take("state", self._streams.state_slots(index)[1][None])
         # what lies after the end of the first episode that can be learned from is another episode's
@@ -537,11 +542,12 @@ class StreamReader:
 
     # -- whole streams
 
-    def pieces(self, at_most: int | None = None) -> Iterator[tuple[list[int], Batch]]:
+    def pieces(self, at_most: int | None = None, *, frames: int = 0) -> Iterator[tuple[list[int], Batch]]:
         """What the streams hold as `extend` takes it: in one piece where lanes are in lockstep, else lane by lane.
 
         Args:
             at_most: complete rows of a piece, where it shall not be larger; lanes are read one by one then.
+            frames: of stacks, whose overwritten rows come along; see `in_time_order`.
 
         Yields:
             Lanes, and their rows in time order.
@@ -550,21 +556,19 @@ class StreamReader:
             ShapeError: hidden states are missing, for only some rows keep one.
         """
         positions, streams = self.positions, self._streams
-        if self._stacks:
-            yield from StreamReader(streams, raw=True).pieces(at_most)
-            return
-        if at_most is None and positions.lockstep and positions.all_open and positions.count:
-            yield list(range(self.num_lanes)), self.newest(positions.count)
+        reader = StreamReader(streams, raw=True) if self._stacks else self
+        together = not (at_most or streams.older(frames).any())
+        if together and positions.lockstep and positions.all_open and positions.count:
+            yield list(range(self.num_lanes)), reader.newest(positions.count)
             return
         if streams.states is not None and streams.state_period > 1:
             raise ShapeError("a buffer that keeps a hidden state with some rows only cannot be appended to another")
         for lane in np.flatnonzero(positions.opened).tolist():
-            stream = self.in_time_order(lane)
+            stream = self.in_time_order(lane, frames=frames)
             size = at_most or len(stream)
             for begin in range(0, max(len(stream) - 1, 1), size):
                 rows = stream[begin : begin + size + 1, None]
-                fields = {name: self.take(name, rows) for name in self._storage.step_fields}
-                fields |= {name: self.take(name, rows[:-1]) for name in _ACTED}
+                fields = reader._fields(reader.take, rows, rows[:-1])
                 if streams.states is not None:
                     fields["state"] = streams.states.take("state", rows[:-1])
                 yield [lane], Batch.of(fields)

@@ -383,8 +383,9 @@ class ReplayBuffer:
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
         saved.positions.load_state(tensors)
-        for which, piece in StreamReader(saved).pieces(at_most=_PIECE):
+        for which, piece in StreamReader(saved).pieces(at_most=_PIECE, frames=saved.stack_num - 1):
             buffer.extend(piece, which)
+        buffer.writer.keep(saved.positions.counts)
         return buffer
 
 

@@ -235,6 +235,8 @@ class WritePositions:
         Args:
             counts: [B] how many to keep.
         """
+        if (self.counts <= counts).all():
+            return
         self.restarts += 1
         self._oldest = self.written - np.minimum(self.counts, counts)
         self.lockstep = False
@@ -494,6 +496,25 @@ class Streams:
         """
         if self.log is not None:
             self.positions.write_to(self.log, at_most)
+
+    def older(self, frames: int) -> np.ndarray:
+        """How many overwritten rows of each lane still lie there for its oldest stacks.
+
+        Args:
+            frames: at most so many.
+
+        Returns:
+            [B].
+        """
+        return np.minimum(self.positions.written - self.positions.counts, min(frames, self.stack_num - 1))
+
+    def aligned(self, length: int) -> bool:
+        """Whether a draw is one of sequences that begin at the rows with a hidden state, a few of all.
+
+        Args:
+            length: rows that follow.
+        """
+        return length > 1 and self.states is not None and self.state_period > 1
 
     def state_slots(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of some rows keep a hidden state, and the row numbers of these states.

@@ -235,6 +235,9 @@ class StreamWriter:
         The stream of a lane ends where that of the other buffer begins: its open row becomes the end of a truncated
         episode, so that no transition leads from one stream into the other.
 
+        Where both read stacks by `stack_num`, the other's overwritten rows whose frames are in its oldest stacks come
+        along. A lane that held rows before shows them as rows, which no draw begins with unless their stacks are whole.
+
         Args:
             other: with the same fields and as many lanes.
 
@@ -245,9 +248,20 @@ class StreamWriter:
             raise ShapeError(
                 f"a buffer of {other.num_lanes} lanes cannot be appended to one of {self._streams.num_lanes}"
             )
-        for lanes, rows in other.pieces():
+        held = self._positions.counts
+        for lanes, rows in other.pieces(frames=self._streams.stack_num - 1):
             self.end_streams(lanes)
             self.extend(rows, lanes)
+        self.keep(np.where(held == 0, other.positions.counts, self._positions.counts))
+
+    def keep(self, counts: np.ndarray) -> None:
+        """Forgets all but the newest complete rows of each lane; frames of their stacks stay.
+
+        Args:
+            counts: [B] how many to keep.
+        """
+        self._positions.keep(counts)
+        self._streams.write_log()
 
     def end_streams(self, env_id: Any = None) -> None:
         """Ends streams: open rows become ends of truncated episodes, so that nothing leads to what is written next.

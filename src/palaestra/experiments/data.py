@@ -396,7 +396,7 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
 
     Raises:
         CheckpointError: the folder holds no data set, or it is damaged.
-        ConfigError: Minari is not installed, or refuses the id.
+        ConfigError: Minari is not installed, refuses the id, or would change the data.
     """
     buffer = ReplayBuffer.load(directory)
     observations, actions = (space_from_spec(buffer.options[name]) for name in ("observation_spec", "action_spec"))
@@ -404,6 +404,8 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="minari")  # advice for those who publish: author, permalink, ...
             to_minari(buffer, dataset_id, observation_space=observations, action_space=actions)
+    except ConfigError:
+        raise
     except (ValueError, OSError) as error:
         raise ConfigError(f"Minari cannot write {dataset_id!r}: {error}") from error
     return summary_of(f"minari:{dataset_id}", buffer)
