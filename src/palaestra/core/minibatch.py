@@ -19,9 +19,7 @@ __all__ = ["Minibatches", "equal_minibatches", "minibatches", "sequences", "shar
 _MANY_ROWS = 1 << 16
 
 
-def minibatches(
-    batch: Batch, plan: Plan, *, generator: torch.Generator, renew: Callable[[], Batch] | None = None
-) -> Iterator[Batch]:
+def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iterator[Batch]:
     """The minibatches of one update, in the order in which they are learned from.
 
     On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
@@ -35,7 +33,6 @@ def minibatches(
             `[N]` beside sequences has one value for each of them.
         plan: what the algorithm asked for.
         generator: source of the order.
-        renew: makes on-policy data anew for every pass but the first, of the same shapes; by default it stays.
 
     Yields:
         `[N, ...]` where sequences have length 1, else `[L, N, ...]`.
@@ -43,7 +40,7 @@ def minibatches(
     Raises:
         ShapeError: leaves that are to be cut differ in `[T, B]`, or there are fewer steps than one sequence needs.
     """
-    passes = equal_minibatches(batch, plan, generator=generator, renew=renew)
+    passes = equal_minibatches(batch, plan, generator=generator)
     return (minibatch for equal in passes for minibatch in equal)
 
 
@@ -106,7 +103,7 @@ def equal_minibatches(
         batch: see `minibatches`.
         plan: what the algorithm asked for.
         generator: source of the order.
-        renew: see `minibatches`.
+        renew: makes on-policy data anew for every pass but the first, of the same shapes; by default it stays.
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
     if isinstance(plan, Replay) and plan.num_epochs is not None:

@@ -28,6 +28,9 @@ __all__ = [
     "torch_dtype",
 ]
 
+ACTION_MASK = "action_mask"
+"""The key of a dict observation that says which actions are allowed; no network sees it."""
+
 
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:

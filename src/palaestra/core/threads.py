@@ -18,6 +18,11 @@ _LEAST, _MOST = (
 )  # activations of a layer: several threads are never faster below; more need not be tried
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def computing_thread(target: Callable[..., object], *args: Any, name: str | None = None) -> threading.Thread:
     """A daemon thread, not started yet, that computes with as many cores as the one that makes it.
 

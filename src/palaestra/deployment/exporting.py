@@ -25,7 +25,7 @@ from palaestra.core import (
     tree_paths,
 )
 from palaestra.core.files import fingerprint, whole_folder, write_json
-from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, spec_leaves
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.experiments.records import package_version
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
@@ -367,7 +367,7 @@ def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator, name: st
     shape = (rows, *spec.shape)
     if spec.dtype == torch.bool:
         return torch.from_numpy(generator.random(shape) < 0.5)
-    if "action_mask" in name.split("."):
+    if ACTION_MASK in name.split("."):
         forbidden = generator.integers(0, max(2, spec.size), rows)[:, None]  # one, so that every part keeps some
         return torch.from_numpy(np.arange(spec.size) != forbidden).reshape(shape).to(spec.dtype)
     low, high = (np.clip(bound, -1e3, 1e3) for bound in spec.bounds or (-3.0, 3.0))

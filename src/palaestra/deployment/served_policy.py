@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from palaestra.core import Batch, ConfigError, PalaestraError, SpecError, TensorSpec, TimeStep, tree_leaves, tree_split
+from palaestra.core.spec import ACTION_MASK
 from palaestra.deployment.json_nests import JsonNest
-from palaestra.nn import ACTION_MASK
 from palaestra.policies import Phase, Policy, check_masks
 from palaestra.rollout import InferenceServer, pack
 

@@ -11,7 +11,7 @@ from palaestra.core.spec import spec_leaves
 from palaestra.envs.boundary import outside, tolerant_bounds
 from palaestra.envs.environment import Environment, EnvironmentWrapper, SingleEnvironment, layer_of
 from palaestra.envs.faults import EventLog
-from palaestra.envs.nest import flatten, to_rows, unstacked
+from palaestra.envs.nest import flatten, like, to_rows, unstacked
 from palaestra.envs.untransformed import with_raw
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 from palaestra.envs.wrappers.observations import FrameStack, NormalizeObservation
@@ -135,8 +135,8 @@ class BatchedWrapper(Environment):
         given = tree_select(_tensors(self._given, self.device), time_step.env_id)
         first = time_step.first
         if not isinstance(given, Batch):
-            return time_step._replace(prev_action=given.masked_fill(_like(first, given), 0))
-        return time_step._replace(prev_action=given.map(lambda leaf: leaf.masked_fill(_like(first, leaf), 0)))
+            return time_step._replace(prev_action=given.masked_fill(like(first, given), 0))
+        return time_step._replace(prev_action=given.map(lambda leaf: leaf.masked_fill(like(first, leaf), 0)))
 
     @final
     def end_episodes(self, lanes: torch.Tensor) -> None:
@@ -288,10 +288,6 @@ def _tensors(value: Any, device: torch.device) -> Any:
     )
 
 
-def _like(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
-
-
 @layer_of(FrameStack)
 @final
 class FrameStackLayer(BatchedLayer):
@@ -318,7 +314,7 @@ class FrameStackLayer(BatchedLayer):
 
         def stacked(name: str, frame: torch.Tensor) -> torch.Tensor:
             before = self.lane_arrays[name][lanes]
-            before = before.masked_fill(_like(first, before), 0)
+            before = before.masked_fill(like(first, before), 0)
             stack = torch.cat([before[:, 1:], frame[:, None]], 1)
             self.lane_arrays[name] = self.lane_arrays[name].index_copy(0, lanes, stack)
             return stack
@@ -363,7 +359,7 @@ class NormalizeObservationLayer(BatchedLayer):
     def _normal(self, path: str, value: torch.Tensor, lanes: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """As `RunningMeanVariance`, for all lanes at once."""
         mean, square = (self.lane_arrays[f"{name}.{path}"][lanes] for name in ("mean", "square"))
-        count, before = _like(count, value), value - mean
+        count, before = like(count, value), value - mean
         mean = mean + before / count
         square = square + before * (value - mean)
         self._keep(f"mean.{path}", lanes, mean)

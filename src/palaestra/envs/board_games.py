@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.tensor import State, TensorEnvironment, mixed
 
 __all__ = ["ConnectFour", "TicTacToe"]
@@ -55,7 +56,7 @@ class _LineGame(TensorEnvironment):
         """`observation` [2, rows, columns]: 1 at the stones of who moves next, and of the other; and `action_mask`."""
         board = (2, self.rows, self.columns)
         stones = BoundedSpec(board, minimum=np.zeros(board, np.float32), maximum=np.ones(board, np.float32))
-        return {"observation": stones, "action_mask": TensorSpec((self._num,), torch.bool)}
+        return {"observation": stones, ACTION_MASK: TensorSpec((self._num,), torch.bool)}
 
     @property
     def action_spec(self) -> DiscreteSpec:
@@ -144,7 +145,7 @@ class _LineGame(TensorEnvironment):
         """
         own, other = state["own"], state["other"]
         board = torch.stack([own, other], 1).unflatten(-1, (self.rows, self.columns))
-        return Batch.of({"observation": board, "action_mask": self._allowed(own + other)})
+        return Batch.of({"observation": board, ACTION_MASK: self._allowed(own + other)})
 
     def state_of(self, observation: Any) -> State:
         """The state that looks like this, which is all that a search needs.

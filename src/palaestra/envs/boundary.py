@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
-from palaestra.core.spec import DiscreteSpec, SpecTree, TensorSpec, dtype_limits
+from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, dtype_limits
 from palaestra.envs.faults import Failure
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
 from palaestra.envs.rows import Rows, Specs
@@ -71,7 +71,7 @@ class ActionReader:
             observation: their spec.
         """
         discrete = isinstance(self._spec, DiscreteSpec)
-        return discrete and isinstance(observation, dict) and "action_mask" in observation
+        return discrete and isinstance(observation, dict) and ACTION_MASK in observation
 
     def checked(self, action: Any, first_id: int, where: Callable[[int], str]) -> list[np.ndarray]:
         """Reads actions that environments may see.

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from palaestra.core import PalaestraError, SpecTree, TimeStep, check_time_step, spec_leaves, tree_leaves
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.nest import flatten, leaf_dtypes
 from palaestra.envs.spaces import spec_from_space
@@ -20,7 +21,6 @@ __all__ = ["SHORT", "Finding", "end_rules", "equal", "gym_rules", "sample", "str
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
 _REPORTED = "TimeLimit.truncated"
-_MASK = "action_mask"
 
 Stream = Sequence[TimeStep]
 
@@ -60,7 +60,7 @@ def sample(space: gymnasium.Space[Any], observation: Any) -> Any:
         space: of actions.
         observation: that the action follows.
     """
-    mask = observation.get(_MASK) if isinstance(observation, dict) else None
+    mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
@@ -258,9 +258,11 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
         f"discount 1 where info[{_REPORTED!r}] is true",
         "return terminated=False, truncated=True there: the old `done` meant both",
     )
-    masked = [step for step in stream if isinstance(step.observation, dict) and _MASK in step.observation]
+    masked = [step for step in stream if isinstance(step.observation, dict) and ACTION_MASK in step.observation]
     stuck = [
-        number for number, step in enumerate(masked) if step.step_type != 2 and not np.any(step.observation[_MASK])
+        number
+        for number, step in enumerate(masked)
+        if step.step_type != 2 and not np.any(step.observation[ACTION_MASK])
     ]
     if masked:
         yield Finding(

@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.importing import import_maker, import_module
+from palaestra.core.threads import num_cores
 from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.chaos import ChaosEnv, chaos_of
 from palaestra.envs.driver import Driver
@@ -26,7 +27,7 @@ from palaestra.envs.gym_environment import GymEnvironment
 from palaestra.envs.lane_environment import LaneEnvironment
 from palaestra.envs.native_vector import NativeVectorEnvironment
 from palaestra.envs.nest import neutral_rows, to_batched
-from palaestra.envs.process import ProcessDriver, cores
+from palaestra.envs.process import ProcessDriver
 from palaestra.envs.rows import MOST_ELEMENTS
 from palaestra.envs.serial import SerialDriver
 from palaestra.envs.suites import atari, envpool, gym
@@ -397,11 +398,10 @@ def _layer(env: Environment, wrapper: Callable[[Environment], Any]) -> Environme
 def _first_ready(
     config: EnvConfig, factories: Sequence[Callable[[], Any]], lane_seeds: Sequence[int], options: dict[str, Any]
 ) -> Environment:
-    workers = min(config.num_workers or cores(), config.num_envs)
+    workers = min(config.num_workers or num_cores(), config.num_envs)
     if config.num_envs % workers:
         raise ConfigError(
-            f"num_envs is {config.num_envs} and num_workers {workers}; with num_ready every worker needs as many "
-            "environments"
+            f"num_envs is {config.num_envs}, num_workers {workers}; with num_ready each needs as many environments"
         )
     size = config.num_envs // workers
     with contextlib.ExitStack() as opened:  # closes the others where one cannot be made

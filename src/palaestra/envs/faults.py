@@ -56,6 +56,10 @@ class FaultPolicy:
         require_at_least(self, "", max_restarts=0, backoff_s=0)
 
 
+ANY_FAULT = FaultPolicy()
+"""Every fault is raised."""
+
+
 class Hang(BaseException):
     """Raised where an environment hangs, past its `except Exception`; the text is what it was doing."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.nest import zeros
 from palaestra.envs.rows import Specs
@@ -154,7 +155,7 @@ def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
     observation, info = gym_env.reset(seed=0)
     _learn(info, found)
     for _ in range(_LOOK_STEPS):
-        mask = observation.get("action_mask") if isinstance(observation, dict) else None
+        mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
         action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
         observation, _, terminated, truncated, info = gym_env.step(action)
         _learn(info, found)

@@ -9,6 +9,7 @@ import optree
 import torch
 
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core.spec import ACTION_MASK
 
 __all__ = [
     "batched_spec",
@@ -168,7 +169,7 @@ def neutral_rows(spec: SpecTree, batch_size: int) -> list[np.ndarray]:
         value = np.zeros((batch_size, *leaf.shape), numpy_dtype(leaf.dtype))
         if leaf.bounds is not None:
             value = np.clip(value, *leaf.bounds)
-        arrays.append((value + (path.rpartition(".")[2] == "action_mask")).astype(numpy_dtype(leaf.dtype)))
+        arrays.append((value + (path.rpartition(".")[2] == ACTION_MASK)).astype(numpy_dtype(leaf.dtype)))
     return arrays
 
 
@@ -233,3 +234,13 @@ def _get(value: Any, key: Any) -> Any:
     except (KeyError, IndexError, TypeError):
         held = list(value.keys()) if isinstance(value, dict | Batch) else type(value).__name__
         raise SpecError(f"the entry {key!r} is missing; given: {held}") from None
+
+
+def like(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """A mask of rows as a leaf needs it: [B, 1, ..., 1].
+
+    Args:
+        mask: [B].
+        leaf: [B, ...].
+    """
+    return mask.reshape(-1, *[1] * (leaf.ndim - 1))

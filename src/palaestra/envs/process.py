@@ -2,32 +2,31 @@
 
 import collections
 import itertools
-import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError
+from palaestra.core.threads import num_cores
 from palaestra.envs.attributes import Found
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
-from palaestra.envs.faults import Failure, FaultPolicy, Incident
+from palaestra.envs.faults import ANY_FAULT, Failure, FaultPolicy, Incident
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
 from palaestra.runtime import SharedArrays, SupervisedProcess, sendable, stop_all
+from palaestra.runtime.supervision import Context
 
 __all__ = ["ProcessDriver"]
 
-Context = Literal["spawn", "forkserver"]
 _CONTEXT: Context = "forkserver" if sys.platform == "linux" else "spawn"
-_ANY_FAULT = FaultPolicy()
 
 
 @final
@@ -67,7 +66,7 @@ class ProcessDriver(Driver):
         *,
         num_workers: int | None = None,
         context: Context = _CONTEXT,
-        faults: FaultPolicy = _ANY_FAULT,
+        faults: FaultPolicy = ANY_FAULT,
         first_id: int = 0,
     ) -> None:
         if num_workers is not None and num_workers < 1:
@@ -83,7 +82,7 @@ class ProcessDriver(Driver):
         self._shared: SharedArrays | None = None
         self._finalizer = weakref.finalize(self, _kill_all, self._processes)
         # every worker gets contiguous lanes, as evenly as can be
-        count = min(num_workers or cores(), self.batch_size)
+        count = min(num_workers or num_cores(), self.batch_size)
         edges = [self.batch_size * number // count for number in range(count + 1)]
         try:
             for number, (start, stop) in enumerate(itertools.pairwise(edges)):
@@ -346,11 +345,6 @@ class ProcessDriver(Driver):
         self._seats = {}
         if self._shared is not None:
             self._shared.close()
-
-
-def cores() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _kill_all(workers: Iterable[SupervisedProcess]) -> None:

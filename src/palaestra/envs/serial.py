@@ -16,7 +16,7 @@ from palaestra.envs.boundary import ActionReader, Boundary
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment, common_specs
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
-from palaestra.envs.faults import Failure, FaultPolicy, Incident
+from palaestra.envs.faults import ANY_FAULT, Failure, FaultPolicy, Incident
 from palaestra.envs.gym_environment import FLAGS, GymEnvironment, end_of, require_flags, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.places import lane_calls
@@ -29,7 +29,6 @@ __all__ = ["SerialDriver"]
 # a NamedTuple's own constructor takes twice as long
 _new = tuple.__new__
 _log = logging.getLogger(__name__)
-_ANY_FAULT = FaultPolicy()
 
 
 @final
@@ -66,7 +65,7 @@ class SerialDriver(Attributed, Driver):
         self,
         envs: Sequence[SingleEnvironment | Callable[[], SingleEnvironment]],
         *,
-        faults: FaultPolicy = _ANY_FAULT,
+        faults: FaultPolicy = ANY_FAULT,
         factories: Sequence[Callable[[], SingleEnvironment]] = (),
         cursor: np.ndarray | None = None,
         first_id: int = 0,

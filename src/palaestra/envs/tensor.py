@@ -12,7 +12,7 @@ from palaestra.envs.attributes import SharedAttributes
 from palaestra.envs.boundary import outside, require_all, tolerant_bounds
 from palaestra.envs.environment import Environment
 from palaestra.envs.episodes import lane_seeds_of, saved_seeds
-from palaestra.envs.nest import neutral_rows
+from palaestra.envs.nest import like, neutral_rows
 
 __all__ = ["LaneTensors", "TensorEnvironment"]
 
@@ -284,13 +284,13 @@ class TensorEnvironment(SharedAttributes, Environment):
             state = {name: moved[name].index_copy(0, rows, leaf) for name, leaf in fresh.items()}
         else:
             fresh = self.fresh(_uniform(self._keys, episode, self.num_random))
-            state = {name: torch.where(_like(over, moved[name]), leaf, moved[name]) for name, leaf in fresh.items()}
+            state = {name: torch.where(like(over, moved[name]), leaf, moved[name]) for name, leaf in fresh.items()}
         running = ~over
         steps = (lanes.progress.steps + 1).masked_fill(over, 0)
         terminated = terminated & running
         last = terminated | ((steps >= self._limit) & running)
         step_type = running.to(torch.int32) + last
-        prev_action = action.masked_fill(_like(over, action), 0)
+        prev_action = action.masked_fill(like(over, action), 0)
         discount = (~terminated).to(torch.float32)
         fields = (step_type, reward.masked_fill(over, 0.0), discount, self.observe(state), prev_action)
         return LaneTensors(state, _Progress(last, episode, steps)), fields
@@ -331,10 +331,6 @@ class TensorEnvironment(SharedAttributes, Environment):
 
     def _tensor(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(np.asarray(value)).clone().to(self.device)
-
-
-def _like(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
 def _uniform(keys: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:

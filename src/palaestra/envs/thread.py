@@ -16,14 +16,12 @@ from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.episodes import LaneEpisode
-from palaestra.envs.faults import Failure, FaultPolicy, Incident, describe
+from palaestra.envs.faults import ANY_FAULT, Failure, FaultPolicy, Incident, describe
 from palaestra.envs.rows import Rows, Specs
 from palaestra.envs.serial import SerialDriver
 from palaestra.envs.watchdog import watch
 
 __all__ = ["ThreadDriver"]
-
-_ANY_FAULT = FaultPolicy()
 
 
 @final
@@ -54,7 +52,7 @@ class ThreadDriver(Driver):
     batch_size = 1
     first_id = 0
 
-    def __init__(self, factory: Callable[[], SingleEnvironment], *, faults: FaultPolicy = _ANY_FAULT) -> None:
+    def __init__(self, factory: Callable[[], SingleEnvironment], *, faults: FaultPolicy = ANY_FAULT) -> None:
         if not callable(factory):
             raise SpecError(f"ThreadDriver was given a {type(factory).__name__}; give a function that makes it")
         self._factory, self.faults = factory, faults

@@ -22,11 +22,11 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
 from palaestra.core.importing import import_maker, parse_call
-from palaestra.core.threads import faster_threads
+from palaestra.core.threads import faster_threads, num_cores
 from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.data import mixed
-from palaestra.experiments.records import Reporter, num_cores
+from palaestra.experiments.records import Reporter
 from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Collector, Evaluation, OfflineData, evaluate, returns_of_variants

@@ -24,6 +24,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError
+from palaestra.core.threads import num_cores
 from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
@@ -44,11 +45,6 @@ _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzo
 def now() -> str:
     """The local time as ISO 8601 with its offset, to the second."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_info() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from palaestra.experiments.curves import (
 from palaestra.experiments.diagnosis import logged_symptoms
 from palaestra.experiments.records import is_number, read_evaluations, read_faults
 from palaestra.experiments.run_directory import RunDirectory
+from palaestra.training.console import PARTS
 
 __all__ = ["write_report"]
 
@@ -30,7 +31,6 @@ _log = logging.getLogger(__name__)
 # Health metrics of which something is said unless they lie between these values.
 _HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
-_PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
@@ -174,7 +174,7 @@ def _time(run: RunDirectory) -> Iterable[str]:
     rows = [row for row in thinned_metrics(run.path) if all(is_number(row.get(name)) for name in _TIMES)]
     if not rows:
         return
-    shares = {part: rows[-1][f"time/{part}"] for part in _PARTS if is_number(rows[-1].get(f"time/{part}"))}
+    shares = {part: rows[-1][f"time/{part}"] for part in PARTS if is_number(rows[-1].get(f"time/{part}"))}
     yield "<h2>Time</h2>"
     if shares:
         total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training

@@ -17,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.threads import num_cores
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
 from palaestra.experiments.initial import begin_from, for_new_run
-from palaestra.experiments.records import num_cores, provenance
+from palaestra.experiments.records import provenance
 from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole

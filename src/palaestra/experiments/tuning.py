@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
+from palaestra.core.threads import num_cores
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.experiments.evaluation import evaluate_run
 from palaestra.experiments.presets import preset
-from palaestra.experiments.records import num_cores, read_evaluations
+from palaestra.experiments.records import read_evaluations
 from palaestra.experiments.run_directory import find_runs
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
 from palaestra.training import StopSignals, TrainerConfig

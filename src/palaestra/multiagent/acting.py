@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, team_leaves
@@ -269,8 +270,8 @@ class MappedPolicy:
     def _team_leaves(self, seen: Sequence[Any], alive: np.ndarray, global_state: Any) -> list[np.ndarray]:
         spec, member = self.policy_spec.observation_spec, self.policy_spec.member
         leaves = [*team_leaves(member, list(seen), spec["observation"]), alive]
-        if "action_mask" in spec:  # agents that do not act may do anything
-            masks = [one["action_mask"] for one in seen]
+        if ACTION_MASK in spec:  # agents that do not act may do anything
+            masks = [one[ACTION_MASK] for one in seen]
             masks = [mask if alive[slot] and np.any(mask) else np.ones_like(mask) for slot, mask in enumerate(masks)]
             leaves.append(np.concatenate(masks).astype(np.int8))
         if "global_state" in spec:

@@ -10,14 +10,20 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, did_you_mean, numpy_dtype, spec_leaves
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
+from palaestra.core.spec import (
+    ACTION_MASK,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+)
 from palaestra.envs.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy
 
 __all__ = ["AgentsConfig", "PolicySpec", "SelfPlayConfig", "assign_policies", "team_specs"]
-
-_MASK = "action_mask"
 
 
 @dataclass(frozen=True)
@@ -139,12 +145,12 @@ def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None
         ConfigError: a member's action is something else.
     """
     observation, mask = member.observation, None
-    if isinstance(observation, dict) and _MASK in observation:
-        mask = observation[_MASK]
-        observation = {key: child for key, child in observation.items() if key != _MASK}
+    if isinstance(observation, dict) and ACTION_MASK in observation:
+        mask = observation[ACTION_MASK]
+        observation = {key: child for key, child in observation.items() if key != ACTION_MASK}
     spec: dict[str, SpecTree] = {"observation": _stacked(observation, count), "alive": TensorSpec((count,))}
     if mask is not None:
-        spec[_MASK] = MultiBinarySpec((count * mask.size,))
+        spec[ACTION_MASK] = MultiBinarySpec((count * mask.size,))
     if state_spec is not None:
         spec["global_state"] = state_spec
     action = member.action
@@ -165,7 +171,7 @@ def team_leaves(member: AgentSpec, observations: list[Any], spec: SpecTree) -> l
     """
     own = member.observation
     if isinstance(own, dict):
-        own = {name: child for name, child in own.items() if name != _MASK}
+        own = {name: child for name, child in own.items() if name != ACTION_MASK}
     rows = zip(*(flatten(seen, own) for seen in observations), strict=True)  # of each leaf, what every agent sees
     specs = zip(rows, spec_leaves(own).values(), spec_leaves(spec).values(), strict=True)
     return [np.stack([_coded(seen, one) for seen in row]).astype(numpy_dtype(all_.dtype)) for row, one, all_ in specs]

@@ -8,13 +8,13 @@ import numpy as np
 
 from palaestra import core
 from palaestra.core import ConfigError, EnvError, MissingExtraError, MultiBinarySpec, SpecTree, TimeStep, did_you_mean
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs import spec_from_space
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
 __all__ = ["AECAdapter", "ParallelAdapter", "aec_env", "from_pettingzoo", "load_pettingzoo", "parallel_env"]
 
 PREFIX = "pettingzoo:"
-_MASK = "action_mask"
 
 
 def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
@@ -36,7 +36,7 @@ class _PettingZooAdapter(MultiAgentEnv):
             ) from None
         env.reset(seed=0)
         # masks are part of observations, or given beside them; who is alive at first shows which
-        self._mask_in_info = any(_MASK in self._info(name) for name in env.agents)
+        self._mask_in_info = any(ACTION_MASK in self._info(name) for name in env.agents)
         self._agents = {str(name): self._agent_spec(name) for name in names}
         self._keys = {str(name): name for name in names}
 
@@ -74,14 +74,14 @@ class _PettingZooAdapter(MultiAgentEnv):
         spec = spec_from_space(self._env.observation_space(name))
         action: Any = spec_from_space(self._env.action_space(name))
         if self._mask_in_info:
-            spec = {"observation": spec, _MASK: MultiBinarySpec((action.encoded_size,))}
+            spec = {"observation": spec, ACTION_MASK: MultiBinarySpec((action.encoded_size,))}
         return AgentSpec(spec, action)
 
     def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
         if not self._mask_in_info:
             return observation
         size = spec.action.encoded_size  # an agent without a mask, at its end, may do anything
-        return {"observation": observation, _MASK: np.asarray(info.get(_MASK, np.ones(size)), np.int8)}
+        return {"observation": observation, ACTION_MASK: np.asarray(info.get(ACTION_MASK, np.ones(size)), np.int8)}
 
 
 @final

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs import episodes
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
@@ -81,7 +82,7 @@ class StepCheck:
         """What is wrong with an action, read as a batch of one; `None` if nothing."""
         spec, reader = self._agents[name].action, self._readers[name]
         if reader.masked and self.newest is not None and name in self.newest.time_steps:
-            reader.mask = np.asarray(self.newest.time_steps[name].observation["action_mask"], np.bool_)[None]
+            reader.mask = np.asarray(self.newest.time_steps[name].observation[ACTION_MASK], np.bool_)[None]
         rows = reader.read(unflatten((np.asarray(leaf)[None] for leaf in flatten(action, spec)), spec))
         wrong = reader.refused(rows)
         return None if wrong is None else wrong[1]

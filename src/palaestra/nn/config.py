@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
 from palaestra.nn.mlp import Activation, Initialisation, Layers
@@ -25,7 +23,9 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
 observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
 
-_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # these drop units without a module for it
+_MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
 _BLOCKS = ("simba", "simba2", "xqc")
 
 
@@ -180,8 +180,8 @@ def _repeatable(module: nn.Module, name: str) -> nn.Module:
     """The module, unless it trains with parts that depend on other rows, or on numbers that no run can draw again."""
     was_training = module.training
     for path, part in module.train().named_modules():
-        mixes = isinstance(part, _BatchNorm)
-        share = part.p if isinstance(part, _DropoutNd) else part.dropout if isinstance(part, _DROPPING) else 0.0
+        mixes = isinstance(part, _MIXING)
+        share = part.p if isinstance(part, _DROPPING) else part.dropout if isinstance(part, _ALSO_DROPPING) else 0.0
         if part.training and (mixes or share):
             why = "mixes the rows of a minibatch" if mixes else "draws from PyTorch's global generator"
             raise ConfigError(

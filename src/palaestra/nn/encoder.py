@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import (
+    ACTION_MASK,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+    spec_leaves,
+)
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 
-__all__ = ["ACTION_MASK", "Encoder", "OwnEncoder", "StepEncoder", "has_pictures"]
-
-ACTION_MASK = "action_mask"
-"""The key of a dict observation that says which actions are allowed; no network sees it."""
+__all__ = ["Encoder", "OwnEncoder", "StepEncoder", "has_pictures"]
 
 
 class Encoder(nn.Module):

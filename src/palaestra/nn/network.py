@@ -193,7 +193,6 @@ class GaussianNetwork(nn.Module):
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        self.action_size = action_size
         self.mean = Network(observation_spec, action_size, config, out_gain=out_gain)
         self.log_std = nn.Parameter(torch.full((action_size,), float(config.initial_log_std)))
 
@@ -323,7 +322,7 @@ class EnsembleNetwork(nn.Module):
                 )
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")
-        self.num_members, self.out_size = num_members, out_size
+        self.out_size = out_size
         self.encoder = encoder_of(observation_spec, config)
         self._encodes = not self.encoder.is_identity
         in_size = self.encoder.out_size + action_size

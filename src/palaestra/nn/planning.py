@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree, import_maker
+from palaestra.core.spec import ACTION_MASK
 from palaestra.nn.config import NetworkConfig
-from palaestra.nn.encoder import ACTION_MASK
 from palaestra.nn.network import Network, mlp_of
 from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
 from palaestra.ops import categorical_projection

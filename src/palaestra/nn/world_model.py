@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec
-from palaestra.core.spec import spec_leaves
+from palaestra.core.spec import ACTION_MASK, spec_leaves
 from palaestra.core.tree import tree_paths
 from palaestra.nn.config import NetworkConfig
-from palaestra.nn.encoder import ACTION_MASK, Encoder, encoder_of, picture_shape
+from palaestra.nn.encoder import Encoder, encoder_of, picture_shape
 from palaestra.nn.network import mlp_of
 from palaestra.ops import symexp, symlog, two_hot
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, to_device
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.nn import ACTION_MASK
+from palaestra.core.spec import (
+    ACTION_MASK,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    TensorSpec,
+)
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
 __all__ = ["ActionRange", "check_masks", "raw_actions"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
-from palaestra.nn import ACTION_MASK
+from palaestra.core.spec import ACTION_MASK
 from palaestra.ops import Moments, merge, moments_of, variance
 from palaestra.policies.actions import children_of
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
-from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 from palaestra.core.tree import tree_paths
-from palaestra.nn import ACTION_MASK, MovableModule
+from palaestra.nn import MovableModule
 from palaestra.policies.actions import check_masks, children_of, require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.normalizer import ObservationNormalizer

@@ -175,18 +175,16 @@ class DeterministicPolicy(SquashedPolicy):
         size = require_box(cls.__name__, action_spec).size
         return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
 
-    def action(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Tensor:
+    def action(self, observation: Any) -> Tensor:
         """The raw action, with gradients.
 
         Args:
             observation: raw, leaves [..., *observation].
-            state: see `NetworkPolicy`.
-            first: see `NetworkPolicy`.
 
         Returns:
             [..., A] in [-1, 1].
         """
-        return self._outputs(observation, state, first).tanh()
+        return self._outputs(observation).tanh()
 
     def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
         return outputs.tanh()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.nn import ACTION_MASK, Network, NetworkConfig, OwnEncoder
+from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec
+from palaestra.nn import Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, SquashedGaussian, greedy_action
 from palaestra.policies.actions import Head, head_of
 from palaestra.policies.exploration import Exploration

@@ -21,7 +21,7 @@ from palaestra.rollout import CollectInfo, Episode
 
 __all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
 
-_PARTS = ("environment", "inference", "storing", "learning", "waiting")
+PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class TimeSplit:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         """By part."""
         self._since = time.perf_counter()
 
@@ -106,7 +106,7 @@ def advice(row: Mapping[str, float]) -> str:
         >>> advice({f"time/{part}": x for part, x in parts.items()} | {"time/environment": 0.9, "time/learning": 0.04})
         'the environments take 90%: step them in processes (env.vectorization) or use more of them'
     """
-    share = {part: row.get(f"time/{part}", 0.0) for part in _PARTS}
+    share = {part: row.get(f"time/{part}", 0.0) for part in PARTS}
     most = max(share, key=lambda part: share[part])
     percent = f"{share[most]:.0%}"
     if share["waiting"] > 0.25:

@@ -16,10 +16,9 @@ from palaestra.core import (
     TensorSpec,
     TimeStep,
 )
-from palaestra.core.spec import numpy_dtype, spec_leaves
+from palaestra.core.spec import ACTION_MASK, numpy_dtype, spec_leaves
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten, to_rows, unflatten
-from palaestra.envs.wrappers.base import MASK
 
 __all__ = ["ActionRepeat", "NormalizeAction"]
 
@@ -60,7 +59,7 @@ class ActionRepeat(EnvironmentWrapper):
             raise SpecError(f"ActionRepeat(pool={pool}) needs one array as the observation: {env.observation_spec}")
         self._repeat, self._pool = repeat, pool
         spec = env.observation_spec
-        self._masks = spec.get(MASK) if isinstance(spec, dict) else None
+        self._masks = spec.get(ACTION_MASK) if isinstance(spec, dict) else None
 
     @property
     def env_info_spec(self) -> Any:
@@ -91,7 +90,9 @@ class ActionRepeat(EnvironmentWrapper):
     def _forbidden(self, time_step: TimeStep, action: Any) -> bool:
         if self._masks is None:
             return False
-        masks = dict(zip(spec_leaves(self._masks), flatten(time_step.observation[MASK], self._masks), strict=True))
+        masks = dict(
+            zip(spec_leaves(self._masks), flatten(time_step.observation[ACTION_MASK], self._masks), strict=True)
+        )
         parts = zip(spec_leaves(self.action_spec).items(), flatten(action, self.action_spec), strict=True)
         return any(path in masks and not _allows(masks[path], spec, np.asarray(part)) for (path, spec), part in parts)
 

@@ -8,13 +8,11 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten, to_rows, unflatten
+from palaestra.envs.nest import flatten, like, to_rows, unflatten
 
 __all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
-
-MASK = "action_mask"
-"""Key of an observation that says which actions are allowed."""
 
 
 class TimeStepMap(EnvironmentWrapper):
@@ -66,7 +64,7 @@ class ObservationMap(TimeStepMap):
                 raise ConfigError(f"{name} cannot change the observation's leaf {key!r}: {leaves[key]}")
         chosen = set(keys or ())
         if keys is None:
-            chosen = {path for path, spec in leaves.items() if self.fits(spec) and path.split(".")[0] != MASK}
+            chosen = {path for path, spec in leaves.items() if self.fits(spec) and path.split(".")[0] != ACTION_MASK}
         if not chosen:
             raise ConfigError(f"{name} finds nothing to change in the observation: {leaves}")
         self._paths = [path if path in chosen else None for path in leaves]
@@ -153,7 +151,7 @@ class RewardMap(TimeStepMap):
         """
         reward, first = time_step.reward, time_step.first
         changed = torch.as_tensor(self.map(reward)).to(reward)
-        return time_step._replace(reward=torch.where(first.reshape(-1, *[1] * (reward.ndim - 1)), reward, changed))
+        return time_step._replace(reward=torch.where(like(first, reward), reward, changed))
 
     def _bounded(self, minimum: Any, maximum: Any) -> BoundedSpec:
         spec = self.env.reward_spec

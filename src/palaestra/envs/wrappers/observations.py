@@ -7,11 +7,18 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import (
+    ACTION_MASK,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    SpecTree,
+    TensorSpec,
+    spec_leaves,
+)
 from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.nest import flatten
 from palaestra.envs.wrappers.base import (
-    MASK,
     ObservationMap,
     RunningMeanVariance,
     StatefulWrapper,
@@ -47,18 +54,18 @@ class ActionMask(TimeStepMap):
         (6,)
     """
 
-    def __init__(self, env: SingleEnvironment, key: str = MASK) -> None:
+    def __init__(self, env: SingleEnvironment, key: str = ACTION_MASK) -> None:
         super().__init__(env)
         spec, actions = env.observation_spec, env.action_spec
         if not isinstance(actions, DiscreteSpec):
             raise ConfigError(f"ActionMask needs discrete actions, and these are {actions}")
-        if isinstance(spec, dict) and MASK in spec:
-            raise ConfigError(f"the observation has the key {MASK!r} already; leave ActionMask out")
+        if isinstance(spec, dict) and ACTION_MASK in spec:
+            raise ConfigError(f"the observation has the key {ACTION_MASK!r} already; leave ActionMask out")
         self._key, self._num, self._start = key, actions.num, actions.start
         self._nested = isinstance(spec, dict)
         self._mask = np.ones(self._num, np.int8)
         observation = spec if self._nested else {"observation": spec}
-        self._spec: SpecTree = {**observation, MASK: MultiBinarySpec((self._num,))}
+        self._spec: SpecTree = {**observation, ACTION_MASK: MultiBinarySpec((self._num,))}
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -79,7 +86,7 @@ class ActionMask(TimeStepMap):
             raise EnvError(f"the mask in info[{self._key!r}] has shape {mask.shape}, and there are {self._num} actions")
         self._mask = mask
         observation = time_step.observation if self._nested else {"observation": time_step.observation}
-        return time_step._replace(observation={**observation, MASK: mask})
+        return time_step._replace(observation={**observation, ACTION_MASK: mask})
 
 
 @final
