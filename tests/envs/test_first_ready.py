@@ -119,7 +119,7 @@ def test_a_restored_environment_begins_new_episodes_with_the_next_seeds():
 def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"one of \[2, 4\]"):
         make(num_ready=3)
-    with pytest.raises(ConfigError, match="every worker needs as many"):
+    with pytest.raises(ConfigError, match="each needs as many"):
         make(num_ready=1, workers=3)
     with pytest.raises(ConfigError, match="only vectorization=process"):
         EnvConfig(num_envs=4, num_ready=2)
