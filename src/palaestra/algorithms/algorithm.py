@@ -497,9 +497,9 @@ class Algorithm(ABC, Generic[PolicyT]):
         prefix = "normalizer."
         saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         if bool(saved) != (self.policy.normalizer is not None):
+            which = "normalises observations, and this one does not" if saved else "does not normalise observations"
             raise CheckpointError(
-                f"the saved policy normalises observations: {bool(saved)}, this one does not do the same; leave "
-                "algorithm.normalize_observation as it is in a run that continues"
+                f"the saved policy {which}; leave algorithm.normalize_observation as it is in a run that continues"
             )
         if self.policy.normalizer is not None:
             self.policy.normalizer.load_state_dict(saved)

@@ -219,7 +219,7 @@ class Collector:
             self._tracker.begin()
         if self.episodes is not None:
             if not self.unfinished:
-                self._begin_episodes([self.episodes] * self.num_lanes)
+                self._begin_episodes(episodes_of_lanes(self.env, [self.episodes] * self.num_lanes))
             self._run_episodes(info, bool(random))
         elif rows := self._quota.begin(length):
             self._quota.left -= self._run(rows, info, bool(random))
@@ -363,9 +363,8 @@ class Collector:
         self._count(info, env_steps, env_s, inference_s)
         return rows if sent >= rows * num_envs else sent // num_envs
 
-    def _begin_episodes(self, n_episode: Any) -> None:
-        """Begins new episodes, of which each environment is to end so many."""
-        left: Any = episodes_of_lanes(self.env, n_episode)
+    def _begin_episodes(self, left: Any) -> None:
+        """Begins new episodes, of which each environment is to end so many, int64 [B]."""
         with torch.inference_mode():
             self._time_step, self._left = self._start(), left
 
