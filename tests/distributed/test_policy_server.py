@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from palaestra.buffers.writer import StreamWriter
 from palaestra.core import POLICY, ConfigError, OnPolicy
@@ -177,16 +179,23 @@ def test_rows_drawn_follow_rows_written_at_the_pace_that_was_asked_for(ratio):
     with local() as runtime:
         trainer = asynchronous(runtime, "dqn", samples_per_insert=ratio, fragment_steps=4, total=4000)
         collect = trainer.collector
+        pace, ahead = collect._pace, []
+        took = pace.took
+
+        def noted(rows: int, env_steps: int) -> None:
+            took(rows, env_steps)
+            ahead.append((rows, pace.ahead))
+
+        pace.took = noted
         for _ in range(60):
             trainer.train_iter()
         drawn = trainer.algorithm.num_gradient_steps * trainer.algorithm.plan.mini_batch_size
-        limiter = collect._pace._limiter
-        assert limiter.drawn == drawn
-        assert abs(limiter.ahead) <= limiter.slack
-        assert limiter._begun_at is not None
-        late = limiter.slack + ratio * limiter._begun_at  # what was written before the first draw is not caught up
-        assert limiter.drawn == pytest.approx(ratio * limiter.written, abs=late)
-        assert late < 0.25 * limiter.drawn  # so the pace shows
+        written = [rows for rows, so_far in ahead if so_far is not None]
+        assert all(so_far is None or abs(so_far) <= pace.slack for _, so_far in ahead)
+        assert abs(pace.ahead) <= pace.slack
+        # what was written before the first draw is not caught up
+        assert drawn == pytest.approx(ratio * sum(written[1:]), abs=pace.slack)
+        assert pace.slack < 0.25 * drawn  # so the pace shows
         assert len(collect.buffers[POLICY]) <= 120  # memory is flat
 
 
@@ -205,9 +214,29 @@ def test_rows_of_sequences_and_of_several_policies_are_counted_as_what_they_are(
     assert parts[0].plan.mini_batch_length > 1
     assert pace.lanes == 12  # two agents of each environment share the first
     pace.took(10 * pace.lanes, env_steps=10_000)
+    assert pace.ahead == 0
     assert pace.enough(1, 10_000)
-    limiter = pace._limiter
-    assert limiter is not None and limiter.drawn == sum(drawn)
+    assert pace.ahead == -sum(drawn)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(ratio=st.floats(0.1, 20), steps=st.integers(1, 16), who=st.lists(st.booleans(), max_size=200))
+def test_whoever_is_ahead_waits_and_one_of_both_can_always_go_on(ratio, steps, who):
+    """F20: the bound holds at every moment, whatever the order in which both want to go on."""
+    algorithm = make_algorithm("dqn", CATCH)
+    observation_spec, _, reward_spec = probe_specs(CATCH)
+    buffer = buffer_for(algorithm, 4, observation_spec=observation_spec, reward_spec=reward_spec)
+    config = AsynchronousConfig(samples_per_insert=ratio, fragment_steps=steps)
+    pace = Pace({POLICY: algorithm}, {POLICY: buffer}, 4, config, num_envs=4)
+    rows, learning = steps * pace.lanes, 10_000
+    assert not pace.enough(0, learning)  # nothing is written
+    for acts in [True, *who]:
+        can_act = pace.may_take(0, rows)
+        if acts and can_act:
+            pace.took(rows, learning)
+        else:
+            assert pace.enough(1, learning) or can_act
+        assert pace.ahead is not None and abs(pace.ahead) <= pace.slack
 
 
 @pytest.mark.parametrize("joined", [False, True])

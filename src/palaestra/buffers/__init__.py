@@ -9,7 +9,6 @@ from palaestra.buffers.drawn import *
 from palaestra.buffers.exchange import *
 from palaestra.buffers.experience import *
 from palaestra.buffers.hindsight import *
-from palaestra.buffers.limiter import *
 from palaestra.buffers.mixture import *
 from palaestra.buffers.prioritized import *
 from palaestra.buffers.reader import *

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import ReplayBuffer, SamplesPerInsert
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
 from palaestra.distributed.replay_shards import ReplayShards, ShardedReplay
@@ -82,11 +82,13 @@ class Pace:
         self.lanes = sum(buffers[name].num_lanes for name, plan in plans.items() if isinstance(plan, Replay))
         """Rows that all actors write in one time step."""
         self._first = min((plan.learns_after(num_envs) for plan in replayed), default=0)
-        self._limiter: SamplesPerInsert | None = None
+        self._ratio = self.slack = 0.0
         if not self.on_policy:
-            ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
-            written = self.fragment_steps(0.0) * self.lanes
-            self._limiter = SamplesPerInsert(ratio=ratio, slack=ratio * written + self._drawn)
+            self._ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
+            self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
+        self.ahead: float | None = None
+        """Rows that may still be drawn for those that were written, at most `slack` on either side of 0; below, learning
+        is ahead. None before the first draw."""
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.
@@ -114,9 +116,9 @@ class Pace:
             taken: in this training iteration.
             rows: of the fragment.
         """
-        if self._limiter is None:
+        if self.on_policy:
             return taken < self._config.fragments_per_update
-        return self._limiter.may_write(rows)
+        return self.ahead is None or self.ahead + self._ratio * rows <= self.slack
 
     def wanted(self, taken: int) -> int:
         """Fragments that are still to come before there is enough, as far as this can be known.
@@ -124,7 +126,7 @@ class Pace:
         Args:
             taken: in this training iteration, which were not enough.
         """
-        return self._config.fragments_per_update - taken if self._limiter is None else 1
+        return self._config.fragments_per_update - taken if self.on_policy else 1
 
     def took(self, rows: int, env_steps: int) -> None:
         """A fragment was taken.
@@ -133,8 +135,8 @@ class Pace:
             rows: of it.
             env_steps: of the run, with it.
         """
-        if self._limiter is not None and env_steps > self._first:
-            self._limiter.wrote(rows, timeout_s=0.0)
+        if not self.on_policy and env_steps > self._first:
+            self.ahead = 0.0 if self.ahead is None else self.ahead + self._ratio * rows
 
     def enough(self, taken: int, env_steps: int) -> bool:
         """Whether there is enough to learn from. What a replay plan will draw is counted by saying yes.
@@ -143,13 +145,13 @@ class Pace:
             taken: fragments in this training iteration.
             env_steps: of the run.
         """
-        if self._limiter is None:
+        if self.on_policy:
             return taken == self._config.fragments_per_update
         if env_steps <= self._first:
             return taken > 0
-        if not self._limiter.may_draw(self._drawn):
+        if self.ahead is None or self.ahead - self._drawn < -self.slack:
             return False
-        self._limiter.drew(self._drawn, timeout_s=0.0)
+        self.ahead -= self._drawn
         return True
 
 
