@@ -157,3 +157,15 @@ def test_a_run_with_a_memory_is_resumed_as_if_it_had_never_stopped(name, runtime
 def test_a_memory_draws_sequences_of_as_many_rows_and_at_least_one(rows, length, drawn):
     plan = replay_plan(SACConfig(network=NETWORK, mini_batch_size=rows, mini_batch_length=length))
     assert (plan.mini_batch_size, plan.mini_batch_length) == drawn
+
+
+@every
+def test_a_sequence_without_a_row_that_counts_adds_nothing(name):
+    """F20: all rows of it were lost; a gradient worker may have no other."""
+    algorithm, collector = remembering(name, mini_batch_size=20, policy_period=1)
+    batch = first_minibatch(algorithm, collector.buffer)
+    lost = batch.replace(valid=batch.valid * torch.arange(batch.valid.shape[1]).clamp(max=1))
+    pieces = [algorithm.gradients(part) for part in shards(lost, algorithm.plan, batch.valid.shape[1])]
+    assert float(pieces[0].num_valid) == 0
+    assert all(value.isfinite().all() for value in pieces[0].metrics.values())
+    algorithm.apply(pieces)

@@ -47,6 +47,19 @@ def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, monkeypatch)
     assert cores() == 3
 
 
+@pytest.mark.parametrize("limit", ["1,2", " 1 ", "1"])
+def test_the_first_level_of_openmp_counts(limit, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert threads.faster_threads(10**6, (512, 512), 4) == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "", "many"])
+def test_a_limit_that_is_none_is_not_kept(limit, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert threads.faster_threads(10**6, (8,), 1) == 1
+    assert threads.faster_threads(256, (64, 64), 4) == 1
+
+
 def test_one_thread_for_small_networks_and_where_the_environment_says_so(monkeypatch):
     assert threads.faster_threads(10**6, (512, 512), 4) == 1  # OMP_NUM_THREADS=1 in tests
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -10,7 +10,16 @@ import torch
 
 import palaestra
 from palaestra import NetworkConfig
-from palaestra.core import ConfigError, DiscreteSpec, MissingExtraError, MultiDiscreteSpec, PalaestraError, TensorSpec
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MissingExtraError,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    PalaestraError,
+    TensorSpec,
+)
 from palaestra.deployment import exporting
 from palaestra.experiments import RunDirectory, policies_of_run
 from palaestra.policies import SearchPolicy, load_policy, save_policy, stochastic_policy
@@ -189,6 +198,38 @@ def test_rules_have_nothing_to_export(tmp_path, monkeypatch):
     )
     with pytest.raises(ConfigError, match="the policy 'rule' is a RandomPolicy: a rule, or a search, in Python"):
         palaestra.export(done.directory, tmp_path / "out", format="torch")
+
+
+@pytest.mark.parametrize(
+    ("mask", "action"),
+    [
+        (TensorSpec((7,), torch.bool), DiscreteSpec(num=7)),
+        (MultiBinarySpec((1,)), DiscreteSpec(num=1)),
+        (MultiBinarySpec((4,)), MultiDiscreteSpec(nvec=(1, 3))),
+        ({"b": MultiBinarySpec((2,))}, {"a": TensorSpec((2,)), "b": DiscreteSpec(num=2)}),
+    ],
+    ids=["bool", "single", "parts", "nest"],
+)
+def test_masks_of_every_kind_are_tried_as_they_can_be(mask, action, tmp_path):
+    observation = {"x": TensorSpec((3,)), "action_mask": mask}
+    save_policy(stochastic_policy(observation, action, NetworkConfig(hidden_sizes=(8,))), tmp_path / "policy")
+    (done,) = palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+    assert done.parity.observations == 1000
+
+
+@pytest.mark.parametrize(
+    ("spec", "low", "high"),
+    [
+        (BoundedSpec((2,), minimum=np.full(2, 5000.0), maximum=np.full(2, 6000.0)), 5000, 6000),
+        (DiscreteSpec(num=4, start=2000), 2000, 2003),
+        (BoundedSpec((2,), minimum=np.full(2, -np.inf), maximum=np.full(2, np.inf)), -1000, 1000),
+    ],
+    ids=["box", "categories", "unbounded"],
+)
+def test_observations_that_are_tried_are_all_that_the_spec_allows(spec, low, high):
+    values = exporting._drawn(spec, 200, np.random.default_rng(0))
+    assert values.min() >= low and values.max() <= high
+    assert len(values.unique()) >= min(100, high - low + 1)
 
 
 def _specs(run: RunDirectory):

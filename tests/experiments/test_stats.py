@@ -196,6 +196,8 @@ def test_elo_refuses_scores_that_are_none():
         elo_ratings(np.array([[0, 3], [3, 0]]), np.array([[0, 5], [5, 0]]))
     with pytest.raises(ConfigError, match="at least 2 players"):
         elo_ratings(np.zeros((1, 1)), np.zeros((1, 1)))
+    with pytest.raises(ConfigError, match=r"zero is \[7\], which names none of the 2 players"):
+        elo_ratings(np.array([[0, 3], [2, 0]]), np.array([[0, 5], [5, 0]]), zero=[7])
 
 
 def test_of_a_run_of_ours_evaluations_count_once_each(tmp_path):

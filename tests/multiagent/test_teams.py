@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra import NetworkConfig, RunSeeds
-from palaestra.algorithms import MADDPG, MAPPO, QMIX, MAPPOConfig, QMIXConfig
+from palaestra.algorithms import COMA, MADDPG, MAPPO, MASAC, QMIX, MAPPOConfig, QMIXConfig
 from palaestra.core import (
     Batch,
     BoundedSpec,
     ConfigError,
     DiscreteSpec,
+    MultiBinarySpec,
     MultiDiscreteSpec,
     StepType,
     TensorSpec,
     restart,
     spec_leaves,
+    termination,
     transition,
     truncation,
 )
@@ -226,3 +228,56 @@ def test_choices_that_members_see_count_from_0_and_several_are_one_hot_codes():
 
     assert leaves["one"].tolist() == [0, 2]
     assert leaves["many"].tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
+
+
+class Parting(MultiAgentEnv):
+    """Episodes of one step, in which both earn 1; a has ended then, and b is cut off."""
+
+    agents: ClassVar = {
+        name: AgentSpec(TensorSpec((1,)), BoundedSpec((1,), minimum=np.full(1, -1.0), maximum=np.ones(1)))
+        for name in "ab"
+    }
+
+    def begin_episode(self, seed):
+        return MultiAgentStep({name: restart(np.ones(1, np.float32)) for name in "ab"})
+
+    def advance(self, actions):
+        seen = np.ones(1, np.float32)
+        return MultiAgentStep({"a": termination(seen, 1.0), "b": truncation(seen, 1.0)}, True)
+
+
+@pytest.mark.parametrize("kind", [MADDPG, MASAC])
+def test_a_member_that_ended_in_the_last_step_is_not_bootstrapped_from_where_another_was_cut_off(kind):
+    collector, actors = team_of(Parting, kind=kind)
+    collector.unroll(20)
+    algorithm, buffer = actors["team"], collector.buffers["team"]
+    batch = algorithm.preprocess(buffer.draw(algorithm.plan, torch.Generator().manual_seed(0)), buffer)
+    assert batch.bootstrap[:, 0].eq(0).all()
+    assert batch.bootstrap[:, 1].gt(0.9).all()
+
+
+class Barred(MultiAgentEnv):
+    """Action 0 is never allowed, not even where the whole team is cut off after three steps."""
+
+    agents: ClassVar = {
+        name: AgentSpec({"x": TensorSpec((1,)), "action_mask": MultiBinarySpec((3,))}, DiscreteSpec(num=3))
+        for name in "ab"
+    }
+    seen: ClassVar = {"x": np.ones(1, np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
+
+    def begin_episode(self, seed):
+        self.steps = 0
+        return MultiAgentStep({name: restart(self.seen) for name in "ab"})
+
+    def advance(self, actions):
+        self.steps += 1
+        outcome = truncation if self.steps == 3 else transition
+        return MultiAgentStep({name: outcome(self.seen, 1.0) for name in "ab"}, self.steps == 3)
+
+
+@pytest.mark.parametrize("kind", [MAPPO, COMA])
+def test_metrics_do_not_read_what_a_mask_forbids_where_a_team_was_cut_off(kind):
+    collector, actors = team_of(Barred, kind=kind)
+    collector.unroll(16)
+    found = actors["team"].update(collector.buffers["team"]).metrics
+    assert all(np.isfinite(value) for value in found.values()), found

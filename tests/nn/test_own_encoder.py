@@ -209,3 +209,20 @@ class Frozen(nn.BatchNorm1d):
 @pytest.mark.parametrize("part", [Frozen(4), nn.Dropout(0.0), nn.LayerNorm(4)])
 def test_parts_that_do_the_same_in_training_are_taken(part):
     assert OwnEncoder(TensorSpec((4,)), nn.Sequential(nn.Linear(4, 4), part)).out_size == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_an_encoder_sees_single_precision_whatever_the_environment_gives(dtype):
+    encoder = OwnEncoder(TensorSpec((2, 3), dtype), make)
+    assert encoder(torch.ones(4, 2, 3, dtype=dtype)).shape == (4, 5)
+
+
+def test_a_key_with_a_dot_is_one_key():
+    spec = {"a.b": TensorSpec((2,)), "c": TensorSpec(())}
+    encoder = OwnEncoder(spec, lambda spec: Dotted())
+    assert encoder(Batch.of({"a.b": torch.ones(4, 5, 2), "c": torch.zeros(4, 5)})).shape == (4, 5, 2)
+
+
+class Dotted(nn.Module):
+    def forward(self, observation):
+        return observation["a.b"]

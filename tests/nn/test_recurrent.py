@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.core import Batch, ShapeError
-from palaestra.nn import RecurrentCell
+from palaestra.nn import RecurrentCell, bfloat16_products
 
 T, B, F, H = 7, 3, 2, 5
 # Lane 0 begins twice, lane 1 at the first and last row, lane 2 never.
@@ -117,3 +117,15 @@ def test_shapes_that_do_not_fit_are_named():
     module = RecurrentCell("lstm", F, H)
     with pytest.raises(ShapeError, match=r"x has shape \[7, 3, 2\], first \[6, 3\] .* must be \[T, B, 2\]"):
         module(inputs(), module.initial_state(B), FIRST[1:])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_cells_compute_in_single_precision_where_products_are_in_bfloat16(kind):
+    """Near 1 an update gate has steps of 1/256 there, and a memory of 1,000 rows is lost."""
+    module, x = RecurrentCell(kind, F, H, span=1000), inputs()
+    expected, _ = module(x, remembering(module), FIRST)
+    with bfloat16_products(torch.device("cpu")):
+        found, state = module(x.bfloat16(), remembering(module), FIRST)
+    assert found.dtype == state["hidden"].dtype == torch.float32
+    assert_close(found, module(x.bfloat16().float(), remembering(module), FIRST)[0])
+    assert_close(found, expected, atol=0.02, rtol=0)

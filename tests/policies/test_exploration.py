@@ -186,9 +186,14 @@ def test_a_python_number_stays_one():
         (lambda: EpsilonGreedy(3, 1.5), r"epsilon=1.5; it must stay in \[0, 1\]"),
         (lambda: EpsilonGreedy(3, Linear(1.0, -0.1)), r"it must stay in \[0, 1\]"),
         (lambda: EpsilonGreedy(3, Linear(0.5, 1.1)), r"it must stay in \[0, 1\]"),
+        (lambda: EpsilonGreedy(3, Piecewise(((0.0, 0.5), (0.05, 2.0), (0.1, 0.5)))), r"it must stay in \[0, 1\]"),
+        (lambda: EpsilonGreedy(3, float("nan")), r"epsilon=nan; it must stay in \[0, 1\]"),
         (lambda: UniformNoise(1.0, -1.0), "low must not be above high"),
+        (lambda: GaussianNoise(-1.0), "GaussianNoise was given noise of strength -1.0; it must not be negative"),
+        (lambda: GaussianNoise(float("nan")), "of strength nan"),
+        (lambda: GaussianNoise(1.0, minimum=1.0, maximum=0.0), "minimum=1.0 and maximum=0.0; exchange them"),
     ],
-    ids=["actions", "epsilon", "falling", "rising", "bounds"],
+    ids=["actions", "epsilon", "falling", "rising", "peak", "nan", "bounds", "negative", "no number", "exchanged"],
 )
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ConfigError, match=message):

@@ -58,6 +58,25 @@ def test_acting_starts_anew_where_an_episode_begins(make_policy):
 
 
 @each
+def test_arrays_say_where_an_episode_begins_as_tensors_do(make_policy):
+    policy, observation = make_policy(), rows(2)
+    used = policy.initial_state(2).map(lambda leaf: leaf + 1.0)
+    kinds = np.full(2, StepType.FIRST)
+    found = policy.act(TimeStep(kinds, np.zeros(2), np.ones(2), observation), used, deterministic=True)
+    assert same(found.state, policy.act(step(observation, kinds), used, deterministic=True).state)
+    assert not same(found.state, policy.act(step(observation, [StepType.MID] * 2), used, deterministic=True).state)
+
+
+def test_a_tuple_of_numbers_in_a_batch_is_seen_and_its_memory_may_be_an_array():
+    """Blackjack: the batch has made an array of what its hand, the dealer's and the ace are."""
+    policy = CategoricalPolicy.build((TensorSpec(()), TensorSpec(()), TensorSpec(())), DiscreteSpec(num=2), CONFIG)
+    first = policy(Batch(obs=(14.0, 10.0, 0.0)))
+    again = policy(Batch(obs=(15.0, 10.0, 0.0)), first.state)
+    arrays = Batch.of({name: leaf.numpy() for name, leaf in first.state.items()})
+    assert same(policy(Batch(obs=(15.0, 10.0, 0.0)), arrays).state, again.state)
+
+
+@each
 def test_states_are_as_their_spec_says(make_policy):
     policy = make_policy()
     state = policy.act(step(rows(3), [1, 1, 1]), policy.initial_state(3)).state

@@ -290,6 +290,26 @@ def test_observations_that_do_not_fit_are_named(observation, message):
         policy(observation)
 
 
+@pytest.mark.parametrize(
+    ("spec", "observation", "message"),
+    [
+        (DiscreteSpec(num=3, start=5), 99, "is 99; its spec needs whole numbers from 5 to 7 as torch.int64"),
+        (DiscreteSpec(num=3, start=5), 5.7, "is 5.7; its spec needs whole numbers"),
+        (TensorSpec((2,), torch.uint8), [-1, 300], r"is \[-1, 300\]; its spec needs whole numbers as torch.uint8"),
+        (VECTOR, [[1.0, 2.0], [3.0]], "the observation is ragged"),
+    ],
+    ids=["category", "fraction", "wrapped", "ragged"],
+)
+def test_numbers_that_are_none_of_the_spec_are_refused(spec, observation, message):
+    with pytest.raises(ShapeError, match=message):
+        RandomPolicy(spec, TWO)(observation)
+
+
+def test_a_key_may_hold_a_dot_or_be_a_number():
+    policy = CategoricalPolicy.build({"a.b": VECTOR, "1": TensorSpec((2,))}, TWO, SMALL)
+    assert policy({"a.b": np.zeros((3, 4)), 1: np.zeros((3, 2))}).shape == (3,)
+
+
 def test_read_only_observations_are_taken():
     observation = np.zeros((3, 4), np.float32)
     observation.flags.writeable = False
@@ -307,7 +327,7 @@ def test_what_is_no_observation_is_named(given):
         RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))(given)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_an_observation_that_is_not_finite_is_refused(value):
     with pytest.raises(NonFiniteError, match="a policy needs finite numbers"):
         RandomPolicy(TensorSpec((2,)), DiscreteSpec(num=2))([0.0, value])

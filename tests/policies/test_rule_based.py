@@ -10,6 +10,7 @@ from palaestra.core import (
     DiscreteSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
+    ShapeError,
     TensorSpec,
     TimeStep,
     spec_leaves,
@@ -47,6 +48,13 @@ def test_a_rule_may_return_whatever_holds_numbers(result):
     )
     assert action.dtype == torch.int64
     assert action.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("result", [None, [0, 1, 1]], ids=["nothing", "rows"])
+def test_what_a_rule_gives_has_to_be_actions(result):
+    policy = RulePolicy(lambda _: result, VECTOR, DiscreteSpec(num=2))
+    with pytest.raises(ShapeError, match=r"the function of a RulePolicy gave (None|\(3,\) actions; \(2,\) are needed)"):
+        policy(np.zeros((2, 2)))
 
 
 def test_a_rule_may_return_a_nest():

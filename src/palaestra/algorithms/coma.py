@@ -186,7 +186,8 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
 
         The critic's error is that of algorithm 1. Actors of members that do not act learn nothing.
         """
-        weight, acts = row_weights(batch.valid), batch.observation.alive  # [T, B], [T, B, G]
+        weight = row_weights(batch.valid)  # [T, B]
+        acts = batch.observation.alive * batch.valid.unsqueeze(-1)  # [T, B, G]
         q = self.critic(self._seen(batch.observation), batch.action)
         chosen = q.gather(-1, batch.action.long().unsqueeze(-1)).squeeze(-1)
         terms = {"critic": weighted_sum((chosen - batch.target).square().mean(-1), weight)}
@@ -194,7 +195,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         if self.is_due("actor"):
             policy = self.policy.distribution(batch.observation)
             advantage = chosen - (policy.probs * q).sum(-1)
-            gain = policy_gradient(policy.log_prob(batch.action), advantage) * acts
+            gain = policy_gradient(torch.where(acts > 0, policy.log_prob(batch.action), 0.0), advantage) * acts
             gain = weighted_sum(gain.mean(-1), weight)
             entropy = weighted_sum((policy.entropy() * acts).mean(-1), weight)
             terms["actor"] = gain - self.value_of("entropy_cost") * entropy

@@ -14,7 +14,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors
+from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["DDPG", "DDPGConfig"]
@@ -113,6 +113,6 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         """Equations (4) and (5) for the critic; (6), the deterministic policy gradient, for the actor."""
         seen = self.remembered.seen(batch)
         q = self.critic(seen.now, seen.batch.action).squeeze(-1)  # [1, N]
-        gain = self.critic(seen.fixed, self.policy.head(seen.fixed).tanh()).mean()
+        gain = mean_of(self.critic(seen.fixed, self.policy.head(seen.fixed).tanh()))
         error = squared_errors(q, parts.deterministic_target(self, seen.batch, seen))
-        return Losses({"critic": error, "actor": -gain}, {"q_mean": q.mean()})
+        return Losses({"critic": error, "actor": -gain}, {"q_mean": mean_of(q)})

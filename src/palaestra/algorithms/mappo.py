@@ -9,6 +9,7 @@ members share a network that is told who acts; feedforward networks; values are 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
@@ -119,9 +120,10 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
 
     def losses(self, batch: MAPPOBatch) -> Losses:
         """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for agents that did not act."""
-        weight, acts = row_weights(batch.valid), batch.observation.alive  # [N], [N, G]
+        weight = row_weights(batch.valid)  # [N]
+        acts = batch.observation.alive * batch.valid.unsqueeze(-1)  # [N, G]
         policy = self.policy.distribution(batch.observation)
-        log_ratio = (policy.log_prob(batch.action) - batch.log_prob) * acts
+        log_ratio = torch.where(acts > 0, policy.log_prob(batch.action) - batch.log_prob, 0.0)
         advantage = batch.advantage.unsqueeze(-1).expand_as(log_ratio)
         gain = clipped_surrogate(log_ratio, advantage, epsilon=self.value_of("clip")) * acts
         surrogate = weighted_sum(gain.mean(-1), weight)

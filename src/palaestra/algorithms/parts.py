@@ -16,6 +16,7 @@ from palaestra.nn import EncoderOption, Network, NetworkConfig
 from palaestra.ops import (
     Moments,
     gae,
+    mean_of,
     merge,
     moments_of,
     n_step_end,
@@ -320,7 +321,12 @@ def member_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
     flat = windows.replace(reward=windows.reward.flatten(1), discount=discount, step_type=step_type)
     found: Any = n_step_transitions(flat, gamma, layout)
     reward, bootstrap = (field.unflatten(0, members[1:]) for field in (found.reward, found.bootstrap))
-    return found.replace(reward=reward, bootstrap=bootstrap)
+    ends = n_step_end(windows.step_type)
+    last = windows.step_type.gather(0, ends[None])[0] == StepType.LAST
+    # `alive` of the team's last row says who was cut off; the others have ended
+    return found.replace(
+        reward=reward, bootstrap=torch.where(last.unsqueeze(-1), bootstrap * found.next_observation.alive, bootstrap)
+    )
 
 
 def kept_besides(drawn: Batch, gamma: float) -> dict[str, Any]:
@@ -578,7 +584,7 @@ class Temperature(nn.Module):
         Args:
             excess: [N] target entropy plus log-probability, nats; held fixed.
         """
-        return -self.log * excess.detach().mean()
+        return -self.log * mean_of(excess.detach())
 
 
 @torch.no_grad()

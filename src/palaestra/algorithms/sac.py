@@ -16,7 +16,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors
+from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["SAC", "SACConfig"]
@@ -137,7 +137,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         least_q = self.critic(seen.fixed, action).amin(0).squeeze(-1)
         terms = {
             "critic": 0.5 * squared_errors(q, parts.soft_target(self, batch, seen=seen)),
-            "actor": (temperature * log_prob - least_q).mean(),
+            "actor": mean_of(temperature * log_prob - least_q),
             "temperature": self.temperature.loss(log_prob + self.target_entropy),
         }
-        return Losses(terms, {"q_mean": q.mean(), "entropy": -log_prob.mean(), "alpha": temperature})
+        return Losses(terms, {"q_mean": mean_of(q), "entropy": -mean_of(log_prob), "alpha": temperature})

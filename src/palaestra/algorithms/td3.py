@@ -17,7 +17,7 @@ from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fractio
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import squared_errors
+from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
 __all__ = ["TD3", "TD3Batch", "TD3Config"]
@@ -137,8 +137,8 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         terms = {"critic": squared_errors(q, parts.deterministic_target(self, seen.batch, seen))}
         if self.is_due("actor"):
             action = self.policy.head(seen.fixed).tanh()
-            terms["actor"] = -self.critic(seen.fixed, action, members=slice(1)).mean()
-        return Losses(terms, {"q_mean": q.mean()})
+            terms["actor"] = -mean_of(self.critic(seen.fixed, action, members=slice(1)))
+        return Losses(terms, {"q_mean": mean_of(q)})
 
     def after_step(self) -> None:
         """Target networks follow, as often as the actor moves."""

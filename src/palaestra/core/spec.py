@@ -168,6 +168,8 @@ class BoundedSpec(TensorSpec):
             except ValueError:
                 shapes = f"of shape {self.shape} was given a {name} of shape {bound.shape}"
                 raise SpecError(f"a BoundedSpec {shapes}; give one number, or one for each element") from None
+        if np.isnan(self.minimum).any() or np.isnan(self.maximum).any():
+            raise SpecError(f"a BoundedSpec was given minimum {self.minimum} and maximum {self.maximum}: not numbers")
         if not (self.minimum <= self.maximum).all():
             raise SpecError(f"a BoundedSpec was given minimum {self.minimum} and maximum {self.maximum}; exchange them")
 
@@ -208,7 +210,7 @@ class DiscreteSpec(TensorSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shape or self.num < 1:
+        if self.shape or not isinstance(self.num, int | np.integer) or self.num < 1:
             given = f"shape {self.shape} and num {self.num}"
             raise SpecError(f"a DiscreteSpec was given {given}; its shape is (), and it needs at least one category")
 
@@ -240,6 +242,7 @@ class MultiDiscreteSpec(TensorSpec):
     def __post_init__(self) -> None:
         if min(self.nvec, default=0) < 1:
             raise SpecError(f"a MultiDiscreteSpec was given nvec {self.nvec}; every choice needs at least one category")
+        object.__setattr__(self, "nvec", tuple(self.nvec))
         object.__setattr__(self, "shape", (len(self.nvec),))
         super().__post_init__()
 

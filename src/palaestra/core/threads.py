@@ -57,7 +57,8 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
     Returns:
         1, or the limit where it is at least 1.25 times as fast.
     """
-    most = min(most, int(os.environ.get("OMP_NUM_THREADS") or most))
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP takes one for each nested level
+    most = min(most, int(limit)) if limit.isdecimal() and int(limit) else most
     widest = max(widths, default=0)
     if most == 1 or rows * widest < _LEAST:
         return 1

@@ -209,6 +209,8 @@ class _Program(nn.Module):
         actions = {_name("action", path): leaf for path, leaf in _leaves(policy.action_spec)}
         self.outputs: dict[str, TensorSpec] = {**actions, **{f"next.{key}": leaf for key, leaf in self.state.items()}}
         self.num_actions = len(actions)
+        mask = _name("observation", ACTION_MASK)
+        self._masked = {_name(mask, path): leaf for path, leaf in _leaves(policy.action_spec)}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.inputs, inputs, strict=True))
@@ -226,8 +228,24 @@ class _Program(nn.Module):
         return (*actions, *(step.state[name.removeprefix("state.")] for name in self.state))
 
     def example(self, rows: int) -> tuple[Tensor, ...]:
-        generator = np.random.default_rng(rows)
-        return tuple(_drawn(spec, rows, generator, name) for name, spec in self.inputs.items())
+        return tuple(self.drawn(rows, np.random.default_rng(rows)).values())
+
+    def drawn(self, rows: int, generator: np.random.Generator) -> dict[str, Tensor]:
+        """Inputs that their specs allow, with masks that forbid one action where that leaves others.
+
+        Args:
+            rows: how many.
+            generator: of the numbers.
+        """
+        drawn = {name: _drawn(spec, rows, generator) for name, spec in self.inputs.items()}
+        for name in filter(drawn.__contains__, self._masked):
+            choice: Any = self._masked[name]
+            options = np.asarray(getattr(choice, "nvec", [choice.encoded_size]))
+            may = np.flatnonzero(np.repeat(options, options) > 1)  # a choice keeps its only option
+            forbidden = generator.choice(may, rows) if len(may) else np.full(rows, -1)
+            allowed = np.arange(options.sum()) != forbidden[:, None]
+            drawn[name] = torch.from_numpy(allowed).to(self.inputs[name].dtype)
+        return drawn
 
     @torch.no_grad()
     def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -348,29 +366,28 @@ def _undecided(program: _Program, inputs: Sequence[Tensor], row: int, output: st
 def _batches(program: _Program) -> Iterator[tuple[Tensor, ...]]:
     generator = np.random.default_rng(0)
     for rows in _BATCHES:
-        yield tuple(_drawn(spec, rows, generator, name) for name, spec in program.inputs.items())
+        yield tuple(program.drawn(rows, generator).values())
 
 
 def _sequences(program: _Program) -> Iterator[tuple[Tensor, ...]]:
     """Steps in order: the memory of the policy goes on, and episodes begin now and then."""
     generator, memory = np.random.default_rng(0), []
     for step in range(_STEPS):
-        drawn = {name: _drawn(spec, _LANES, generator, name) for name, spec in program.inputs.items()}
+        drawn = program.drawn(_LANES, generator)
         drawn["first"] = torch.from_numpy(generator.random(_LANES) < (1.0 if step == 0 else 0.1))
         drawn |= dict(zip(program.state, memory, strict=False))
         yield tuple(drawn.values())
         memory = program.reference(tuple(drawn.values()))[program.num_actions :]
 
 
-def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator, name: str) -> Tensor:
-    """Values that a spec allows; within three where it has no bounds, and masks that forbid one action."""
+def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator) -> Tensor:
+    """Values that a spec allows; within three where it has no bounds, within 2,000 of one where they are far apart."""
     shape = (rows, *spec.shape)
     if spec.dtype == torch.bool:
         return torch.from_numpy(generator.random(shape) < 0.5)
-    if ACTION_MASK in name.split("."):
-        forbidden = generator.integers(0, max(2, spec.size), rows)[:, None]  # one, so that every part keeps some
-        return torch.from_numpy(np.arange(spec.size) != forbidden).reshape(shape).to(spec.dtype)
-    low, high = (np.clip(bound, -1e3, 1e3) for bound in spec.bounds or (-3.0, 3.0))
+    low, high = (np.asarray(bound, np.float64) for bound in spec.bounds or (-3.0, 3.0))
+    middle = np.clip(0.0, low, high)  # the number they allow that is nearest to 0
+    low, high = np.maximum(low, middle - 1e3), np.minimum(high, middle + 1e3)
     values = torch.from_numpy(low + (high - low) * generator.random(shape))
     return (values if spec.dtype.is_floating_point else values.round()).to(spec.dtype)
 

@@ -87,8 +87,8 @@ class Pace:
             self._ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
             self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
         self.ahead: float | None = None
-        """Rows that may still be drawn for those that were written, at most `slack` on either side of 0; below, learning
-        is ahead. None before the first draw."""
+        """Rows still to be drawn for those that were written, at most `slack` on either side of 0; below, learning is
+        ahead. None before the first draw."""
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.

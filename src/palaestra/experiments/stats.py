@@ -394,6 +394,8 @@ def elo_ratings(scores: np.ndarray, games: np.ndarray, *, zero: Sequence[int] | 
         if np.abs(step).max() < 1e-10:
             break
     known = np.isin(np.arange(count), range(count) if zero is None else zero)
+    if not known.any():
+        raise ConfigError(f"zero is {zero}, which names none of the {count} players; give numbers of them")
     centre = np.eye(count) - known / known.sum()
     strength = centre @ strength
     spread = np.sqrt(np.diag(centre @ np.linalg.inv(information) @ centre.T)) * _NORMAL_975

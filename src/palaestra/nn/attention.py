@@ -103,7 +103,7 @@ class AttentionMemory(nn.Module):
         near = (distance >= 0) & (distance <= self.window)
         visible = near & (row_episode.unsqueeze(-1) == episode.unsqueeze(-2))  # [B, T, W + T]
         distance = distance.clamp(0, self.window)
-        # not a product: a memory that is not finite must end with its episode as well
+        # not a product: a memory that is not finite must end with its episode as well (rows of x have to be finite)
         seen = seen.masked_fill(~held[:, None, :, None], 0.0)
         y, kept = self.embedding(x).transpose(0, 1), []
         for index, layer in enumerate(self.layers):

@@ -108,8 +108,11 @@ class OwnEncoder(nn.Module):
     def __init__(self, observation_spec: SpecTree, option: Any) -> None:
         super().__init__()
         spec = _without_mask(observation_spec)
-        path, leaf = next(iter(spec_leaves(spec).items()))
-        self._first_leaf, self._ndim = path.split(".") if path else [], len(leaf.shape)
+        self._first_leaf, leaf = [], spec
+        while not isinstance(leaf, TensorSpec):
+            key, leaf = next(iter(leaf.items() if isinstance(leaf, dict) else enumerate(leaf)))
+            self._first_leaf.append(str(key))
+        self._ndim = len(leaf.shape)
         self._keys = list(spec) if isinstance(spec, dict) and spec != observation_spec else None
         self.module = own_module(option, spec)
         self.out_size = self._num_features(spec)
@@ -131,7 +134,7 @@ class OwnEncoder(nn.Module):
         leading = leaf.shape[: leaf.ndim - self._ndim]
 
         def rows(leaf: Tensor) -> Tensor:
-            leaf = leaf.float() if leaf.dtype == torch.float64 else leaf
+            leaf = _single(leaf)
             return leaf if len(leading) == 1 else leaf.reshape(-1, *leaf.shape[len(leading) :])
 
         features = self.module(rows(observation) if isinstance(observation, Tensor) else observation.map(rows))
@@ -227,10 +230,15 @@ def _without_mask(spec: SpecTree) -> SpecTree:
 
 def _zeros(spec: SpecTree) -> Any:
     if isinstance(spec, TensorSpec):
-        zeros = spec.zeros(2)
+        zeros = _single(spec.zeros(2))
         return zeros + spec.start if isinstance(spec, DiscreteSpec) else zeros
     items = spec.items() if isinstance(spec, dict) else enumerate(spec)
     return Batch.of({str(name): _zeros(child) for name, child in items})
+
+
+def _single(leaf: Tensor) -> Tensor:
+    """Floating-point numbers in single precision, others as they are."""
+    return leaf.float() if leaf.is_floating_point() else leaf
 
 
 def has_pictures(observation_spec: SpecTree) -> bool:

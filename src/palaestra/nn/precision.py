@@ -1,7 +1,7 @@
 """Products of matrices in less than single precision, while weights and what is between products stay in it."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch import Tensor
 from palaestra.core import ConfigError
 
 __all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_precision", "set_products"]
+
+T = TypeVar("T")
 
 _KINDS = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
 
@@ -65,7 +67,7 @@ def has_bfloat16_products(x: Tensor) -> bool:
     return x.device.type in _KINDS and torch.is_autocast_enabled(x.device.type)
 
 
-def in_full_precision(function: Callable[..., Tensor], x: Tensor, *others: Any) -> Tensor:
+def in_full_precision(function: Callable[..., T], x: Tensor, *others: Any) -> T:
     """A product that stays in single precision inside `bfloat16_products`: a value of 500 has steps of 2 there.
 
     Args:

@@ -11,6 +11,7 @@ from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec,
 from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.config import NetworkConfig, Recurrent
 from palaestra.nn.encoder import StepEncoder, encoder_of, has_pictures
+from palaestra.nn.precision import in_full_precision
 
 __all__ = ["EncodedNetwork", "RecurrentCell", "RecurrentNetwork", "with_memory", "with_shared_features"]
 
@@ -110,7 +111,7 @@ class RecurrentCell(nn.Module):
             reset = first[start].bool().unsqueeze(-1)
             # not a product: a memory that is not finite must end with its episode as well
             before = [leaf.masked_fill(reset, 0.0).unsqueeze(0) for leaf in leaves]  # [1, B, H]
-            y, after = self.cells(x[start:end], tuple(before) if len(before) > 1 else before[0])
+            y, after = in_full_precision(self.cells, x[start:end], tuple(before) if len(before) > 1 else before[0])
             leaves = [leaf.squeeze(0) for leaf in (after if isinstance(after, tuple) else (after,))]
             outputs.append(y)
         if not outputs:

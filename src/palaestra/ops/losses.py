@@ -17,6 +17,7 @@ __all__ = [
     "explained_variance",
     "huber",
     "masked_mean",
+    "mean_of",
     "policy_gradient",
     "quantile_huber",
     "row_weights",
@@ -186,6 +187,24 @@ def clipped_value_error(
     return torch.maximum((value - target).square(), (clipped - target).square())
 
 
+def mean_of(x: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """Mean over all elements.
+
+        x̄ = 1/N Σᵢ xᵢ
+
+    Args:
+        x: [N], or of any shape.
+
+    Returns:
+        0-dim mean, differentiable; 0 when there is no element.
+
+    Examples:
+        >>> mean_of(torch.tensor([1.0, 2.0])), mean_of(torch.empty(0))
+        (tensor(1.5000), tensor(0.))
+    """
+    return x.mean() if x.numel() else x.sum()
+
+
 def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, ""]:
     """Mean over the rows that may be learned from.
 
@@ -331,7 +350,7 @@ def squared_errors(prediction: Float[Tensor, "K *N"], target: Float[Tensor, "*N"
         target: [N] what all of them should have said.
 
     Returns:
-        [] loss, differentiable.
+        [] loss, differentiable; 0 when there is no row.
 
     Raises:
         ShapeError: the members' rows are not the target's; the message names both.
@@ -343,6 +362,8 @@ def squared_errors(prediction: Float[Tensor, "K *N"], target: Float[Tensor, "*N"
     if prediction.ndim == 0 or prediction.shape[1:] != target.shape:
         needed = "prediction must be [K, N] and target [N], one row for each member's row"
         raise shape_error(needed, prediction=prediction, target=target)
+    if not target.numel():
+        return prediction.sum()
     return len(prediction) * _mse_loss(prediction, target.expand_as(prediction), _MEAN)
 
 

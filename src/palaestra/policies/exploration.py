@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import ConfigError, Schedule, schedule_value
+from palaestra.core import ConfigError, Schedule, schedule_range, schedule_value
 
 __all__ = ["EpsilonGreedy", "Exploration", "GaussianNoise", "UniformNoise"]
 
@@ -76,8 +76,8 @@ class Exploration(ABC):
 
 
 def _probability(epsilon: Schedule) -> Schedule:
-    ends = [schedule_value(epsilon, progress) for progress in np.linspace(0, 1, 11)]
-    if min(ends) < 0 or max(ends) > 1:
+    least, most = schedule_range(epsilon)
+    if not (least >= 0 and most <= 1):
         raise ConfigError(f"EpsilonGreedy was given epsilon={epsilon}; it must stay in [0, 1]")
     return epsilon
 
@@ -161,8 +161,13 @@ class _Noise(Exploration):
     """Adds noise, then clips."""
 
     def __init__(self, strength: Schedule, minimum: Any, maximum: Any, *, seed: int) -> None:
+        kind = type(self).__name__
+        if not schedule_range(strength)[0] >= 0:
+            raise ConfigError(f"{kind} was given noise of strength {strength}; it must not be negative")
         super().__init__(strength, seed=seed)
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
+        if self.minimum is not None and self.maximum is not None and not (self.minimum <= self.maximum).all():
+            raise ConfigError(f"{kind} was given minimum={minimum} and maximum={maximum}; exchange them")
 
     def _require_floats(self, action: Tensor) -> None:
         if not action.is_floating_point():

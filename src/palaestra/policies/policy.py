@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
-from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, numpy_dtype, spec_leaves
-from palaestra.core.tree import tree_paths
+from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, numpy_dtype
+from palaestra.core.tree import tree_map, tree_paths
 from palaestra.nn import MovableModule
 from palaestra.policies.actions import check_masks, children_of, require_mask_spec
 from palaestra.policies.exploration import Exploration
@@ -28,21 +28,40 @@ def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
         spec: of one observation.
 
     Raises:
-        ShapeError: it lacks a part.
+        ShapeError: it lacks a part, or holds no numbers.
     """
-    path, leaf_spec = next(iter(spec_leaves(spec).items()))
-    leaf = observation
-    for key in path.split(".") if path else ():
+    leaf, path = observation, ""
+    while not isinstance(spec, TensorSpec):
+        key, spec = next(iter(children_of(spec).items()))
+        path = f"{path}.{key}" if path else key
         leaf = _child(leaf, key, path)
-    shape = tuple(np.shape(leaf))
-    return shape[: len(shape) - len(leaf_spec.shape)]
+    shape = tuple(_array(leaf, spec, path).shape)
+    return shape[: len(shape) - len(spec.shape)]
 
 
 def _child(node: Any, key: str, path: str) -> Any:
     try:
-        return node[int(key)] if isinstance(node, tuple | list) else node[key]
+        if isinstance(node, tuple | list | np.ndarray | Tensor) or (isinstance(node, dict) and key not in node):
+            return node[int(key)]  # arrays are what a `Batch` makes of tuples of numbers
+        return node[key]
     except (KeyError, IndexError, TypeError, ValueError):
         raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
+
+
+def _named(path: str) -> str:
+    return f"the observation{f' {path!r}' if path else ''}"
+
+
+def _array(value: Any, spec: TensorSpec, path: str) -> Tensor | np.ndarray:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ShapeError(f"{_named(path)} is ragged: {error}; numbers of shape {spec.shape} are needed") from None
+    if array.dtype.kind not in "biuf":
+        raise ShapeError(f"{_named(path)} is {value!r}; numbers of shape {spec.shape} are needed")
+    return array
 
 
 def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int, ...], path: str = "") -> Any:
@@ -57,7 +76,7 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
 
     Raises:
         ShapeError: it does not fit the spec, or holds no numbers.
-        NonFiniteError: an element is NaN or infinite.
+        NonFiniteError: an element is NaN or infinite, or beyond the numbers of the spec's type.
     """
     if not isinstance(spec, TensorSpec):
         paths = {key: (child, f"{path}.{key}" if path else key) for key, child in children_of(spec).items()}
@@ -67,20 +86,25 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
                 for key, (child, inner) in paths.items()
             }
         )
-    name = f"the observation{f' {path!r}' if path else ''}"
-    array = value if isinstance(value, Tensor) else np.array(value)
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind not in "biuf":
-            raise ShapeError(f"{name} is {value!r}; numbers of shape {spec.shape} are needed")
-        array = torch.as_tensor(array)
+    name, array = _named(path), _array(value, spec, path)
+    array = array if isinstance(array, Tensor) else torch.as_tensor(array)
     if tuple(array.shape) != (*leading, *spec.shape):
         raise ShapeError(
             f"{name} has shape {tuple(array.shape)}; its spec needs "
             f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
         )
-    if array.dtype.is_floating_point and not array.isfinite().all():
-        raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
-    return array.to(device, spec.dtype).reshape((-1, *spec.shape))
+    rows = array.to(device, spec.dtype)
+    if spec.dtype.is_floating_point:
+        if not rows.isfinite().all():
+            raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
+        return rows.reshape((-1, *spec.shape))
+    fits, allowed = rows == array.to(device), ""
+    if spec.bounds is not None:
+        low, high = (torch.as_tensor(bound, device=device) for bound in spec.bounds)
+        fits, allowed = fits & (rows >= low) & (rows <= high), f" from {low.tolist()} to {high.tolist()}"
+    if not fits.all():
+        raise ShapeError(f"{name} is {array.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
+    return rows.reshape((-1, *spec.shape))
 
 
 def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
@@ -92,7 +116,7 @@ def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
         leading: dimensions that N stands for.
     """
     if isinstance(spec, dict):
-        return {key: to_numpy(action[key], child, leading) for key, child in spec.items()}
+        return {key: to_numpy(action[str(key)], child, leading) for key, child in spec.items()}
     if isinstance(spec, tuple):
         return tuple(to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
     array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
@@ -399,7 +423,7 @@ class Policy(MovableModule, ABC):
                 f"the state has leaves of shape {shapes[0]}, and this policy's for {count} observations have "
                 f"{shapes[1]}; give what the call before answered as `state`, or None where an episode begins"
             )
-        return state if shapes[0] else ()
+        return tree_map(torch.as_tensor, state) if shapes[0] else ()
 
     def begun(self, state: Any, first: Any) -> Any:
         """The state with the initial one in rows where an episode begins.
@@ -408,6 +432,8 @@ class Policy(MovableModule, ABC):
             state: leaves [B, ...].
             first: [B] bool, where an episode begins.
         """
+        if isinstance(first, np.ndarray):
+            first = torch.as_tensor(first)
         if not isinstance(first, Tensor) or not first.any():
             return state
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, TimeStep
+from palaestra.core import Batch, ShapeError, TimeStep
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.policies.actions import bounded, children_of
 from palaestra.policies.policy import Policy, PolicyStep
@@ -25,6 +25,9 @@ class RulePolicy(Policy):
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: what the environment's action looks like.
 
+    Raises:
+        ShapeError: when it acts: the function gave no such actions.
+
     Examples:
         >>> lean = RulePolicy(lambda observation: observation[:, 2] > 0, TensorSpec((4,)), DiscreteSpec(num=2))
         >>> int(lean([0.0, 0.0, 0.1, 0.0]))
@@ -36,7 +39,7 @@ class RulePolicy(Policy):
         self.function = function
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        return PolicyStep(_as_action(self.function(observation), self.action_spec), state)
+        return PolicyStep(_as_action(self.function(observation), self.action_spec, len(observation)), state)
 
 
 @final
@@ -83,11 +86,18 @@ class RandomPolicy(Policy):
         return PolicyStep(_uniform(self.action_spec, len(observation), self.generator, mask), state)
 
 
-def _as_action(value: Any, spec: SpecTree) -> Any:
+def _as_action(value: Any, spec: SpecTree, count: int) -> Any:
     if isinstance(spec, dict | tuple):
         keys: Any = spec if isinstance(spec, dict) else range(len(spec))
-        return Batch.of({str(key): _as_action(value[key], spec[key]) for key in keys})
-    return (value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))).to(spec.dtype)
+        return Batch.of({str(key): _as_action(value[key], spec[key], count) for key in keys})
+    try:
+        action = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+    except (TypeError, ValueError):
+        raise ShapeError(f"the function of a RulePolicy gave {value!r}, which are no numbers for {spec}") from None
+    if action.shape != (count, *spec.shape):
+        needed = (count, *spec.shape)
+        raise ShapeError(f"the function of a RulePolicy gave {tuple(action.shape)} actions; {needed} are needed")
+    return action.to(spec.dtype)
 
 
 def _uniform(spec: SpecTree, count: int, generator: torch.Generator, mask: Any = None) -> Any:
