@@ -7,7 +7,8 @@ import torch
 
 from palaestra import DQN, PPO, Batch, DQNConfig, EnvConfig, NetworkConfig, PPOConfig, create_environment
 from palaestra.core import ShapeError, StepType, TensorSpec, TimeStep
-from palaestra.policies import CategoricalPolicy
+from palaestra.policies import CategoricalPolicy, load_policy, save_policy
+from tests.algorithms.parts import Parts, collected
 from tests.policies.test_memory import POLICIES, each, rows
 
 MEMORY = NetworkConfig(hidden_sizes=(8,), recurrent="lstm", recurrent_size=5)
@@ -28,6 +29,18 @@ def test_ts_20_the_loop_of_the_document(kind, config):
         done, steps = terminated or truncated, steps + 1
     assert 5 < steps <= 500
     assert bool(state.keys()) is (kind is PPO)
+
+
+def test_a_loaded_policy_acts_in_the_environment_itself_also_where_an_action_holds_a_tuple(tmp_path):
+    """Trained in a batched environment, whose tuples have names."""
+    algorithm, _ = collected("ppo", "composite")
+    save_policy(algorithm.policy, tmp_path / "policy")
+    policy, env = load_policy(tmp_path / "policy"), Parts()
+    observation, _ = env.reset(seed=1)
+    for _ in range(20):
+        action = policy(observation)
+        assert env.action_space.contains(action)
+        observation, *_ = env.step(action)
 
 
 @each

@@ -92,7 +92,7 @@ class HasSpecs:
     """The specs of an environment that has them in one record, `specs`."""
 
     specs: Specs
-    """Of one row; in a batch, tuples are dicts with the keys "0", "1", ..."""
+    """Of one row; in a batch, tuples of observations are dicts with the keys "0", "1", ..."""
 
     @property
     def observation_spec(self) -> SpecTree:

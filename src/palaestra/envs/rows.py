@@ -42,8 +42,8 @@ class Specs(NamedTuple):
     """Of a reward."""
 
     def batched(self) -> Self:
-        """The specs of a batched environment, where tuples are dicts with the keys "0", "1", ..."""
-        return self._replace(observation=batched_spec(self.observation), action=batched_spec(self.action))
+        """The specs of a batched environment, where tuples of observations are dicts with the keys "0", "1", ..."""
+        return self._replace(observation=batched_spec(self.observation))
 
     def require_equal(self, first: Self, env_id: int, first_id: int) -> None:
         """Refuses other specs than those of the batch's first environment.

@@ -139,7 +139,8 @@ def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None
     Returns:
         Of observations, a dict with `observation` (leaves [G, ...]; one choice counts from 0, several are one-hot
         codes), `alive` ([G], who acts now, or was cut off as the team's episode ended), `action_mask` where members
-        have one, and `global_state` where there is one; and of actions, [G] choices or a box [G, ...].
+        have one, and `global_state` where there is one; and of actions, [G] choices, which
+        count from 0 as well, or a box [G, ...].
 
     Raises:
         ConfigError: a member's action is something else.
