@@ -9,6 +9,7 @@ import gymnasium
 import pytest
 import yaml
 
+from palaestra import experiments
 from palaestra.envs.tiny import Chain
 from palaestra.experiments import RunDirectory, load_config, preset
 from tests.cli.parts import CHAIN, SHORT, exit_code, output, train
@@ -145,6 +146,18 @@ def test_a_fork_is_named_from_the_start_on(capsys):
     text = output(capsys)
     assert text.index("forking runs/run into runs/run_fork") < text.index("changed algorithm.gamma: ")
     assert "resuming" not in text
+
+
+def test_a_group_that_is_called_as_its_first_seed_is_a_group(capsys, monkeypatch):
+    train("--run.directory", "runs/seed_0", "--run.name", "seed_0")
+    Path("runs/seed_0/group.json").write_text("{}")
+    groups = []
+    monkeypatch.setattr(experiments, "resume_seeds", lambda name, **_: groups.append(name))
+    monkeypatch.setattr("palaestra.cli.train._report_group", lambda group: 0)
+    assert exit_code("resume", "seed_0") == 0
+    assert [str(path) for path in groups] == ["runs/seed_0"]
+    assert exit_code("resume", "runs/seed_0/seed_0", "--until", "96") == 0
+    assert len(groups) == 1
 
 
 def test_what_an_environment_is_made_with_can_be_typed(capsys):

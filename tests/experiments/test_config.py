@@ -65,6 +65,34 @@ def test_another_algorithm_brings_its_own_settings():
     assert config.algorithm == DQNConfig(capacity=7)
 
 
+def test_settings_of_one_part_may_be_given_in_several_ways():
+    parts = {"env": {"max_episode_steps": 10}, "env__num_envs": 4}
+    for given in (parts, dict(reversed(parts.items()))):
+        config = config_from_mapping(ExperimentConfig, given)
+        assert (config.env.num_envs, config.env.max_episode_steps) == (4, 10)
+    assert parts["env"] == {"max_episode_steps": 10}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm__gamma": 0.9, "algorithm": PPOConfig()},
+        {"algorithm": PPOConfig(), "algorithm__gamma": 0.9},
+        {"env": {"num_envs": 2}, "env__num_envs": 4},
+    ],
+    ids=["path first", "object first", "leaf"],
+)
+def test_a_setting_that_is_given_twice_is_refused(given):
+    with pytest.raises(ConfigError, match=r"is given twice, .*; leave one of them out"):
+        config_from_mapping(ExperimentConfig, given)
+
+
+@pytest.mark.parametrize("given", [{"distributed": 3}, {"env": [1], "distributed": {"episodes": 2}}, {"trainer": None}])
+def test_parts_that_are_none_are_named(given):
+    with pytest.raises(ConfigError):
+        config_from_mapping(ExperimentConfig, given, old_names=True)
+
+
 def test_whole_parts_may_be_given_as_they_are():
     config = config_from_mapping(
         ExperimentConfig, {"algorithm": {"network": NetworkConfig(hidden_sizes=(3,))}, "env": EnvConfig(name="X")}

@@ -39,6 +39,12 @@ def test_a_fork_goes_on_beside_its_parent(tmp_path):
     assert steps[0] < 96 < steps[-1]  # the whole curve, the parent's part included
 
 
+def test_a_fork_of_the_folder_one_is_in_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(trained(tmp_path, "here").directory)
+    fork = palaestra.resume(".", fork=True, trainer__total_env_steps=160).directory
+    assert fork.resolve() == tmp_path / "here_fork"
+
+
 def test_a_fork_that_changes_nothing_ends_as_the_parent_would_have(tmp_path):
     """F25: going on in a copy is going on."""
     whole = trained(tmp_path, "whole", trainer__total_env_steps=160)

@@ -23,6 +23,7 @@ from palaestra.experiments import (
     list_runs,
     make_algorithm,
     preset,
+    read_evaluations,
 )
 from palaestra.experiments.config import config_from_mapping
 from palaestra.experiments.learner import choose_threads
@@ -331,6 +332,28 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(tmp_path):
     trained(tmp_path, "this-one", trainer__total_env_steps=8)
     with pytest.raises(CheckpointError, match=r"no run 'that-one'; runs in .*: this-one"):
         find_run("that-one", tmp_path)
+
+
+def test_a_folder_without_a_configuration_is_no_run(tmp_path):
+    first, second = trained(tmp_path, "one"), trained(tmp_path, "two")
+    (second.directory / "config.yaml").unlink()
+    assert find_run("last", tmp_path).path == first.directory
+
+
+def test_evaluations_behind_the_checkpoint_are_forgotten_but_not_what_the_best_was(tmp_path):
+    run = RunDirectory(trained(tmp_path).directory)
+    last = max(steps for steps, _ in read_evaluations(run.path))
+    text = json.loads((run.path / f"evals/{last}.json").read_text())
+    (run.path / "evals/9999.json").write_text(json.dumps({**text, "return_mean": 12_345.0}))
+    palaestra.resume(run.path, trainer__total_env_steps=run.env_steps + 8)
+    assert 9999 not in [steps for steps, _ in read_evaluations(run.path)]
+    assert run.kept_return == 12_345.0
+
+
+@pytest.mark.parametrize("name", ["-dash", "a=b"])
+def test_a_name_that_a_command_would_read_otherwise_is_refused(name):
+    with pytest.raises(ConfigError, match="a name that is no path and no option, without '='"):
+        palaestra.RunConfig(name=name)
 
 
 def test_a_damaged_run_json_is_no_reason_to_lose_a_run(tmp_path):

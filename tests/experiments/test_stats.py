@@ -191,6 +191,12 @@ def test_elo_of_known_strengths_is_found_and_its_intervals_hold_it():
     assert np.isfinite([best.high, worst.low]).all()
 
 
+@pytest.mark.parametrize("scores", [["x"], [[1.0], [1.0, 2.0]], None])
+def test_scores_that_are_no_numbers_are_refused(scores):
+    with pytest.raises(ConfigError):
+        stats({"a": {"Walk": scores}})
+
+
 def test_elo_refuses_scores_that_are_none():
     with pytest.raises(ConfigError, match="add up to their games"):
         elo_ratings(np.array([[0, 3], [3, 0]]), np.array([[0, 5], [5, 0]]))

@@ -120,8 +120,15 @@ def test_the_first_trial_has_the_values_of_the_configuration(tmp_path, trained):
     config = preset("dqn", "Acrobot-v1")
     space = search_space(config, {"algorithm.mini_batch_size": (100, 300), "algorithm.gamma": (0.5, 0.6)})
     first = first_values(config, space)
-    assert (first["algorithm.mini_batch_size"], first["algorithm.gamma"]) == (7, pytest.approx(0.4))
+    assert with_values(config, first) == config
     assert first["algorithm.epsilon.end"] == config.algorithm.epsilon.end
+
+
+def test_the_first_trial_has_values_that_no_power_of_two_gives(tmp_path, trained):
+    path, search = "algorithm.learning_starts", Search(output=str(tmp_path), trials=1, fresh_seeds=2, top=1)
+    space = {one.path: None for one in search_space(preset("sac", "Pendulum-v1"))} | {path: (64, 4096)}
+    found = palaestra.tune("sac", "Pendulum-v1", search=search, space=space, algorithm__learning_starts=1000)
+    assert found.winners[0].settings[path] == 1000
 
 
 def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):

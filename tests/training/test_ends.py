@@ -10,7 +10,7 @@ import torch
 
 from palaestra import Trainer
 from palaestra.algorithms import UpdateInfo
-from palaestra.core import CheckpointError, NonFiniteError, load_tensors
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError, load_tensors
 from palaestra.training import CheckpointStore, Evaluated
 from palaestra.training.learning import PolicyRecord
 from tests.algorithms.parts import collected
@@ -37,6 +37,37 @@ def test_a_run_stops_once_an_evaluation_reaches_the_goal():
     assert (result.status, result.exit_code) == ("stopped", 0)
     assert 100 <= result.env_steps < 200
     assert "reached a mean return of 3.0, the goal was 2.5" in result.reason
+
+
+@pytest.mark.parametrize("settings", [{"stop_at_return": 0.0}, {"time_limit_s": 1e-9}])
+def test_a_run_that_stops_where_a_row_is_due_has_one_row_of_its_end(settings):
+    rows = Recorder()
+    made = trainer(
+        "ppo", total=10_000, log_every_steps=1, loggers=[rows], evaluate=lambda policy: Result(1.0), **settings
+    )
+    made.run()
+    steps = [row["env_steps"] for row in rows.rows]
+    assert len(set(steps)) == len(steps)
+    assert "learning/surrogate" in rows.rows[-1]
+
+
+def test_the_best_is_known_whatever_the_first_evaluation_was():
+    returns = iter([float("nan"), 1.0, 3.0, 2.0])
+    kept = list[float]()
+    hooks = Hooks(evaluated=lambda _, result: result.best and kept.append(result.evaluation.return_mean))
+    made = trainer("ppo", total=400, evaluate=lambda policy: Result(next(returns)), callbacks=[hooks])
+    for _ in range(4):
+        made.evaluate()
+    assert kept[1:] == [1.0, 3.0]
+    assert made.best_return == 3.0
+
+
+def test_an_evaluation_that_brings_nothing_is_not_the_one_before(monkeypatch):
+    made = trainer("ppo", total=400, evaluate=lambda policy: Result(7.0))
+    assert made.evaluate().return_mean == 7.0
+    monkeypatch.setattr(made, "_begin_evaluation", lambda wait: None)
+    with pytest.raises(ConfigError, match="no evaluation episode ended in time"):
+        made.evaluate()
 
 
 def test_a_time_limit_ends_the_run_evaluated_and_saved(tmp_path):

@@ -278,6 +278,15 @@ def test_callbacks_may_add_numbers_of_any_kind(tmp_path, value):
     assert all(row["mine"] == float(value) for row in rows)
 
 
+def test_a_text_in_a_row_costs_tensorboard_nothing_else(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path)
+    assert trainer("ppo", loggers=[logger], callbacks=[Adding("warm-up")]).run().not_logged == ()
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert "iterations" in read.Tags()["scalars"] and "mine" not in read.Tags()["scalars"]
+
+
 @pytest.mark.parametrize("value", [np.ones(2), torch.ones(2), object()])
 def test_what_is_no_number_ends_the_run_and_is_named(tmp_path, value):
     with pytest.raises(ConfigError, match="put 'mine' into a row"):

@@ -85,6 +85,21 @@ def test_values_that_are_not_finite_are_left_out_of_a_histogram():
     assert (histogram.counts, histogram.edges) == ((1, 1), (1.0, 2.0, 3.0))
 
 
+@pytest.mark.parametrize("values", [[1e17] * 4, [1.7e18, 1.7e18 + 256]])
+def test_large_numbers_between_which_nothing_lies_have_a_histogram(values):
+    histogram = Histogram.of(values)
+    assert sum(histogram.counts) == len(values)
+    assert histogram.edges[0] <= values[0] <= values[-1] <= histogram.edges[-1]
+
+
+def test_histograms_of_a_resumed_run_are_those_of_one_that_went_on():
+    """They are drawn, and the run says `exact`."""
+    whole, again = Histograms(), Histograms()
+    torch.rand(3, generator=whole._generator)
+    again.load_state(whole.state())
+    assert torch.equal(torch.rand(3, generator=whole._generator), torch.rand(3, generator=again._generator))
+
+
 def test_files_and_tensorboard_take_histograms_and_outcomes_against_episodes_and_updates(tmp_path):
     """ALF summaries: against env steps, episodes and updates."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -158,7 +158,8 @@ def resume(arguments: list[str]) -> int:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
     directories = experiments.find_runs([name], options.root)
-    if (directories[0].path.parent / "group.json").is_file() and directories[0].path.name != Path(name).name:
+    is_run = directories[0].path in (Path(name), Path(options.root) / name)
+    if (directories[0].path.parent / "group.json").is_file() and not is_run:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
         print(f"resuming {directories[0].path.parent}", flush=True)

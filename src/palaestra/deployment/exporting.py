@@ -213,19 +213,25 @@ class _Program(nn.Module):
         self._masked = {_name(mask, path): leaf for path, leaf in _leaves(policy.action_spec)}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, inputs, strict=True))
-        leaves = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
-        observation, memory = _nest(self.policy.observation_spec, leaves), ()
+        given, observation, memory = self._unpacked(inputs)
         if self.state:
-            memory = Batch.of({name.removeprefix("state."): given[name] for name in self.state})
             memory, first = self.policy.rewarded(memory, given.get("reward")), given["first"]
             # not a product: a memory that is not finite must end with its episode as well
             memory = memory.map(lambda leaf: leaf.masked_fill(first.reshape(-1, *[1] * (leaf.ndim - 1)), 0))
-        step = self.policy.choose(observation, memory, False, True)
+        return tuple(self._packed(self.policy.choose(observation, memory, False, True)))
+
+    def _unpacked(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], Any, Any]:
+        """Inputs by name, and the observation and the memory among them."""
+        given = dict(zip(self.inputs, inputs, strict=True))
+        leaves = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
+        memory = Batch.of({name.removeprefix("state."): given[name] for name in self.state}) if self.state else ()
+        return given, _nest(self.policy.observation_spec, leaves), memory
+
+    def _packed(self, step: Any) -> list[Tensor]:
+        """Actions as the environment takes them, and the memory."""
         paths = tree_paths(self.policy.env_action(step.action))
-        specs = dict(_leaves(self.policy.action_spec))
-        actions = [paths[path].to(spec.dtype) for path, spec in specs.items()]
-        return (*actions, *(step.state[name.removeprefix("state.")] for name in self.state))
+        actions = [paths[path].to(spec.dtype) for path, spec in _leaves(self.policy.action_spec)]
+        return [*actions, *(step.state[name.removeprefix("state.")] for name in self.state)]
 
     def example(self, rows: int) -> tuple[Tensor, ...]:
         return tuple(self.drawn(rows, np.random.default_rng(rows)).values())
@@ -239,8 +245,7 @@ class _Program(nn.Module):
         """
         drawn = {name: _drawn(spec, rows, generator) for name, spec in self.inputs.items()}
         for name in filter(drawn.__contains__, self._masked):
-            choice: Any = self._masked[name]
-            options = np.asarray(getattr(choice, "nvec", [choice.encoded_size]))
+            options = np.asarray(getattr(self._masked[name], "nvec", [self._masked[name].encoded_size]))
             may = np.flatnonzero(np.repeat(options, options) > 1)  # a choice keeps its only option
             forbidden = generator.choice(may, rows) if len(may) else np.full(rows, -1)
             allowed = np.arange(options.sum()) != forbidden[:, None]
@@ -250,18 +255,11 @@ class _Program(nn.Module):
     @torch.no_grad()
     def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """What the policy itself answers, asked as an evaluation asks it."""
-        given, policy = dict(zip(self.inputs, inputs, strict=True)), self.policy
-        seen = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
-        state = Batch.of({name.removeprefix("state."): given[name] for name in self.state}) if self.state else ()
-        rows = len(inputs[0])
-        first = given.get("first", torch.zeros(rows, dtype=torch.bool))
+        given, observation, state = self._unpacked(inputs)
+        first = given.get("first", torch.zeros(len(inputs[0]), dtype=torch.bool))
         kinds = torch.where(first, int(StepType.FIRST), int(StepType.MID)).int()
-        step = TimeStep(kinds, given.get("reward", ()), observation=_nest(policy.observation_spec, seen))
-        answer = policy.act(step, state, phase=Phase.EVAL, deterministic=True)
-        actions = tree_paths(policy.env_action(answer.action))
-        specs = dict(_leaves(policy.action_spec))
-        memory = [answer.state[name.removeprefix("state.")] for name in self.state]
-        return [*(actions[path].to(spec.dtype) for path, spec in specs.items()), *memory]
+        step = TimeStep(kinds, given.get("reward", ()), observation=observation)
+        return self._packed(self.policy.act(step, state, phase=Phase.EVAL, deterministic=True))
 
 
 def _onnx(program: _Program, file: Path) -> Function:

@@ -128,12 +128,12 @@ class KeepEvaluations(training.Callback):
             raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
 
     def _write(self, result: training.Evaluated) -> None:
+        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
+        replace_text(self._path / "evals" / f"{result.env_steps}.json", text)
         if result.best:
             for name, policy in training.named_policies(result.policy).items():
                 if not isinstance(policy, RandomPolicy):  # that of a task which only watches
                     save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
-        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
-        replace_text(self._path / "evals" / f"{result.env_steps}.json", text)
 
 
 def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:

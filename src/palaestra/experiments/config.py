@@ -73,10 +73,12 @@ class RunConfig:
         if self.eval_vectorization not in ("auto", "serial", "thread", "process"):
             kind = self.eval_vectorization
             raise ConfigError(f"run.eval_vectorization is {kind!r}; it is one of auto, serial, thread and process")
-        if self.name is not None and (self.name in ("", ".", "..", "last") or set("/\\") & set(self.name)):
+        if self.name is not None and (
+            self.name in ("", ".", "..", "last") or self.name.startswith("-") or set("/\\=") & set(self.name)
+        ):
             raise ConfigError(
-                f"run.name is {self.name!r}; give a name that is no path and not 'last', which means the newest run "
-                "(run.directory says in which folder)"
+                f"run.name is {self.name!r}; give a name that is no path and no option, without '=', and not 'last', "
+                "which means the newest run (run.directory says in which folder)"
             )
 
 
@@ -264,9 +266,11 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
         palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'? (int, 0)
     """
     problems: list[str] = []
-    if old_names and (moved := data.get("distributed")) and "episodes" in moved:  # an older name
-        number, each = data.get("env", {}).get("num_envs", 1), moved["episodes"]
-        trainer = data.get("trainer", {}) | ({} if each is None else {"episodes_per_iteration": each * number})
+    moved = data.get("distributed")
+    if old_names and isinstance(moved, Mapping) and "episodes" in moved:  # an older name
+        env, trainer = (one if isinstance(one := data.get(name), Mapping) else {} for name in ("env", "trainer"))
+        number, each = env.get("num_envs", 1), moved["episodes"]
+        trainer = {**trainer, **({} if each is None else {"episodes_per_iteration": each * number})}
         rest = {key: value for key, value in moved.items() if key != "episodes"}
         data = {**data, "distributed": rest, "trainer": trainer}
     config = _build(kind, _nested(data), base, "", problems, old_names)
@@ -464,8 +468,24 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path, value in settings.items():
         *parents, name = str(path).replace("__", ".").split(".")
-        node = root
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
+        nested: dict[str, Any] = {name: value}
+        for parent in reversed(parents):
+            nested = {parent: nested}
+        _merge(root, nested, "")
     return root
+
+
+def _merge(into: dict[str, Any], given: Mapping[str, Any], path: str) -> None:
+    """Adds settings to others.
+
+    Raises:
+        ConfigError: something is set twice.
+    """
+    for key, value in given.items():
+        where, known = f"{path}.{key}" if path else str(key), into.get(key)
+        if isinstance(value, Mapping) and (key not in into or isinstance(known, dict)):
+            _merge(into.setdefault(key, {}), value, where)
+        elif key in into:
+            raise ConfigError(f"{where} is given twice, {known!r} and {value!r}; leave one of them out")
+        else:
+            into[key] = value

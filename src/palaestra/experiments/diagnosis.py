@@ -1,5 +1,6 @@
 """Why a run does not learn: findings from what it logged and plays, with evidence, threshold, source and a way out."""
 
+import contextlib
 import csv
 import math
 from collections.abc import Callable, Iterator
@@ -122,7 +123,11 @@ class _Log:
             return []
         with path.open(newline="") as file:
             texts = [row.get("return") for row in csv.DictReader(file)]
-        return [float(text) for text in texts if text]
+        found = list[float]()
+        for text in filter(None, texts):
+            with contextlib.suppress(ValueError):  # half a row, of a machine that went down
+                found.append(float(text))
+        return found
 
 
 def _not_finite(log: _Log) -> Iterator[Symptom]:

@@ -15,8 +15,9 @@ from palaestra.experiments.values import members_of
 
 __all__ = ["Dimension", "search_space"]
 
-_NOT_SEARCHED = {"capacity", "mini_batch_length", "burn_in", "num_critics"}
-"""Sizes that decide about memory, or that are for networks with memory alone; a path in `space` searches them."""
+_NOT_SEARCHED = {"capacity", "mini_batch_length", "burn_in", "num_critics", "rho_clip", "trace_clip"}
+"""Sizes that decide about memory, or that are for networks with memory alone, and bounds of which one may not be above
+the other; a path in `space` searches them."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def search_space(
 
     Rates and coefficients are searched from a tenth to ten times their value, and sizes from a quarter to four times
     theirs by powers of two. Shares and discounts of at least 0.5 are searched by 1 - x, from a tenth to ten times it;
-    of linear schedules, the ends and the fraction. Switches, networks, `capacity`, `num_critics`, lengths of sequences
-    and what is 0 or left out are not searched.
+    of linear schedules, the ends and the fraction. Switches, networks, `capacity`, `num_critics`, lengths of sequences,
+    V-trace's bounds and what is 0 or left out are not searched.
 
     Args:
         config: whose algorithm is looked at.
@@ -128,7 +129,7 @@ def search_space(
 
 
 def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[str, float]:
-    """What Optuna keeps for a trial with the values of a configuration, or with the nearest.
+    """The values of a configuration.
 
     Args:
         config: that the search begins from.
@@ -139,8 +140,7 @@ def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[s
     for one in space:
         group, _, part = one.path.rpartition(".")
         schedule = known.get(group)
-        value = getattr(schedule, part) if isinstance(schedule, Linear) else known[one.path]
-        found[one.path] = one.stored(float(value))
+        found[one.path] = getattr(schedule, part) if isinstance(schedule, Linear) else known[one.path]
     return found
 
 

@@ -153,7 +153,7 @@ def _small(path: Path) -> Path:
 def _rows(path: Path, skip: int = 0) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields of each row."""
     try:
-        with _small(path).open(newline="", encoding="utf-8") as file:
+        with _small(path).open(newline="", encoding="utf-8-sig") as file:
             for _ in range(skip):
                 file.readline()
             reader = csv.DictReader(file)
@@ -183,7 +183,7 @@ def _curve(path: Path, rows: list[tuple[int, Mapping[str, Any]]], environment: s
         points = [
             (_number(path, line, step, row[step]), _number(path, line, metric, row[metric]))
             for line, row in rows
-            if row.get(metric) not in (None, "", "nan") and row.get(step) not in (None, "")
+            if str(row.get(metric) or "").lower() not in ("", "nan") and row.get(step) not in (None, "")
         ]
         if points:
             return LoggedRun(path, metric, _ordered(points), environment)

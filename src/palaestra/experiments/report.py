@@ -23,6 +23,7 @@ from palaestra.experiments.curves import (
 from palaestra.experiments.diagnosis import logged_symptoms
 from palaestra.experiments.records import is_number, read_evaluations, read_faults
 from palaestra.experiments.run_directory import RunDirectory
+from palaestra.training import Histogram
 from palaestra.training.console import PARTS
 
 __all__ = ["write_report"]
@@ -324,9 +325,10 @@ def histogram(values: Sequence[float], *, title: str) -> str:
         values: at least one.
         title: above the picture.
     """
-    counts, edges = np.histogram(values, bins=min(20, max(5, len(values) // 3)))
+    found = Histogram.of(values, bins=min(20, max(5, len(values) // 3)))
+    counts, edges = found.counts, found.edges
     columns = "".join(
-        f'<div style="height:{count / counts.max():.1%}" title="{low:.4g} to {high:.4g}: {count}"></div>'
+        f'<div style="height:{count / max(counts):.1%}" title="{low:.4g} to {high:.4g}: {count}"></div>'
         for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
     )
     ends = f"<div>{edges[0]:.4g}</div><div>{edges[-1]:.4g}</div>"

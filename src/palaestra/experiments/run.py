@@ -265,7 +265,8 @@ def active(
     """
     config, networks = learner.config, networks_of(learner.algorithms)
     if progress:
-        loggers = [*loggers, _console(config, networks)]
+        title = f"{config.algorithm_name} on {config.env.name}"
+        loggers = [*loggers, ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -276,8 +277,8 @@ def active(
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: directory.write_info({"compiled": record}))
-        leaks = NoteLeaks(directory.path, here=_steps_here(config))
-        trainer.callbacks += [faults, _StillThere(directory), leaks, later]
+        kept = _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))
+        trainer.callbacks += [faults, *kept, later]
         stack.callback(later.end)
         if resumed:
             _resume(directory, trainer, config, collecting)
@@ -314,11 +315,6 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
     directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
-
-
-def _console(config: ExperimentConfig, networks: Mapping[str, str]) -> ConsoleLogger:
-    title = f"{config.algorithm_name} on {config.env.name}"
-    return ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))
 
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:
@@ -411,7 +407,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         trainer.load_state(state)
         known = [one for one in (trainer.best_return, directory.kept_return) if one is not None]
         trainer.best_return = max(known, default=None)
-    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps}
+    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
+    directory.forget_evaluations(trainer.collector.env_steps)
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
         entry = {"env_steps": step, "time": time_now(), "changes": changes}

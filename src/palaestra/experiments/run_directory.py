@@ -22,7 +22,7 @@ from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.core.files import replace_text
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
-from palaestra.experiments.records import crash_of, provenance, read_evaluations
+from palaestra.experiments.records import crash_of, is_number, provenance, read_evaluations
 from palaestra.experiments.trust import require_trust, sign
 from palaestra.training import CheckpointStore
 
@@ -111,7 +111,21 @@ class RunDirectory:
     def kept_return(self) -> float | None:
         """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
         found = [self.info.get("best_return"), *(result["return_mean"] for _, result in read_evaluations(self.path))]
-        return max((one for one in found if one is not None), default=None)
+        return max((one for one in found if is_number(one)), default=None)
+
+    def forget_evaluations(self, after: int) -> None:
+        """Deletes evaluations that a resumed run makes again, as rows of metrics.
+
+        Args:
+            after: env steps of the checkpoint that it continues from.
+        """
+        for env_steps, file in self._evaluations():
+            if env_steps > after:
+                file.unlink()
+
+    def _evaluations(self) -> list[tuple[int, Path]]:
+        files = (self.path / "evals").glob("*.json")
+        return [(int(file.stem), file) for file in files if file.stem.isdigit()]
 
     @property
     def status(self) -> str:
@@ -225,7 +239,8 @@ def list_runs(root: str | Path = "runs") -> list[Path]:
         root: the folder.
     """
     runs = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
-    named = [path for path in runs if printable(str(path)) == str(path)]
+    whole = [path for path in runs if (path / "config.yaml").is_file()]
+    named = [path for path in whole if printable(str(path)) == str(path)]
     return sorted(named, key=lambda path: (path / "run.json").stat().st_ctime_ns)
 
 
@@ -398,7 +413,8 @@ def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs
         ConfigError: the name is taken.
     """
     step, _ = parent.checkpoints().load_newest(rename=False)
-    beside, named = parent.path.parent, parent.path.name
+    path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
+    beside, named = path.parent, path.name
     if (beside / "group.json").is_file():  # the new run is none of the group
         beside, named = beside.parent, f"{beside.name}_{named}"
     folder = beside if os.access(beside, os.W_OK) else Path(root)
@@ -418,8 +434,8 @@ def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copyfile(parent.path / file, child.path / file)
-    for evaluation in (parent.path / "evals").glob("*.json"):
-        if evaluation.stem.isdigit() and int(evaluation.stem) <= step:
+    for env_steps, evaluation in parent._evaluations():
+        if env_steps <= step:
             shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
     child.write_info({"best_return": parent.kept_return})
     return child

@@ -10,7 +10,7 @@ with few runs. How many scores are cut off at either end of an interquartile mea
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -173,12 +173,15 @@ def _tables(scores: Scores, references: Mapping[str, Sequence[float]] | None) ->
         raise ConfigError(f"raw scores of {', '.join(environments)} cannot be averaged; give references, or take one")
     tables: dict[str, dict[str, np.ndarray]] = {}
     for name, table in scores.items():
-        counts = {env: len(values) for env, values in table.items()}
+        counts = {env: len(values) if isinstance(values, Sized) else 0 for env, values in table.items()}
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise ConfigError(f"{name} needs as many runs in each environment; it has {counts}")
         tables[name] = {}
         for env, values in table.items():
-            array = np.asarray(values, np.float64)
+            try:
+                array = np.asarray(values, np.float64)
+            except (TypeError, ValueError):
+                array = np.empty((0, 0))
             if array.ndim != 1 or not np.isfinite(array).all():
                 raise ConfigError(f"the scores of {name} in {env} are {values!r}; each must be a finite number")
             low, high = (0.0, 1.0) if references is None else _reference(references, env)

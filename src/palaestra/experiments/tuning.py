@@ -166,7 +166,7 @@ def tune(
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
     folder = Path(search.output)
     with _held(folder, config, dimensions, search):
-        study = _study(folder, first_values(config, dimensions), config.trainer.total_env_steps // 5)
+        study = _study(folder, dimensions, first_values(config, dimensions), config.trainer.total_env_steps // 5)
         _search(study, config, dimensions, search, tell)
         result = _result(study, config, dimensions, search, tell)
     save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
@@ -194,8 +194,11 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         yield
 
 
-def _study(folder: Path, first: Mapping[str, float], warm_up: int) -> Any:
-    """The study of a folder, made where there is none; its first trial has values that are given."""
+def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:
+    """The study of a folder, made where there is none; its first trial has values that are given.
+
+    Optuna learns the nearest that can be drawn.
+    """
     optuna = import_extra("optuna", "tune", "searching for settings")
     backend = import_extra("optuna.storages.journal", "tune", "searching for settings").JournalFileBackend
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -205,7 +208,8 @@ def _study(folder: Path, first: Mapping[str, float], warm_up: int) -> Any:
     named: dict[str, Any] = {"study_name": "tune", "direction": "maximize", "load_if_exists": True}
     study = optuna.create_study(storage=storage, pruner=pruner, **named)
     if not study.get_trials(deepcopy=False):
-        study.enqueue_trial(first)
+        drawn = {one.path: one.stored(float(first[one.path])) for one in space}
+        study.enqueue_trial(drawn, user_attrs={"settings": dict(first)})
     return study
 
 
@@ -250,7 +254,9 @@ def _asked(study: Any, known: Any, seed: int, space: tuple[Dimension, ...], jobs
     # What a trial draws depends on its number and on those before it, not on how often the search was ended.
     study.sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + number, constant_liar=jobs > 1)
     trial = study.ask() if known is None else optuna.Trial(study, known._trial_id)
-    trial.set_user_attr("settings", {one.path: one.suggest(trial) for one in space})
+    values = {one.path: one.suggest(trial) for one in space}
+    if "settings" not in trial.user_attrs:
+        trial.set_user_attr("settings", values)
     return trial
 
 

@@ -302,6 +302,7 @@ def _reason(error: Any) -> str:
 
 
 _NONE = ("none", "null")  # as words for no value
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
 def value_from_words(hint: Any, words: Sequence[str]) -> Any:
@@ -366,6 +367,8 @@ def _items(word: str) -> list[str]:
 
 
 def _read(word: str) -> Any:
+    if _OLD_NUMBER.fullmatch(word):  # in YAML 1.1 010 is 8, and 1:30 is 90
+        return word
     try:
         return read_yaml(word)
     except yaml.YAMLError:

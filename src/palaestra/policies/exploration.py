@@ -166,7 +166,7 @@ class _Noise(Exploration):
             raise ConfigError(f"{kind} was given noise of strength {strength}; it must not be negative")
         super().__init__(strength, seed=seed)
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
-        if self.minimum is not None and self.maximum is not None and not (self.minimum <= self.maximum).all():
+        if minimum is not None and maximum is not None and not (np.array(minimum) <= np.array(maximum)).all():
             raise ConfigError(f"{kind} was given minimum={minimum} and maximum={maximum}; exchange them")
 
     def _require_floats(self, action: Tensor) -> None:

@@ -319,7 +319,9 @@ class TensorBoardLogger:
         for name, value in row.items():
             if isinstance(value, Histogram):
                 whole.append(Summary.Value(tag=name, histo=value.to_proto(HistogramProto)))
-            elif name != "env_steps":
+            elif name == "env_steps" or not isinstance(value, float | int):  # a text
+                continue
+            else:
                 whole.append(Summary.Value(tag=name, simple_value=value))
             if name in _OUTCOMES:
                 by_episode.append(Summary.Value(tag=f"against episodes/{name}", simple_value=value))

@@ -255,7 +255,7 @@ class MLflowLogger(NetworkLogger):
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
         for name, value in row.items():
-            if not isinstance(value, Histogram):
+            if isinstance(value, float | int):
                 self._client.log_metric(self._run_id, name.replace("@", "."), float(value), step=env_steps)
 
     def end(self) -> None:

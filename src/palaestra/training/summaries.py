@@ -48,9 +48,14 @@ class Histogram:
             >>> Histogram.of([0.0, 1.0, 1.0, 4.0], bins=2)
             Histogram(counts=(3, 1), edges=(0.0, 2.0, 4.0), total=6.0, total_square=18.0)
         """
-        array = torch.as_tensor(values).double().numpy(force=True).ravel()
+        on_host = values.double().numpy(force=True) if isinstance(values, torch.Tensor) else values
+        array = np.asarray(on_host, np.float64).ravel()
         array = array[np.isfinite(array)]
-        counts, edges = np.histogram(array, bins)
+        try:
+            counts, edges = np.histogram(array, bins)
+        except ValueError:  # numbers so large that nothing lies between them
+            ends = np.nextafter([array.min(), array.max()], [-np.inf, np.inf])
+            counts, edges = np.histogram(array, 1, (ends[0], ends[1]))
         return cls(tuple(counts.tolist()), tuple(edges.tolist()), float(array.sum()), float(np.square(array).sum()))
 
     def to_json(self) -> dict[str, list[float]]:
@@ -179,6 +184,14 @@ class Histograms(Callback):
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
+
+    def state(self) -> dict[str, Any]:
+        """See `Callback.state`."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `Callback.load_state`."""
+        self._generator.set_state(state["generator"])
 
     def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""

@@ -1,6 +1,7 @@
 """`Trainer`: the one training loop."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,10 +136,10 @@ class Trainer:
                         self._do_what_is_due()
                 while not self._used_up() and stop.received is None and not self._stop_reason:
                     self.train_iter()
-                    if not self.collector.unfinished:
-                        self._do_what_is_due()
                     if limit_s is not None and time.monotonic() - began >= limit_s:
                         self.stop(f"time limit of {limit_s:g} s")
+                    if not self.collector.unfinished:
+                        self._do_what_is_due()
                 if stop.received is None and not self._finished:
                     self._finish()
                 for callback in self.callbacks:
@@ -213,7 +214,7 @@ class Trainer:
                 self._begin_evaluation()
         if self._used_up() or self._evaluation_broken_off:
             return  # the end, or the resumed run, does the rest
-        if self._is_due("log"):
+        if self._is_due("log") and not self._stop_reason:  # else the last row says it
             self._log()
         if self._is_due("checkpoint"):
             self.save()
@@ -236,11 +237,10 @@ class Trainer:
 
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
-        if self._evaluator is not None:
-            if self._evaluator.begun_at != self.collector.env_steps:
-                self._begin_evaluation(wait=True)
-            else:
-                self._take(self._evaluator.made(wait=True))
+        if self._evaluator is not None and self._evaluator.begun_at != self.collector.env_steps:
+            self._begin_evaluation(wait=True)
+        elif self._evaluator is not None:
+            self._take(self._evaluator.made(wait=True))
         if not self._evaluation_broken_off:
             self._log()
             self._finished = self._used_up()
@@ -264,18 +264,19 @@ class Trainer:
         """Evaluates the policy as it is now and notes whether it is the best so far.
 
         Raises:
-            ConfigError: the trainer was made without `evaluate`.
+            ConfigError: the trainer was made without `evaluate`, or no episode ended in time.
         """
         if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
+        before = self._evaluation
         self._begin_evaluation(wait=True)
-        if self._evaluation is None:
+        if self._evaluation is None or self._evaluation is before:
             raise ConfigError("no evaluation episode ended in time, so there is nothing to return")
         return self._evaluation
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
         self._evaluation, before = evaluation, self.best_return
-        best = before is None or evaluation.return_mean >= before
+        best = before is None or math.isnan(before) or evaluation.return_mean >= before
         if best:
             self.best_return = evaluation.return_mean
         for callback in self.callbacks:
