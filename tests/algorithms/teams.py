@@ -21,7 +21,7 @@ class Team(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         members = spaces.Dict(
             {"place": spaces.Box(-1, 1, (G, 2), np.float32), "kind": spaces.MultiDiscrete(np.full(G, 3))}
         )
-        parts: dict[str, Any] = {"observation": members, "alive": spaces.Box(0, 1, (G,), np.float32)}
+        parts: dict[str, Any] = {"observation": members, "alive": spaces.MultiBinary(G)}
         if discrete:
             parts["action_mask"] = spaces.MultiBinary(G * A)
         parts["global_state"] = spaces.Box(-1, 1, (5,), np.float32)
@@ -47,7 +47,7 @@ class Team(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     def _observation(self) -> dict[str, Any]:
         draw = self.np_random
         self._forbidden = draw.integers(A, size=G)
-        alive = (draw.random(G) < 0.7).astype(np.float32)
+        alive = (draw.random(G) < 0.7).astype(np.int8)
         seen: dict[str, Any] = {
             "observation": {"place": draw.uniform(-1, 1, (G, 2)).astype(np.float32), "kind": draw.integers(3, size=G)},
             "alive": alive,

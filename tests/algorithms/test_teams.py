@@ -191,7 +191,9 @@ def test_comas_critic_sees_what_the_others_do_behind_a_normaliser():
         action = batch.action.clone()
         action[..., 1:] = (action[..., 1:] + step) % 4
         values.append(algorithm.losses(batch.replace(action=action)).metrics["q_mean"])
-    own = [algorithm.critic(algorithm._seen(batch.observation), (batch.action + shift) % 4) for shift in (0, 1)]
+    own = [
+        algorithm.critic(algorithm.policy.normalize(batch.observation), (batch.action + shift) % 4) for shift in (0, 1)
+    ]
     alive = batch.observation.alive.sum(-1) == 3
     assert alive.any()
     assert ((own[0] - own[1]).abs().amax(-1)[alive] > 1e-6).all()

@@ -37,7 +37,7 @@ from palaestra.multiagent import (
     team_specs,
 )
 from palaestra.multiagent.mapping import team_leaves
-from palaestra.policies import TeamGreedyPolicy, load_policy, save_policy
+from palaestra.policies import ObservationNormalizer, TeamGreedyPolicy, load_policy, save_policy
 from tests.multiagent.parts import RandomWorld, Shop
 from tests.multiagent.test_collector import lanes_of
 
@@ -281,3 +281,16 @@ def test_metrics_do_not_read_what_a_mask_forbids_where_a_team_was_cut_off(kind):
     collector.unroll(16)
     found = actors["team"].update(collector.buffers["team"]).metrics
     assert all(np.isfinite(value) for value in found.values()), found
+
+
+def test_who_is_alive_stays_0_or_1_behind_a_normaliser():
+    """As long as all are alive, the first death would be 10 standard deviations away."""
+    collector, _ = team_of(lambda: Meeting(num_agents=3))
+    spec = collector.buffers["team"].options["observation_spec"]
+    normalizer = ObservationNormalizer(spec)
+    collector.unroll(8)
+    rows = collector.buffers["team"].newest(6).observation
+    normalizer.merge(normalizer.increment(rows))
+    died = rows.replace(alive=torch.zeros_like(rows.alive))
+    assert normalizer(died).alive.eq(0).all()
+    assert not torch.equal(normalizer(rows).global_state, rows.global_state)

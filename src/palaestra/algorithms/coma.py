@@ -157,10 +157,6 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         self.term_periods = {"actor": config.num_epochs}
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def _seen(self, observation: Any) -> Any:
-        """Normalised, but for who is alive: 0 and 1 say whose actions count."""
-        return self.policy.normalize(observation).replace(alive=observation["alive"])
-
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> COMABatch:
         """Adds lambda-returns of the target critic's values, of the team's mean reward."""
@@ -171,7 +167,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         drawn = policy.sample_from(clocks.to(policy.logits.device))
         taken = torch.where(batch.valid.bool().unsqueeze(-1), batch.action.long(), drawn[:-1])  # lanes may be shorter
         action = torch.cat((taken, drawn[-1:]))
-        q = self.target_critic(self._seen(batch.observation), action)
+        q = self.target_critic(self.policy.normalize(batch.observation), action)
         value = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [T+1, B, G]
         common = (batch.reward.mean(-1), batch.discount, batch.step_type)
         steps = [field.unsqueeze(-1).expand_as(value) for field in common]
@@ -188,7 +184,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         """
         weight = row_weights(batch.valid)  # [T, B]
         acts = batch.observation.alive * batch.valid.unsqueeze(-1)  # [T, B, G]
-        q = self.critic(self._seen(batch.observation), batch.action)
+        q = self.critic(self.policy.normalize(batch.observation), batch.action)
         chosen = q.gather(-1, batch.action.long().unsqueeze(-1)).squeeze(-1)
         terms = {"critic": weighted_sum((chosen - batch.target).square().mean(-1), weight)}
         metrics = {"q_mean": weighted_sum(chosen.mean(-1), weight)}

@@ -149,7 +149,8 @@ def team_specs(member: AgentSpec, count: int, state_spec: SpecTree | None = None
     if isinstance(observation, dict) and ACTION_MASK in observation:
         mask = observation[ACTION_MASK]
         observation = {key: child for key, child in observation.items() if key != ACTION_MASK}
-    spec: dict[str, SpecTree] = {"observation": _stacked(observation, count), "alive": TensorSpec((count,))}
+    alive = MultiBinarySpec((count,), torch.float32)  # which no normaliser shifts
+    spec: dict[str, SpecTree] = {"observation": _stacked(observation, count), "alive": alive}
     if mask is not None:
         spec[ACTION_MASK] = MultiBinarySpec((count * mask.size,))
     if state_spec is not None:
