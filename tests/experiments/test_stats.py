@@ -231,3 +231,11 @@ def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsy
     assert exit_code("stats", *map(str, folders), "--env", "Pendulum-v1") == 2
     assert "would both be 'ppo'; give each its own name: NAME=" in output(capsys)
     assert exit_code("stats", f"one={folders[0]}", f"two={folders[1]}", "--env", "Pendulum-v1") == 0
+
+
+def test_a_run_may_be_called_as_a_setting(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "runs", "lr=0.1")
+    for word in ("lr=0.1", "runs/lr=0.1", "mine=lr=0.1"):
+        assert exit_code("stats", word) == 0
+    assert "mine" in output(capsys)

@@ -4,9 +4,9 @@ Paper: Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4; targe
 numbers as in its code. Departures: rewards are divided by a bound on returns, which any minibatch tells, instead of the
 deviation of returns in the order of collection; critics, actor and temperature are differentiated at the same weights,
 then stepped together; critics are as wide as the actor, 256 units instead of 512; one gradient step for each env step
-instead of two; for runs of tens of thousands of steps instead of a million, larger ones: 1e-3 for Adam, which presets let
-fall to 1e-4 where the paper falls from 3e-4 to 3e-5, and 0.05 for targets instead of 0.005; the temperature is learned
-through its logarithm.
+instead of two; for runs of tens of thousands of steps instead of a million, larger ones: 1e-3 for Adam, in presets
+falling to 1e-4, where the paper falls from 3e-4 to 3e-5, and 0.05 for targets instead of 0.005; the temperature is
+learned through its logarithm.
 """
 
 import copy

@@ -64,7 +64,8 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
     folders: dict[tuple[str, str], str] = {}
     for word in names:
         label, equals, name = word.partition("=")
-        label, name = (label, name) if equals else ("", word)
+        if not equals or Path(word).exists() or (Path(options.root) / word).exists():  # a run may be called lr=0.1
+            label, name = "", word
         path = Path(name)
         if path.exists():
             runs = experiments.read_logs(path)

@@ -74,11 +74,11 @@ class RunConfig:
             kind = self.eval_vectorization
             raise ConfigError(f"run.eval_vectorization is {kind!r}; it is one of auto, serial, thread and process")
         if self.name is not None and (
-            self.name in ("", ".", "..", "last") or self.name.startswith("-") or set("/\\=") & set(self.name)
+            self.name in ("", ".", "..", "last") or self.name.startswith("-") or set("/\\") & set(self.name)
         ):
             raise ConfigError(
-                f"run.name is {self.name!r}; give a name that is no path and no option, without '=', and not 'last', "
-                "which means the newest run (run.directory says in which folder)"
+                f"run.name is {self.name!r}; give a name that is no path, no option and not 'last', which means the "
+                "newest run (run.directory says in which folder)"
             )
 
 
