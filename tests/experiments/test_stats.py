@@ -239,3 +239,15 @@ def test_a_run_may_be_called_as_a_setting(tmp_path, capsys, monkeypatch):
     for word in ("lr=0.1", "runs/lr=0.1", "mine=lr=0.1"):
         assert exit_code("stats", word) == 0
     assert "mine" in output(capsys)
+
+
+def test_a_return_of_0_is_a_return(tmp_path):
+    """Of numbers, too, as logs of JSON have them."""
+    file = tmp_path / "result.json"
+    rows = [
+        {"env_runners": {"episode_return_mean": value, "num_env_steps_sampled_lifetime": 10 * (place + 1)}}
+        for place, value in enumerate([0.0, 0.0, 1.0, 0.0])
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = read_logs(file)
+    assert run.points[:, 1].tolist() == [0, 0, 1, 0]

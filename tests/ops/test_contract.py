@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "huber": ((LOG_RATIO,), {"delta": 1.0}),
     "lambda_returns": (TIME, {"gamma": 0.99, "lambda_": 0.9}),
     "masked_mean": ((LOG_RATIO, VALID.float()), {}),
+    "mean_of": ((LOG_RATIO,), {}),
     "merge": ((MOMENTS, MOMENTS), {}),
     "moments_of": ((LOG_RATIO, (0, 1)), {}),
     "n_step_end": ((STEP_TYPE,), {}),

@@ -305,6 +305,22 @@ def test_numbers_that_are_none_of_the_spec_are_refused(spec, observation, messag
         RandomPolicy(spec, TWO)(observation)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int64, np.float32, np.bool_])
+def test_whole_numbers_of_every_type_are_taken(kind):
+    assert RandomPolicy(DiscreteSpec(num=3), TWO)(kind(1)).shape == ()
+    box = BoundedSpec((2,), torch.int32, minimum=np.array(0), maximum=np.array(9))
+    assert RandomPolicy(box, TWO)(np.ones((3, 2), kind)).shape == (3,)
+
+
+def test_rows_of_a_tuple_are_not_taken_for_its_parts():
+    with pytest.raises(ShapeError, match="without the entry '0'"):
+        RandomPolicy((TensorSpec(()),) * 3, TWO)(np.zeros((5, 3)))
+
+
+def test_a_part_without_anything_is_passed_over():
+    assert RandomPolicy({"nothing": {}, "x": VECTOR}, TWO)({"nothing": {}, "x": np.zeros((2, 4))}).shape == (2,)
+
+
 def test_a_key_may_hold_a_dot_or_be_a_number():
     policy = CategoricalPolicy.build({"a.b": VECTOR, "1": TensorSpec((2,))}, TWO, SMALL)
     assert policy({"a.b": np.zeros((3, 4)), 1: np.zeros((3, 2))}).shape == (3,)

@@ -242,7 +242,7 @@ class MultiDiscreteSpec(TensorSpec):
     def __post_init__(self) -> None:
         if min(self.nvec, default=0) < 1:
             raise SpecError(f"a MultiDiscreteSpec was given nvec {self.nvec}; every choice needs at least one category")
-        object.__setattr__(self, "nvec", tuple(self.nvec))
+        object.__setattr__(self, "nvec", tuple(map(int, self.nvec)))
         object.__setattr__(self, "shape", (len(self.nvec),))
         super().__post_init__()
 
@@ -299,6 +299,28 @@ def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
             raise SpecError(f"two leaves have the path {twice[0]!r}; rename the key that contains a dot")
         leaves |= found
     return leaves
+
+
+def first_leaf(spec: SpecTree) -> tuple[tuple[str, ...], TensorSpec]:
+    """The keys that lead to the first leaf of a tree, and its spec.
+
+    Args:
+        spec: with a leaf or more.
+
+    Raises:
+        SpecError: it has no leaf.
+
+    Examples:
+        >>> first_leaf({"nothing": {}, "body.x": (TensorSpec((3,)), TensorSpec(()))})[0]
+        ('body.x', '0')
+    """
+    if isinstance(spec, TensorSpec):
+        return (), spec
+    for key, child in spec.items() if isinstance(spec, dict) else enumerate(spec):
+        if spec_leaves(child):
+            keys, leaf = first_leaf(child)
+            return (str(key), *keys), leaf
+    raise SpecError(f"{spec} has no leaf")
 
 
 def spec_to_json(spec: SpecTree) -> Any:

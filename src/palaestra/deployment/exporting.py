@@ -379,7 +379,7 @@ def _sequences(program: _Program) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator) -> Tensor:
-    """Values that a spec allows; within three where it has no bounds, within 2,000 of one where they are far apart."""
+    """Values that a spec allows; within three where it has no bounds, within 1,000 of the one nearest to 0."""
     shape = (rows, *spec.shape)
     if spec.dtype == torch.bool:
         return torch.from_numpy(generator.random(shape) < 0.5)

@@ -88,7 +88,7 @@ class Pace:
             self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
         self.ahead: float | None = None
         """Rows still to be drawn for those that were written, at most `slack` on either side of 0; below, learning is
-        ahead. None before the first draw."""
+        ahead. None before learning may begin."""
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
 from palaestra.experiments.presets import PRESETS
+from palaestra.experiments.records import network_lines
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
@@ -129,11 +130,26 @@ class KeepEvaluations(training.Callback):
 
     def _write(self, result: training.Evaluated) -> None:
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
-        replace_text(self._path / "evals" / f"{result.env_steps}.json", text)
-        if result.best:
-            for name, policy in training.named_policies(result.policy).items():
+        file = self._path / "evals" / f"{result.env_steps}.json"
+        replace_text(file, text)
+        try:
+            for name, policy in training.named_policies(result.policy).items() if result.best else ():
                 if not isinstance(policy, RandomPolicy):  # that of a task which only watches
                     save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+        except BaseException:
+            file.unlink()  # it would say that this policy is kept
+            raise
+
+
+def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> training.ConsoleLogger:
+    """What shows how a run goes.
+
+    Args:
+        config: has the names and the budget.
+        networks: what its networks look like, by policy.
+    """
+    title = f"{config.algorithm_name} on {config.env.name}"
+    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))
 
 
 def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:

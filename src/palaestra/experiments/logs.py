@@ -183,7 +183,7 @@ def _curve(path: Path, rows: list[tuple[int, Mapping[str, Any]]], environment: s
         points = [
             (_number(path, line, step, row[step]), _number(path, line, metric, row[metric]))
             for line, row in rows
-            if str(row.get(metric) or "").lower() not in ("", "nan") and row.get(step) not in (None, "")
+            if str(row.get(metric)).lower() not in ("none", "", "nan") and row.get(step) not in (None, "")
         ]
         if points:
             return LoggedRun(path, metric, _ordered(points), environment)

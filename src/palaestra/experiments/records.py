@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -377,7 +377,7 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found, key=lambda pair: pair[0])
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number, and can be drawn.
 
     Args:

@@ -20,7 +20,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
-from palaestra.experiments.build import make_compiled_later, make_learner, make_trainer, require_hooks
+from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
@@ -30,7 +30,7 @@ from palaestra.experiments.records import (
     KeepFaults,
     NoteLeaks,
     crashes_told,
-    network_lines,
+    is_number,
     networks_of,
     process_info,
     write_lost,
@@ -42,7 +42,7 @@ from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.experiments.trust import sign
 from palaestra.policies import Policy
-from palaestra.training import Callback, ConsoleLogger, Logger, StopSignals, Trainer, TrainResult, acting_policy
+from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
@@ -265,8 +265,7 @@ def active(
     """
     config, networks = learner.config, networks_of(learner.algorithms)
     if progress:
-        title = f"{config.algorithm_name} on {config.env.name}"
-        loggers = [*loggers, ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))]
+        loggers = [*loggers, make_console(config, networks)]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -405,15 +404,15 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         step, state = store.load_newest()
         whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
-        known = [one for one in (trainer.best_return, directory.kept_return) if one is not None]
+        known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
         trainer.best_return = max(known, default=None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
-    directory.forget_evaluations(trainer.collector.env_steps)
     if changes := changes_between(directory.config, config):
         save_config(config, directory.path / "config.yaml")
         entry = {"env_steps": step, "time": time_now(), "changes": changes}
         facts |= {"overrides": [*directory.info.get("overrides", []), entry], "signature": sign(directory.path)}
     directory.write_info(facts)
+    directory.forget_evaluations(trainer.collector.env_steps)
     return whole
 
 

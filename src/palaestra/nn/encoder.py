@@ -16,6 +16,7 @@ from palaestra.core.spec import (
     MultiDiscreteSpec,
     SpecTree,
     TensorSpec,
+    first_leaf,
     spec_leaves,
 )
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
@@ -108,10 +109,7 @@ class OwnEncoder(nn.Module):
     def __init__(self, observation_spec: SpecTree, option: Any) -> None:
         super().__init__()
         spec = _without_mask(observation_spec)
-        self._first_leaf, leaf = [], spec
-        while not isinstance(leaf, TensorSpec):
-            key, leaf = next(iter(leaf.items() if isinstance(leaf, dict) else enumerate(leaf)))
-            self._first_leaf.append(str(key))
+        self._first_leaf, leaf = first_leaf(spec)
         self._ndim = len(leaf.shape)
         self._keys = list(spec) if isinstance(spec, dict) and spec != observation_spec else None
         self.module = own_module(option, spec)

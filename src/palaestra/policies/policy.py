@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
-from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, numpy_dtype
+from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, first_leaf, numpy_dtype
 from palaestra.core.tree import tree_map, tree_paths
 from palaestra.nn import MovableModule
 from palaestra.policies.actions import check_masks, children_of, require_mask_spec
@@ -30,19 +30,18 @@ def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
     Raises:
         ShapeError: it lacks a part, or holds no numbers.
     """
-    leaf, path = observation, ""
-    while not isinstance(spec, TensorSpec):
-        key, spec = next(iter(children_of(spec).items()))
-        path = f"{path}.{key}" if path else key
+    keys, leaf_spec = first_leaf(spec)
+    leaf, path = observation, ".".join(keys)
+    for key in keys:
         leaf = _child(leaf, key, path)
-    shape = tuple(_array(leaf, spec, path).shape)
-    return shape[: len(shape) - len(spec.shape)]
+    shape = tuple(np.shape(_array(leaf, leaf_spec, path) if isinstance(leaf, list | tuple) else leaf))
+    return shape[: len(shape) - len(leaf_spec.shape)]
 
 
 def _child(node: Any, key: str, path: str) -> Any:
     try:
-        if isinstance(node, tuple | list | np.ndarray | Tensor) or (isinstance(node, dict) and key not in node):
-            return node[int(key)]  # arrays are what a `Batch` makes of tuples of numbers
+        if isinstance(node, tuple | list) or (isinstance(node, dict) and key not in node):
+            return node[int(key)]
         return node[key]
     except (KeyError, IndexError, TypeError, ValueError):
         raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
@@ -98,12 +97,13 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
         if not rows.isfinite().all():
             raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
         return rows.reshape((-1, *spec.shape))
-    fits, allowed = rows == array.to(device), ""
+    given, found, allowed = array.numpy(force=True), rows.numpy(force=True), ""  # numpy compares all types
+    fits = found == given
     if spec.bounds is not None:
-        low, high = (torch.as_tensor(bound, device=device) for bound in spec.bounds)
-        fits, allowed = fits & (rows >= low) & (rows <= high), f" from {low.tolist()} to {high.tolist()}"
+        low, high = spec.bounds
+        fits, allowed = fits & (found >= low) & (found <= high), f" from {low.tolist()} to {high.tolist()}"
     if not fits.all():
-        raise ShapeError(f"{name} is {array.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
+        raise ShapeError(f"{name} is {given.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
     return rows.reshape((-1, *spec.shape))
 
 
@@ -390,6 +390,9 @@ class Policy(MovableModule, ABC):
         if field is None and state is not None:
             raise ShapeError("a state was given with an observation alone; give policy(Batch(obs=...), state)")
         seen = observation if field is None else observation[field]
+        parts = () if isinstance(self.observation_spec, TensorSpec) else self.observation_spec
+        if field is not None and isinstance(seen, np.ndarray) and len(seen) == len(parts):
+            seen = tuple(seen)  # a `Batch` made an array of a tuple of numbers
         leading = leading_shape(seen, self.observation_spec)
         rows = as_rows(seen, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))

@@ -89,7 +89,13 @@ class RandomPolicy(Policy):
 def _as_action(value: Any, spec: SpecTree, count: int) -> Any:
     if isinstance(spec, dict | tuple):
         keys: Any = spec if isinstance(spec, dict) else range(len(spec))
-        return Batch.of({str(key): _as_action(value[key], spec[key], count) for key in keys})
+        try:
+            parts = {key: value[key] for key in keys}
+        except (KeyError, IndexError, TypeError):
+            raise ShapeError(
+                f"the function of a RulePolicy gave {value!r}; the parts {list(keys)} are needed"
+            ) from None
+        return Batch.of({str(key): _as_action(part, spec[key], count) for key, part in parts.items()})
     try:
         action = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
     except (TypeError, ValueError):

@@ -54,6 +54,8 @@ class Histogram:
         try:
             counts, edges = np.histogram(array, bins)
         except ValueError:  # numbers so large that nothing lies between them
+            if bins < 1:
+                raise
             ends = np.nextafter([array.min(), array.max()], [-np.inf, np.inf])
             counts, edges = np.histogram(array, 1, (ends[0], ends[1]))
         return cls(tuple(counts.tolist()), tuple(edges.tolist()), float(array.sum()), float(np.square(array).sum()))

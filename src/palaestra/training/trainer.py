@@ -268,17 +268,17 @@ class Trainer:
         """
         if self._evaluator is None:
             raise ConfigError("this trainer was made without `evaluate`, so there is nothing to evaluate in")
-        before = self._evaluation
+        before, self._evaluation = self._evaluation, None
         self._begin_evaluation(wait=True)
-        if self._evaluation is None or self._evaluation is before:
+        made, self._evaluation = self._evaluation, self._evaluation or before
+        if made is None:
             raise ConfigError("no evaluation episode ended in time, so there is nothing to return")
-        return self._evaluation
+        return made
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
         self._evaluation, before = evaluation, self.best_return
         best = before is None or math.isnan(before) or evaluation.return_mean >= before
-        if best:
-            self.best_return = evaluation.return_mean
+        self.best_return = evaluation.return_mean if best else before
         for callback in self.callbacks:
             try:
                 callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
