@@ -107,7 +107,7 @@ def test_seeds_that_stop_at_their_goal_have_come_to_an_end(tmp_path):
     assert [run.path.name for run in find_runs(["g"], tmp_path)] == ["seed_0", "seed_1"]
 
 
-def test_a_seed_that_reached_its_goal_is_finished_and_does_not_go_on(tmp_path):
+def test_a_seed_that_reached_its_goal_is_finished(tmp_path):
     done = trained(tmp_path, "goal", trainer__stop_at_return=-1e9)
     assert RunDirectory(done.directory).status == "stopped"
     assert module._Seed(RunDirectory(done.directory)).finished

@@ -317,6 +317,11 @@ def test_rows_of_a_tuple_are_not_taken_for_its_parts():
         RandomPolicy((TensorSpec(()),) * 3, TWO)(np.zeros((5, 3)))
 
 
+@pytest.mark.parametrize("given", [1, np.array(1), np.ones(3, np.int64)])
+def test_a_number_in_a_batch_is_an_observation(given):
+    assert RandomPolicy(DiscreteSpec(num=3), TWO)(Batch(obs=given)).act.shape == np.shape(given)
+
+
 def test_a_part_without_anything_is_passed_over():
     assert RandomPolicy({"nothing": {}, "x": VECTOR}, TWO)({"nothing": {}, "x": np.zeros((2, 4))}).shape == (2,)
 

@@ -166,8 +166,8 @@ class _Seed:
         self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
-        reached = directory.info.get("reason") if directory.status == "stopped" else None  # a goal, say
-        self.finished = directory.status == "done" or reached is not None
+        reached_goal = directory.status == "stopped" and bool(directory.info.get("reason"))  # or its time limit
+        self.finished = directory.status == "done" or reached_goal
         self._ended_before = directory.info.get("ended")
         self.metrics: dict[str, Any] = {}
 

@@ -391,7 +391,7 @@ class Policy(MovableModule, ABC):
             raise ShapeError("a state was given with an observation alone; give policy(Batch(obs=...), state)")
         seen = observation if field is None else observation[field]
         parts = () if isinstance(self.observation_spec, TensorSpec) else self.observation_spec
-        if field is not None and isinstance(seen, np.ndarray) and len(seen) == len(parts):
+        if field is not None and isinstance(seen, np.ndarray) and parts and seen.shape[:1] == (len(parts),):
             seen = tuple(seen)  # a `Batch` made an array of a tuple of numbers
         leading = leading_shape(seen, self.observation_spec)
         rows = as_rows(seen, self.observation_spec, self.device, leading)
