@@ -453,9 +453,12 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds
 
+    from palaestra.nn.products import products_by_onednn
+
     graph._backend_id = None
     on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded
     settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": on_cpu, "cpp.use_decompose_tanh": True}
+    settings |= {"post_grad_custom_post_pass": products_by_onednn() if on_cpu else None}
     # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
     loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
     return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})
