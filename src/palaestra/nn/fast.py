@@ -1,7 +1,8 @@
 """Everything private of PyTorch that this library uses, each piece with a public one that gives the same numbers.
 
 Which of the two is taken is decided once, when this module is imported, by what this version of PyTorch has. The public
-way costs 10 to 60 microseconds more for each gradient step, which small networks notice.
+way costs 10 to 60 microseconds more for each gradient step, which small networks notice. Only what changes compiled
+graphs stands apart, in `products`.
 """
 
 import functools
@@ -410,12 +411,18 @@ def recording() -> bool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Nearly all of the many objects that tracing makes live on; to look for others takes a fifth of its time."""
+    """Nearly all of the many objects that tracing makes live on; to look for others takes a fifth of its time.
+
+    Afterwards they count as old: three passes over them, a second in all, would follow in the next updates.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation
         if was_enabled:
             gc.enable()
 
@@ -453,15 +460,22 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds
 
-    from palaestra.nn.products import products_by_onednn
-
     graph._backend_id = None
     on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded
     settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": on_cpu, "cpp.use_decompose_tanh": True}
-    settings |= {"post_grad_custom_post_pass": products_by_onednn() if on_cpu else None}
+    settings |= {"post_grad_custom_post_pass": _products() if on_cpu else None}
     # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
     loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
     return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})
+
+
+def _products() -> Any:
+    """What changes products of a graph; nothing where MKL is as fast, or this PyTorch lacks the parts that it takes."""
+    try:
+        from palaestra.nn.products import products_by_onednn
+    except ImportError:
+        return None
+    return products_by_onednn()
 
 
 @functools.cache
