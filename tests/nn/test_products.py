@@ -1,4 +1,4 @@
-"""Products of compiled code by oneDNN: the same numbers, only where they pay, chosen by measurement."""
+"""Products by oneDNN: the same numbers and gradients, only where they pay, chosen by measurement."""
 
 import time
 
@@ -7,9 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from palaestra.nn import compiled_method, products
+from palaestra.nn import MLP, compiled_method, fast, products
+from palaestra.nn.ensemble import ensemble_of
 
 OP = torch.ops.palaestra.product.default
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    """Whatever the processor, and what is multiplied by oneDNN in eager code: rows, inputs, outputs."""
+    shapes, multiply = [], products._multiply
+
+    def noted(a: Tensor, b: Tensor) -> Tensor:
+        shapes.append((*a.shape, b.shape[1]))
+        return multiply(a, b)
+
+    monkeypatch.setattr(products, "_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_multiply", noted)
+    return shapes
 
 
 def layers(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, members: Tensor) -> Tensor:
@@ -29,10 +44,10 @@ def arguments(rows: int) -> list[Tensor]:
     return [(torch.randn(shape) / 12).requires_grad_() for shape in shapes]
 
 
-def changed(function, given: list[Tensor]) -> torch.fx.GraphModule:
-    """The graph of a function, after the pass."""
-    graph = make_fx(function, tracing_mode="fake")(*given)
-    products.ProductsByOneDNN()(graph.graph)
+def changed(given: list[Tensor]) -> torch.fx.GraphModule:
+    """The graph of `with_gradients`, after the pass."""
+    graph = make_fx(with_gradients, tracing_mode="fake")(*given)
+    products.replace_products(graph.graph)
     graph.graph.lint()
     graph.recompile()
     return graph
@@ -44,15 +59,14 @@ def count(graph: torch.fx.GraphModule) -> int:
 
 def test_a_graph_and_its_gradients_have_the_same_numbers():
     given = arguments(256)
-    graph = changed(with_gradients, given)
+    graph = changed(given)
     torch.testing.assert_close(graph(*given), with_gradients(*given), rtol=1e-4, atol=1e-6)
     assert count(graph) == 3 * (1 + 1 + 3)  # forward, for what comes in, for the weights
 
 
-def test_small_products_and_those_in_double_precision_stay():
-    assert count(changed(with_gradients, arguments(8))) == 0
-    doubles = [x.detach().double().requires_grad_() for x in arguments(256)]
-    assert count(changed(with_gradients, doubles)) == 0
+def test_in_a_graph_small_products_and_those_in_double_precision_stay():
+    assert count(changed(arguments(8))) == 0
+    assert count(changed([x.detach().double().requires_grad_() for x in arguments(256)])) == 0
 
 
 class Owner:
@@ -64,14 +78,67 @@ class Owner:
 
 
 def test_compiled_code_has_the_same_numbers(monkeypatch):
-    monkeypatch.setattr(products, "products_by_onednn", products.ProductsByOneDNN)
+    monkeypatch.setattr(fast, "graph_pass", products._make_pass)
     x, *weights = [x.detach() for x in arguments(256)]
     owner = Owner(weights)
     torch.testing.assert_close(compiled_method(owner, Owner.forward, x)(x), owner.forward(x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_and_their_gradients_have_the_same_numbers(monkeypatch, faster, bias):
+    torch.manual_seed(0)
+    layer, x = fast.Linear(128, 160, bias=bias), torch.randn(256, 128, requires_grad=True)
+    members = ensemble_of([fast.Linear(160, 96, bias=bias) for _ in range(2)])
+
+    def gradients() -> list[Tensor]:
+        loss = members(torch.relu(layer(x))).square().mean()
+        return [loss, *torch.autograd.grad(loss, [x, *layer.parameters(), *members.parameters()])]
+
+    found = gradients()
+    assert sorted(faster) == sorted(
+        [(256, 128, 160), (256, 160, 128), (128, 256, 160)]
+        + 2 * [(256, 160, 96), (256, 96, 160), (160, 256, 96)]  # forward, for what comes in, for the weights
+    )
+    monkeypatch.setattr(products, "_is_faster", lambda: False)
+    torch.testing.assert_close(found, gradients(), rtol=1e-4, atol=1e-6)
+
+
+def test_second_derivatives_are_those_of_mkl(monkeypatch, faster):
+    torch.manual_seed(0)
+    layer, x = fast.Linear(128, 160), torch.randn(256, 128, requires_grad=True)
+
+    def penalty() -> list[Tensor]:
+        (slope,) = torch.autograd.grad(layer(x).tanh().sum(), x, create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), [x, layer.weight]))
+
+    found = penalty()
+    assert faster
+    monkeypatch.setattr(products, "_is_faster", lambda: False)
+    torch.testing.assert_close(found, penalty(), rtol=1e-3, atol=1e-4)
+
+
+def test_few_rows_double_precision_bfloat16_and_transforms_stay(faster):
+    layer, x = fast.Linear(128, 160), torch.randn(256, 128)
+    layer(x[:8])
+    layer(x[0])
+    layer(x.reshape(2, 128, 128))
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    torch.func.vmap(lambda weight: torch.func.functional_call(layer, {"weight": weight}, (x,)))(
+        torch.randn(3, 160, 128)
+    )
+    layer.double()(x.double())
+    assert faster == []
+
+
+def test_a_network_of_usual_size_learns_with_them(faster):
+    network = MLP(17, (256, 256))
+    network(torch.randn(256, 17)).sum().backward()
+    assert (256, 256, 256) in faster
+
+
 def test_the_faster_library_is_taken(monkeypatch):
-    choose, answer = products.products_by_onednn.__wrapped__, torch.ones(256, 256)
+    choose, answer = products._is_faster.__wrapped__, torch.ones(256, 256)
 
     def late(a: Tensor, b: Tensor) -> Tensor:
         began = time.perf_counter()
@@ -79,10 +146,10 @@ def test_the_faster_library_is_taken(monkeypatch):
             torch.mm(a, b)
         return answer
 
-    monkeypatch.setattr(products, "_product", lambda a, b: answer)
-    assert isinstance(choose(), products.ProductsByOneDNN)
-    monkeypatch.setattr(products, "_product", late)
-    assert choose() is None
+    monkeypatch.setattr(products, "_multiply", lambda a, b: answer)
+    assert choose()
+    monkeypatch.setattr(products, "_multiply", late)
+    assert not choose()
 
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError])
@@ -90,5 +157,14 @@ def test_a_torch_without_it_keeps_its_own(monkeypatch, error):
     def missing(a: Tensor, b: Tensor) -> Tensor:
         raise error("no _linear_pointwise")
 
-    monkeypatch.setattr(products, "_product", missing)
-    assert products.products_by_onednn.__wrapped__() is None
+    monkeypatch.setattr(products, "_multiply", missing)
+    assert not products._is_faster.__wrapped__()
+
+
+def test_a_torch_whose_compiler_has_other_parts_keeps_its_products(monkeypatch):
+    def missing() -> None:
+        raise ImportError("LinearUnary")
+
+    monkeypatch.setattr(products, "_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_make_pass", missing)
+    assert products.graph_pass.__wrapped__() is None

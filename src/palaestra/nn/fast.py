@@ -1,8 +1,8 @@
 """Everything private of PyTorch that this library uses, each piece with a public one that gives the same numbers.
 
 Which of the two is taken is decided once, when this module is imported, by what this version of PyTorch has. The public
-way costs 10 to 60 microseconds more for each gradient step, which small networks notice. Only what changes compiled
-graphs stands apart, in `products`.
+way costs 10 to 60 microseconds more for each gradient step, which small networks notice. Large products of matrices
+have a module of their own, `products`.
 """
 
 import functools
@@ -24,6 +24,8 @@ from torch.nn.functional import linear
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_leaves, tree_map
+
+from palaestra.nn.products import graph_pass, onednn_pays, product
 
 __all__ = [
     "MovableModule",
@@ -53,7 +55,11 @@ class _FastLinear(nn.Linear):
         weight = table.get("weight")
         if weight is None or "bias" not in table:  # parametrized
             return super().forward(input)
-        return linear(input, weight, table["bias"])
+        bias = table["bias"]
+        if not onednn_pays(input, weight):
+            return linear(input, weight, bias)
+        out = product(input, weight.t())
+        return out if bias is None else out.add_(bias)
 
 
 Linear: type[nn.Linear] = _FastLinear if isinstance(getattr(nn.Linear(1, 1), "_parameters", None), dict) else nn.Linear
@@ -463,19 +469,10 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     graph._backend_id = None
     on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded
     settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": on_cpu, "cpp.use_decompose_tanh": True}
-    settings |= {"post_grad_custom_post_pass": _products() if on_cpu else None}
+    settings |= {"post_grad_custom_post_pass": graph_pass() if on_cpu else None}
     # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
     loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
     return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})
-
-
-def _products() -> Any:
-    """What changes products of a graph; nothing where MKL is as fast, or this PyTorch lacks the parts that it takes."""
-    try:
-        from palaestra.nn.products import products_by_onednn
-    except ImportError:
-        return None
-    return products_by_onednn()
 
 
 @functools.cache

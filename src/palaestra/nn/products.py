@@ -1,8 +1,10 @@
-"""Products of matrices in compiled code by oneDNN, on processors where that is faster than MKL.
+"""Large products of matrices by oneDNN, on processors where that is faster than MKL.
 
 PyTorch leaves products in single precision to Intel's MKL, which takes vectors of 256 bits on every processor of AMD;
 those that have units for 512 bits (since Zen 5) then run at half their speed. oneDNN, which PyTorch has for
 convolutions and for products in bfloat16, asks what a processor has and not who made it.
+
+`product` is for eager code. Compiled graphs are changed by `graph_pass`, which knows nothing of our layers.
 """
 
 import functools
@@ -12,66 +14,138 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
-from torch._inductor.lowering import permute, register_lowering
-from torch._inductor.mkldnn_ir import LinearUnary
 from torch.utils._pytree import tree_map
 
-__all__ = ["ProductsByOneDNN", "products_by_onednn"]
+__all__ = ["graph_pass", "onednn_pays", "product", "replace_products"]
 
-_aten: Any = torch.ops.aten
 _LEAST_WORK = 2_500_000
 """Floating-point operations of a product that pays: a call of oneDNN takes 8 microseconds, of MKL one."""
 _LEAST_GAIN = 1.3
+
+_transforms: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 _library = torch.library.Library("palaestra", "DEF")
 _library.define("product(Tensor a, Tensor b) -> Tensor")
 torch.library.register_fake("palaestra::product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
 
 
-_library.impl("product", _product, "CPU")
-_op: Any = torch.ops.palaestra.product.default
-
-
-@register_lowering(_op, type_promotion_kind=None)
-def _called(a: Any, b: Any) -> Any:
-    """The call in C++, with factors as they lie: Inductor's own lowering copies those that are not contiguous."""
-    a, b = ExternKernel.realize_input(a), ExternKernel.realize_input(permute(b, [1, 0]))
-    layout = FixedLayout(a.get_device(), a.get_dtype(), [a.get_size()[0], b.get_size()[0]])
-    return TensorBox.create(LinearUnary(layout, [a, b], [None, "none", [-1], ""]))
+_library.impl("product", _multiply, "CPU")
 
 
 @functools.cache
-def products_by_onednn() -> "ProductsByOneDNN | None":
-    """What changes a graph's products; none where MKL is nearly as fast: both multiply 256 x 256, 20 times in turns."""
+def _is_faster() -> bool:
+    """Whether MKL is far behind: both multiply 256 x 256 by 256 x 256, 20 times in turns."""
     x, taken = torch.ones(256, 256), dict[Callable[..., Tensor], float]()
-    for product in (torch.mm, _product) * 20:
-        began = time.perf_counter()
-        try:
-            product(x, x)
-        except (AttributeError, RuntimeError):  # a PyTorch without it
-            return None
-        taken[product] = min(time.perf_counter() - began, taken.get(product, torch.inf))
-    return ProductsByOneDNN() if taken[torch.mm] > _LEAST_GAIN * taken[_product] else None
+    with torch.no_grad():
+        for multiply in (torch.mm, _multiply) * 20:
+            began = time.perf_counter()
+            try:
+                multiply(x, x)
+            except (AttributeError, RuntimeError):  # a PyTorch without it
+                return False
+            taken[multiply] = min(time.perf_counter() - began, taken.get(multiply, torch.inf))
+    return taken[torch.mm] > _LEAST_GAIN * taken[_multiply]
 
 
-class ProductsByOneDNN(CustomGraphPass):
-    """Puts oneDNN's products in the place of PyTorch's in a graph, where they are large enough."""
+class _Product(torch.autograd.Function):
+    """Its derivatives of any order are products again."""
 
-    def __call__(self, graph: fx.Graph) -> None:
-        for node in list(graph.nodes):
-            if node.target in (_aten.mm.default, _aten.addmm.default, _aten.bmm.default) and _pays(node):
-                with graph.inserting_before(node):
-                    node.replace_all_uses_with(_replaced(graph, node))
-                graph.erase_node(node)
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _multiply(a, b)
 
-    def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (gradient,), (a, b) = grad_outputs, ctx.saved_tensors
+        of_a, of_b = ctx.needs_input_grad
+        return product(gradient, b.t()) if of_a else None, product(a.t(), gradient) if of_b else None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """A product for which `onednn_pays`.
+
+    Args:
+        a: [N, in], or [K, N, in] for K of them.
+        b: [in, out], or [K, in, out].
+
+    Returns:
+        [N, out], or [K, N, out].
+    """
+    if a.ndim == 3:
+        return torch.stack([product(one, other) for one, other in zip(a, b, strict=True)])
+    return _Product.apply(a, b) if torch.is_grad_enabled() else _multiply(a, b)
+
+
+def onednn_pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether `product` is the fastest way to multiply by the weight of a layer. Not in code that is compiled.
+
+    Args:
+        x: [N, in], or [K, N, in] for K layers.
+        weight: one matrix or K, transposed or not.
+    """
+    return (
+        x.ndim == weight.ndim
+        and 2 * x.shape[-2] * weight.shape[-2] * weight.shape[-1] >= _LEAST_WORK
+        and not torch.compiler.is_compiling()
+        and x.dtype == weight.dtype == torch.float32
+        and x.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+        and _transforms() is None
+        and _is_faster()
+    )
+
+
+@functools.cache
+def graph_pass() -> Any:
+    """What makes Inductor put oneDNN's products in the place of PyTorch's; nothing where that is not faster."""
+    if not _is_faster():
+        return None
+    try:
+        return _make_pass()
+    except ImportError:  # another version of PyTorch
+        return None
+
+
+def _make_pass() -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files  # takes a second
+    from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
+    from torch._inductor.lowering import permute, register_lowering
+    from torch._inductor.mkldnn_ir import LinearUnary
+
+    @register_lowering(torch.ops.palaestra.product.default, type_promotion_kind=None)
+    def called(a: Any, b: Any) -> Any:
+        """The call in C++, with factors as they lie: Inductor's own lowering copies those that are not contiguous."""
+        a, b = ExternKernel.realize_input(a), ExternKernel.realize_input(permute(b, [1, 0]))
+        layout = FixedLayout(a.get_device(), a.get_dtype(), [a.get_size()[0], b.get_size()[0]])
+        return TensorBox.create(LinearUnary(layout, [a, b], [None, "none", [-1], ""]))
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            replace_products(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((__file__,))
+
+    return Pass()
+
+
+def replace_products(graph: fx.Graph) -> None:
+    """Replaces products that are large enough.
+
+    Args:
+        graph: of ATen's operations, with the examples that tracing noted.
+    """
+    aten: Any = torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target in (aten.mm.default, aten.addmm.default, aten.bmm.default) and _pays(node):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_replaced(graph, node))
+            graph.erase_node(node)
 
 
 def _pays(node: Any) -> bool:
@@ -87,9 +161,11 @@ def _replaced(graph: Any, node: Any) -> Any:
             new.meta["val"] = op(*tree_map(lambda leaf: leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf, args))
         return new
 
+    aten: Any = torch.ops.aten
+    op: Any = torch.ops.palaestra.product.default
     *bias, a, b = node.args
-    if node.target is _aten.bmm.default:
-        pairs = [[added(_aten.select.int, x, 0, k) for x in (a, b)] for k in range(len(node.meta["val"]))]
-        return added(_aten.cat.default, [added(_aten.unsqueeze.default, added(_op, *pair), 0) for pair in pairs])
-    product = added(_op, a, b)
-    return added(_aten.add.Tensor, product, *bias) if bias else product
+    if node.target is aten.bmm.default:
+        pairs = [[added(aten.select.int, x, 0, k) for x in (a, b)] for k in range(len(node.meta["val"]))]
+        return added(aten.cat.default, [added(aten.unsqueeze.default, added(op, *pair), 0) for pair in pairs])
+    multiplied = added(op, a, b)
+    return added(aten.add.Tensor, multiplied, *bias) if bias else multiplied
