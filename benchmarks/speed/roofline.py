@@ -32,7 +32,6 @@ from palaestra import Collector
 from palaestra.core import POLICY
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
-from palaestra.nn.products import product
 from palaestra.training import SimplePolicyManager
 
 RESULT = Path(__file__).parent / "results" / "roofline.json"
@@ -54,7 +53,7 @@ class Product:
         given = [list(v) if isinstance(v, tuple) else v for v in drawn]
         ways: list[Callable[[], Any]] = [functools.partial(self.operation, *given)]
         if self.operation in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
-            ways.append(functools.partial(product, *given[-2:]))
+            ways.append(functools.partial(_by_onednn, *given[-2:]))
         with torch.no_grad():
             return min(best_s(way) for way in ways)
 
@@ -69,12 +68,15 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        if func is torch.ops.mkldnn._linear_pointwise.default:
-            func, args = torch.ops.aten.mm.default, (args[0], args[1].t())
         if func.overloadpacket in flop_registry:
             flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=made)
             self.counts[Product(func, tuple(map(_hashable, args)), int(flops))] += 1
         return made
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Any:
+    pairs = [(a, b)] if a.ndim == 2 else zip(a, b, strict=True)
+    return [torch.ops.mkldnn._linear_pointwise(one, other.t(), None, "none", [], "") for one, other in pairs]
 
 
 def _hashable(value: Any) -> Any:

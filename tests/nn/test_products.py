@@ -1,4 +1,4 @@
-"""Products by oneDNN: the same numbers and gradients, only where they pay, chosen by measurement."""
+"""Products of compiled code by oneDNN: the same numbers, only where they pay, chosen by measurement."""
 
 import time
 
@@ -7,24 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from palaestra.nn import MLP, compiled_method, fast, products
-from palaestra.nn.ensemble import ensemble_of
+from palaestra.nn import compiled_method, fast, products
 
 OP = torch.ops.palaestra.product.default
-
-
-@pytest.fixture
-def faster(monkeypatch):
-    """Whatever the processor, and what is multiplied by oneDNN in eager code: rows, inputs, outputs."""
-    shapes, multiply = [], products._multiply
-
-    def noted(a: Tensor, b: Tensor) -> Tensor:
-        shapes.append((*a.shape, b.shape[1]))
-        return multiply(a, b)
-
-    monkeypatch.setattr(products, "_is_faster", lambda: True)
-    monkeypatch.setattr(products, "_multiply", noted)
-    return shapes
 
 
 def layers(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, members: Tensor) -> Tensor:
@@ -82,59 +67,6 @@ def test_compiled_code_has_the_same_numbers(monkeypatch):
     x, *weights = [x.detach() for x in arguments(256)]
     owner = Owner(weights)
     torch.testing.assert_close(compiled_method(owner, Owner.forward, x)(x), owner.forward(x), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_and_their_gradients_have_the_same_numbers(monkeypatch, faster, bias):
-    torch.manual_seed(0)
-    layer, x = fast.Linear(128, 160, bias=bias), torch.randn(256, 128, requires_grad=True)
-    members = ensemble_of([fast.Linear(160, 96, bias=bias) for _ in range(2)])
-
-    def gradients() -> list[Tensor]:
-        loss = members(torch.relu(layer(x))).square().mean()
-        return [loss, *torch.autograd.grad(loss, [x, *layer.parameters(), *members.parameters()])]
-
-    found = gradients()
-    assert sorted(faster) == sorted(
-        [(256, 128, 160), (256, 160, 128), (128, 256, 160)]
-        + 2 * [(256, 160, 96), (256, 96, 160), (160, 256, 96)]  # forward, for what comes in, for the weights
-    )
-    monkeypatch.setattr(products, "_is_faster", lambda: False)
-    torch.testing.assert_close(found, gradients(), rtol=1e-4, atol=1e-6)
-
-
-def test_second_derivatives_are_those_of_mkl(monkeypatch, faster):
-    torch.manual_seed(0)
-    layer, x = fast.Linear(128, 160), torch.randn(256, 128, requires_grad=True)
-
-    def penalty() -> list[Tensor]:
-        (slope,) = torch.autograd.grad(layer(x).tanh().sum(), x, create_graph=True)
-        return list(torch.autograd.grad(slope.square().sum(), [x, layer.weight]))
-
-    found = penalty()
-    assert faster
-    monkeypatch.setattr(products, "_is_faster", lambda: False)
-    torch.testing.assert_close(found, penalty(), rtol=1e-3, atol=1e-4)
-
-
-def test_few_rows_double_precision_bfloat16_and_transforms_stay(faster):
-    layer, x = fast.Linear(128, 160), torch.randn(256, 128)
-    layer(x[:8])
-    layer(x[0])
-    layer(x.reshape(2, 128, 128))
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(x)
-    torch.func.vmap(lambda weight: torch.func.functional_call(layer, {"weight": weight}, (x,)))(
-        torch.randn(3, 160, 128)
-    )
-    layer.double()(x.double())
-    assert faster == []
-
-
-def test_a_network_of_usual_size_learns_with_them(faster):
-    network = MLP(17, (256, 256))
-    network(torch.randn(256, 17)).sum().backward()
-    assert (256, 256, 256) in faster
 
 
 def test_the_faster_library_is_taken(monkeypatch):

@@ -17,7 +17,6 @@ from palaestra.nn.mlp import (
     UnitLinear,
     UnitScale,
 )
-from palaestra.nn.products import onednn_pays, product
 
 
 def ensemble_of(layers: Sequence[Any]) -> nn.Module:
@@ -69,8 +68,7 @@ class EnsembleLinear(nn.Module):
         x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
         if self.norm is not None:
             x = self.norm(x, moments, members)
-        out = (product if onednn_pays(x, weight) else torch.bmm)(x, weight)
-        out = out if bias is None else out.add_(bias)
+        out = torch.bmm(x, weight) if bias is None else torch.bmm(x, weight).add_(bias)
         if not self._normalizes:
             return out
         gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])

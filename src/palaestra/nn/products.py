@@ -1,10 +1,8 @@
-"""Large products of matrices by oneDNN, on processors where that is faster than MKL.
+"""Large products of matrices in compiled code by oneDNN, on processors where that is faster than MKL.
 
 PyTorch leaves products in single precision to Intel's MKL, which takes vectors of 256 bits on every processor of AMD;
 those that have units for 512 bits (since Zen 5) then run at half their speed. oneDNN, which PyTorch has for
 convolutions and for products in bfloat16, asks what a processor has and not who made it.
-
-`product` is for eager code. Compiled graphs are changed by `graph_pass`, which knows nothing of our layers.
 """
 
 import functools
@@ -16,13 +14,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-__all__ = ["graph_pass", "onednn_pays", "product", "replace_products"]
+__all__ = ["graph_pass", "replace_products"]
 
 _LEAST_WORK = 2_500_000
 """Floating-point operations of a product that pays: a call of oneDNN takes 8 microseconds, of MKL one."""
 _LEAST_GAIN = 1.3
-
-_transforms: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 _library = torch.library.Library("palaestra", "DEF")
 _library.define("product(Tensor a, Tensor b) -> Tensor")
@@ -49,55 +45,6 @@ def _is_faster() -> bool:
                 return False
             taken[multiply] = min(time.perf_counter() - began, taken.get(multiply, torch.inf))
     return taken[torch.mm] > _LEAST_GAIN * taken[_multiply]
-
-
-class _Product(torch.autograd.Function):
-    """Its derivatives of any order are products again."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return _multiply(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        (gradient,), (a, b) = grad_outputs, ctx.saved_tensors
-        of_a, of_b = ctx.needs_input_grad
-        return product(gradient, b.t()) if of_a else None, product(a.t(), gradient) if of_b else None
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """A product for which `onednn_pays`.
-
-    Args:
-        a: [N, in], or [K, N, in] for K of them.
-        b: [in, out], or [K, in, out].
-
-    Returns:
-        [N, out], or [K, N, out].
-    """
-    if a.ndim == 3:
-        return torch.stack([product(one, other) for one, other in zip(a, b, strict=True)])
-    return _Product.apply(a, b) if torch.is_grad_enabled() else _multiply(a, b)
-
-
-def onednn_pays(x: Tensor, weight: Tensor) -> bool:
-    """Whether `product` is the fastest way to multiply by the weight of a layer. Not in code that is compiled.
-
-    Args:
-        x: [N, in], or [K, N, in] for K layers.
-        weight: one matrix or K, transposed or not.
-    """
-    return (
-        x.ndim == weight.ndim
-        and 2 * x.shape[-2] * weight.shape[-2] * weight.shape[-1] >= _LEAST_WORK
-        and not torch.compiler.is_compiling()
-        and x.dtype == weight.dtype == torch.float32
-        and x.is_cpu
-        and not torch.is_autocast_enabled("cpu")
-        and _transforms() is None
-        and _is_faster()
-    )
 
 
 @functools.cache
