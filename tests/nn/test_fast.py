@@ -1,5 +1,6 @@
 """Tests of `palaestra.nn.fast`: each private way gives the numbers of the public one; and PyTorch's own tools work."""
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,6 +222,13 @@ def test_instructions_are_trusted_where_the_compiler_accepts_them(accepted, monk
         fast._trust_instructions()
         assert config.cpp.vec_isa_ok == (True if accepted else None)
     assert len(asked) == 1 and "-E" in asked[0]
+
+
+def test_what_is_left_of_a_compilation_counts_as_old():
+    with fast._no_garbage_collection():
+        left: list[list[int]] = [[]]
+    assert any(old is left for old in gc.get_objects(generation=2))
+    assert gc.isenabled() and not gc.get_freeze_count()
 
 
 def test_a_bias_may_be_pruned():

@@ -25,8 +25,6 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_leaves, tree_map
 
-from palaestra.nn.products import graph_pass
-
 __all__ = [
     "MovableModule",
     "Recorded",
@@ -461,6 +459,8 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     exponential takes half the time of the library's, and is off by a rounding of 1.
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds
+
+    from palaestra.nn.products import graph_pass
 
     graph._backend_id = None
     on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded

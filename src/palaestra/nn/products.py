@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-__all__ = ["graph_pass", "replace_products"]
+__all__ = ["graph_pass", "product", "replace_products"]
 
 _LEAST_WORK = 2_500_000
 """Floating-point operations of a product that pays: a call of oneDNN takes 8 microseconds, of MKL one."""
@@ -30,6 +30,8 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 _library.impl("product", _multiply, "CPU")
+product: Any = torch.ops.palaestra.product.default
+"""By oneDNN, of a matrix, [N, in], with another one, [in, out]; an operation that graphs may hold."""
 
 
 @functools.cache
@@ -64,7 +66,7 @@ def _make_pass() -> Any:
     from torch._inductor.lowering import permute, register_lowering
     from torch._inductor.mkldnn_ir import LinearUnary
 
-    @register_lowering(torch.ops.palaestra.product.default, type_promotion_kind=None)
+    @register_lowering(product, type_promotion_kind=None)
     def called(a: Any, b: Any) -> Any:
         """The call in C++, with factors as they lie: Inductor's own lowering copies those that are not contiguous."""
         a, b = ExternKernel.realize_input(a), ExternKernel.realize_input(permute(b, [1, 0]))
@@ -109,10 +111,9 @@ def _replaced(graph: Any, node: Any) -> Any:
         return new
 
     aten: Any = torch.ops.aten
-    op: Any = torch.ops.palaestra.product.default
     *bias, a, b = node.args
     if node.target is aten.bmm.default:
         pairs = [[added(aten.select.int, x, 0, k) for x in (a, b)] for k in range(len(node.meta["val"]))]
-        return added(aten.cat.default, [added(aten.unsqueeze.default, added(op, *pair), 0) for pair in pairs])
-    multiplied = added(op, a, b)
+        return added(aten.cat.default, [added(aten.unsqueeze.default, added(product, *pair), 0) for pair in pairs])
+    multiplied = added(product, a, b)
     return added(aten.add.Tensor, multiplied, *bias) if bias else multiplied
