@@ -88,7 +88,7 @@ def publish(path: Path, text: str, page: str, place: str = "measured") -> None:
         path: of the result.
         text: markdown.
         page: below the root; what stands between `<!-- measured -->` and the next `<!-- end -->` is replaced.
-        place: what stands there in the place of `measured`, on a page with several results.
+        place: what stands there instead of `measured`, on a page with several results.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""PPO on workers: the same loop as in one process, with a `RolloutManager` in the place of the collector.
+"""PPO on workers: the same loop as in one process, with a `RolloutManager` instead of the collector.
 
 Every part is also one command: `palaestra train ppo CartPole-v1 --runtime process --num-workers 2`.
 """

@@ -114,12 +114,6 @@ def test_windows_of_several_steps_are_refused():
         with_bonus("dqn", "discrete", "rnd", n_step=3)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("qmix", "team"), ("maddpg", "team-continuous")])
-def test_teams_are_refused(name, kind):
-    with environment(kind) as env, pytest.raises(ConfigError, match=r"learns for a team.*leave the bonus out"):
-        make(name, env, kind=kind, bonus=BonusConfig(kind="rnd"))
-
-
 def test_an_unknown_bonus_is_named():
     with pytest.raises(ConfigError, match="unknown exploration bonus 'rdn'"):
         BonusConfig(kind="rdn")

@@ -75,7 +75,7 @@ def test_tianshou_running_episodes_can_be_learned_from_at_once():
 
 
 def test_tianshou_n_steps_bootstrap_at_a_time_limit():
-    """Tianshou: `done` hid truncation, so n-step targets had 0 in the place of the value behind a time limit."""
+    """Tianshou: `done` hid truncation, so n-step targets had 0 instead of the value behind a time limit."""
     for discount, factor in ((1.0, GAMMA**2), (0.0, 0.0)):
         buffer = episode([FIRST, MID, LAST, FIRST, MID, MID], [1.0, 1.0, discount, 1.0, 1.0, 1.0])
         windows = buffer.windows(np.array([0]), 3)

@@ -59,6 +59,14 @@ def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     assert finding.name == name
 
 
+def test_each_policy_of_many_agents_is_looked_at(tmp_path):
+    """F24: its metrics are called after it."""
+    broken = {"learning/red/kl": 3.0, "learning/blue/kl": 0.004, "learning/blue/explained_variance": -4.0}
+    jumps, value = palaestra.diagnose(made(tmp_path, **broken).path).findings
+    assert jumps.evidence.startswith("an update moves policy 'red' by KL 3")
+    assert value.evidence.startswith("explained variance of the value of policy 'blue' is -4")
+
+
 def test_what_is_most_severe_comes_first(tmp_path):
     run = made(tmp_path, **{"learning/entropy": 1e-4, "gradient_steps": 0})
     assert [f.name for f in palaestra.diagnose(run.path).findings] == ["no_updates", "entropy_collapse"]

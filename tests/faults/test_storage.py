@@ -197,7 +197,7 @@ class Canary:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_in_a_checkpoint_is_refused_and_never_executed(tmp_path, protocol):
-    """F12: in the place of every file, and with every hash made right again."""
+    """F12: instead of every file, and with every hash made right again."""
     canary = tmp_path / "executed"
     store = stored(tmp_path / "checkpoints", 1)
     (path,) = store.steps()

@@ -56,7 +56,7 @@ class Node:
     def sigma(self, settings: SearchSettings) -> list[float]:
         q = self.completed()
         span = max(max(q) - min(q), settings.least_range, 1e-8)
-        scale = settings.value_scale * (settings.visit_offset + max(self.visits))
+        scale = settings.value_scale * (50.0 + max(self.visits))
         return [scale * (value - min(q)) / span for value in q]
 
 

@@ -128,7 +128,7 @@ def pool_that_is_reset(num_envs: int) -> gymnasium.vector.VectorEnv:
 
 @pytest.mark.parametrize("pool", ["restarting_pool", "pool_that_is_reset"])
 def test_where_an_episode_begins_within_a_step_named_entries_are_zeros_and_the_last_row_has_its_own(pool):
-    """ALF-15: a pool that goes on at once gives FIRST rows in the place of LAST ones, which are in `ended`."""
+    """ALF-15: a pool that goes on at once gives FIRST rows instead of LAST ones, which are in `ended`."""
     config = EnvConfig(name=f"{__name__}:{pool}", num_envs=2, vectorization="native", info=("cost", "never"))
     with palaestra.create_environment(config, seed=1) as env:
         first = env.reset()

@@ -98,7 +98,7 @@ def test_a_callback_may_end_the_run():
 
 
 def test_evaluations_may_come_by_time():
-    """Evaluation by seconds in the place of env steps; the end has one of its own."""
+    """Evaluation by seconds instead of env steps; the end has one of its own."""
     steps = []
     made = trainer("ppo", total=400, eval_every_s=1e-6, evaluate=lambda policy: (steps.append(1), Result(0.0))[1])
     made.run()

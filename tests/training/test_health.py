@@ -153,6 +153,22 @@ def test_a_resumed_run_knows_what_it_was_warned_of(tmp_path):
     assert counts == [row["health/warnings"] for row in expected.rows]
 
 
+def test_each_policy_of_many_agents_is_looked_at():
+    """F24: its metrics are called after it; each symptom is warned of once for each policy."""
+    two = {
+        name.replace("/", f"/{policy}/", 1): CALM[name] for name in CALM if "/" in name for policy in ("red", "blue")
+    }
+    calm = {name: value for name, value in CALM.items() if "/" not in name} | two
+    assert warned([calm] * 20) == []
+    bad = calm | {"learning/red/kl": 0.9, "learning/blue/kl": 0.3, "learning/red/gradient_norm/ppo": 900.0}
+    texts = warned([*[calm] * 10, *[bad] * 20])
+    assert sorted(text.partition(" steps ")[2].partition(". ")[0] for text in texts) == [
+        "the gradient of 'ppo' is 9e+02 long, usually 1 (policy 'red')",
+        "the mean KL of an update is 0.3 (policy 'blue')",
+        "the mean KL of an update is 0.9 (policy 'red')",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "largest", "count"), [(90.0, 0.1, 0), (110.0, 0.1, 1), (390.0, 20.0, 0), (410.0, 20.0, 1)]
 )

@@ -1,6 +1,6 @@
 """Advantage actor-critic: one gradient step on each unroll.
 
-Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783, algorithm S3, with environments in lockstep in the place of
+Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783, algorithm S3, with environments in lockstep instead of
 asynchronous threads.
 Departures: advantages are generalised (with `gae_lambda` 1 they are the paper's); policy and value have networks of
 their own, trained together by RMSProp without shared statistics; gradients are clipped by norm. With a recurrent
@@ -36,7 +36,7 @@ class A2CConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    """Policy and value network. They share the recurrent cells, if any, and, trained together, the image encoder."""
     learning_rate: NotNegative[Schedule] = 7e-4
     """Step size of RMSProp; a number or a schedule."""
     value_cost: Schedule = 0.5
@@ -44,7 +44,7 @@ class A2CConfig(AlgorithmConfig):
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""
     max_grad_norm: Positive[float] = 0.5
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     standardize_advantage: bool = False
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     bonus: BonusConfig = field(default_factory=BonusConfig)

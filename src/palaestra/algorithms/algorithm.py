@@ -213,7 +213,7 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Anything that learns a policy from data.
 
     Subclasses are constructed as `Name(observation_spec, action_spec, config, seeds, network)`; all but the specs are
-    optional, and `network` is the user's own encoder in the place of the library's.
+    optional, and `network` is the user's own encoder instead of the library's.
 
     Args:
         config: its hyperparameters.

@@ -38,8 +38,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     value_scale: Positive[float] = 0.1
     """How much differences of value count in a search beside the policy."""
     least_value_range: Fraction[float] = 0.0
-    """Share of `max_return` by which values of a state's actions differ before they count in full in a search; smaller
-    differences count in proportion, for learned values err by as much. 0 counts all in full, as in the paper."""
+    """Share of `max_return`. In a search, values of a state's actions that differ by less are not stretched to all of
+    [0, 1], because learned values err by about as much. 0 stretches all, as in the paper."""
     learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of AdamW; a number or a schedule."""
     weight_decay: NotNegative[float] = 1e-4
@@ -47,7 +47,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 10
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
     mini_batch_length: AboveOne[int] = 16
@@ -63,7 +63,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     value_cost: Schedule = 1.0
     """Weight of the value's cross-entropy."""
     max_grad_norm: Positive[float] = 5.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     max_return: Positive[float] = 1.0
     """The largest return, either way, that values can tell apart."""
     num_atoms: Positive[int] = 21

@@ -1,9 +1,9 @@
 """Distributional Q-learning with a fixed set of possible returns.
 
 Paper: Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation (7) and algorithm 1.
-Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double
-Q-learning is off, as in the paper. Gradients are clipped by norm. Priorities are the cross-entropy, where Hessel et al.
-2018 take the divergence, which lacks the entropy of the target.
+Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double Q-learning is off, as in
+the paper. Gradients are clipped by norm. Priorities are the cross-entropy, where Hessel et al. 2018 take the
+divergence, which lacks the entropy of the target.
 """
 
 import copy
@@ -32,7 +32,7 @@ class C51Config(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -56,7 +56,7 @@ class C51Config(AlgorithmConfig):
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.6

@@ -1,7 +1,7 @@
 """Counterfactual multi-agent policy gradients: members are judged by what else they might have done.
 
 Paper: Foerster et al. 2018, https://arxiv.org/abs/1705.08926, equations (4) and (5), and algorithm 1.
-Departures: the team's reward is the mean over its members; an entropy bonus in the place of a floor under all
+Departures: the team's reward is the mean over its members; an entropy bonus instead of a floor under all
 probabilities; Adam instead of RMSProp; members share a network that is told who acts, and have no memory; returns
 bootstrap from joint actions that the policy draws where none was taken: at the end of an unroll, and where an episode
 was cut off. The critic learns from all moments; a member that does not act has no action there.

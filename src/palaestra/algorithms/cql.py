@@ -42,7 +42,7 @@ class CQLConfig(AlgorithmConfig):
     n_step: Positive[int] = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     initial_temperature: Positive[float] = 1.0

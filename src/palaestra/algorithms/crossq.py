@@ -38,7 +38,7 @@ class CrossQConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     gamma: Fraction[Schedule] = 0.99
@@ -48,7 +48,7 @@ class CrossQConfig(AlgorithmConfig):
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     policy_period: Positive[int] = 3
-    """Gradient steps of the critics from one of actor and temperature to the next."""
+    """Gradient steps of the critics for each one of actor and temperature."""
     initial_temperature: Positive[float] = 1.0
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 1e-3

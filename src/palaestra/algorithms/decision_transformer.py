@@ -74,7 +74,7 @@ class DecisionTransformerConfig(AlgorithmConfig):
     )
     """The memory, and the layers on top of it."""
     max_grad_norm: Positive[float] = 0.25
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     target_return: float | None = None
     """The return to act for; by default that of the best episode of the data, and online the best mean return that its
     own episodes have come to, where that is more."""

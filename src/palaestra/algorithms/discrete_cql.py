@@ -41,7 +41,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     n_step: Positive[int] = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     conservative_cost: Schedule = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     huber_delta: Positive[float] = 1.0

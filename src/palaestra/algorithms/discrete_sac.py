@@ -31,7 +31,7 @@ class DiscreteSACConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -51,7 +51,7 @@ class DiscreteSACConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     initial_temperature: Positive[float] = 1.0
@@ -65,7 +65,7 @@ class DiscreteSACConfig(AlgorithmConfig):
 
 
 class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
-    """Learns a random choice among discrete actions; expectations over actions are exact, so no noise is needed.
+    """Learns a stochastic policy among discrete actions; expectations over actions are exact, so no noise is needed.
 
     Raises:
         ConfigError: the action space is not discrete.

@@ -40,7 +40,7 @@ class DQNConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     gamma: Fraction[Schedule] = 0.99
@@ -50,14 +50,14 @@ class DQNConfig(AlgorithmConfig):
     double: bool = True
     """Whether the online network chooses the action whose target value is used."""
     huber_delta: Positive[float] = 1.0
-    """Error above which the loss grows linearly. What it learns lies between median and mean of the targets, so values
-    are biased where these are skewed; a large number estimates the mean."""
+    """Error above which the loss grows linearly. It then learns something between median and mean of the targets, which
+    biases values where targets are skewed; with a large number it learns the mean."""
     target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.6

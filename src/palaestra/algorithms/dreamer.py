@@ -2,7 +2,7 @@
 
 Papers: Hafner et al. 2023, "DreamerV3", https://arxiv.org/abs/2301.04104, and with symexp bins Hafner et al. 2025,
 https://doi.org/10.1038/s41586-025-08744-2.
-Departures: Adam with gradients cut by their norm, in the place of LaProp and adaptive clipping; one recurrent cell in
+Departures: Adam with gradients cut by their norm, instead of LaProp and adaptive clipping; one recurrent cell in
 the place of blocks; values learn from imagined steps alone; sequences begin with the state as it was stored, and a few
 steps bring it up to date; what is imagined begins at some rows of a sequence, evenly spaced; the range of returns is
 that of what the last update's policy imagines from the beginnings of its sequences, so that no row's loss depends on
@@ -56,7 +56,7 @@ class DreamerConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
     """Sequences in a minibatch."""
     mini_batch_length: AboveOne[int] = 32
@@ -86,27 +86,27 @@ class DreamerConfig(AlgorithmConfig):
     trace_decay: Fraction[Schedule] = 0.95
     """Lambda of the returns, in [0, 1]."""
     horizon: Positive[int] = 15
-    """Steps that are imagined."""
+    """Imagination horizon, in steps."""
     num_starts: Positive[int] = 8
-    """Rows of each sequence from which is imagined, evenly spaced; at most all."""
+    """Rows of each sequence from which imagination starts, evenly spaced; at most all."""
     num_bins: AboveOne[int] = 127
     """Bins of rewards and values."""
     max_return: Positive[float] = 20_000.0
     """The largest return and reward, either way, that bins can tell."""
     free_nats: NotNegative[float] = 1.0
-    """Divergence of prior and posterior, per row, below which nothing is gained."""
+    """Divergence of prior and posterior, per row, below which it costs nothing (free bits)."""
     dynamics_cost: NotNegative[Schedule] = 1.0
-    """Weight of what draws the prior to the posterior."""
+    """Weight of the dynamics loss, which trains the prior towards the posterior."""
     representation_cost: NotNegative[Schedule] = 0.1
-    """Weight of what draws the posterior to the prior."""
+    """Weight of the representation loss, which trains the posterior towards the prior."""
     entropy_cost: NotNegative[Schedule] = 3e-4
     """Weight of the policy's entropy, nats, where returns are scaled to a range of 1."""
     slow_value_cost: NotNegative[Schedule] = 1.0
-    """Weight of what draws the value to that of the slow critic."""
+    """Weight of the loss that trains the value towards that of the slow critic."""
     tau: Fraction[Schedule] = 0.02
     """How far the slow critic follows in each gradient step, in [0, 1]."""
     max_grad_norm: Positive[float] = 100.0
-    """Longest gradient of each component."""
+    """Gradients of each component are clipped to this Euclidean norm."""
 
     plan_class = Replay
 

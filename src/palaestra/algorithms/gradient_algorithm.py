@@ -64,7 +64,7 @@ GradientStep: TypeAlias = Callable[[Batch], StepResult]
 class GradientAlgorithm(Algorithm[PolicyT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
-    Whatever mixes rows belongs into `preprocess`, every random number a loss needs into `noise`, so that shards of a
+    Whatever mixes rows belongs in `preprocess`, every random number a loss needs into `noise`, so that shards of a
     minibatch give the same gradient as the whole. Where networks themselves mix rows, by batch normalisation, there are
     no shards: see `mixes_rows`.
     """
@@ -72,7 +72,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     trains: Mapping[str, tuple[str, ...]] = {}
     """Which model components a loss term trains; by default the one of the term's own name."""
     preprocesses_each_epoch: bool = False
-    """Whether `preprocess` is asked anew in front of every pass over an unroll, with the weights of then."""
+    """Whether `preprocess` is called again before every pass over an unroll, with the weights of that time."""
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
@@ -95,11 +95,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """Whether `after_update` learns running statistics of an update's data."""
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
-        if self.bonus is not None and self.team:
-            raise ConfigError(
-                f"bonus.kind is {config.bonus.kind!r}, but {type(self).__name__} learns for a team, and novelty is "
-                "measured for one agent; leave the bonus out"
-            )
 
     # -- what an algorithm file defines
 

@@ -36,7 +36,7 @@ class IMPALAConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share a memory where there is one; trained together, the code of pictures too."""
+    """Policy and value network. They share the recurrent cells, if any, and, trained together, the image encoder."""
     learning_rate: NotNegative[Schedule] = 6e-4
     """Step size of RMSProp; a number or a schedule."""
     value_cost: Schedule = 0.5
@@ -44,9 +44,9 @@ class IMPALAConfig(AlgorithmConfig):
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""
     max_grad_norm: Positive[float] = 40.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     num_epochs: Positive[int] = 1
-    """How often each unroll is gone through."""
+    """Passes over each unroll."""
     mini_batch_size: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
     rho_clip: Positive[float] = 1.0

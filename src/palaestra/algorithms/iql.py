@@ -41,7 +41,7 @@ class IQLConfig(AlgorithmConfig):
     n_step: Positive[int] = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     expectile: InsideFraction[float] = 0.7
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
     inverse_temperature: Schedule = 3.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
@@ -33,7 +33,7 @@ class MADDPGConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -50,10 +50,8 @@ class MADDPGConfig(AlgorithmConfig):
     """Rows the replay buffer keeps."""
     learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
-    bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Must stay none: novelty is measured for one agent."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
 

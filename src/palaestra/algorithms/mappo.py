@@ -38,7 +38,7 @@ class MAPPOConfig(AlgorithmConfig):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Layers of the members' network and of the value; they share no parameters."""
     num_epochs: Positive[int] = 4
-    """How often each unroll is gone through."""
+    """Passes over each unroll."""
     mini_batch_size: Positive[int] = 256
     """Rows in a minibatch."""
     standardize_advantage: bool = True
@@ -50,7 +50,7 @@ class MAPPOConfig(AlgorithmConfig):
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""
     max_grad_norm: Positive[float] = 0.5
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
 

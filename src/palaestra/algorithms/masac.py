@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
@@ -50,8 +50,6 @@ class MASACConfig(AlgorithmConfig):
     """Rows of the team that the replay buffer keeps."""
     learning_starts: NotNegative[int] = 1_000
     """Env steps before anything is learned."""
-    bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Must stay none: novelty is measured for one agent."""
     tau: Fraction[Schedule] = 0.005
     """Share of the way that target critics go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 2
@@ -71,7 +69,7 @@ class MASACBatch(parts.SoftBatch):
 
 
 class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
-    """Learns random policies of a team's members; each gets much of its own return and stays as random as was asked.
+    """Learns stochastic policies of a team's members, each for its own return plus entropy, held near a target.
 
     Args:
         observation_spec: of the team, see `multiagent.team_specs`.

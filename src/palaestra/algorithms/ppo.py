@@ -42,7 +42,7 @@ class PPOConfig(AlgorithmConfig):
     unroll_length: Positive[float] = 128
     """Time steps collected from every environment before each update."""
     num_epochs: Positive[int] = 4
-    """How often each unroll is gone through."""
+    """Passes over each unroll."""
     mini_batch_size: Positive[int] = 256
     """Rows in a minibatch."""
     mini_batch_length: Positive[int] = 16
@@ -61,11 +61,11 @@ class PPOConfig(AlgorithmConfig):
     entropy_cost: Schedule = 0.0
     """c2 of equation (9)."""
     max_grad_norm: Positive[float] = 0.5
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     value_clip: Positive[float | None] = None
     """How far the value may move in an update, in its own units: Engstrom et al. 2020, section 3; none by default."""
     dual_clip: AboveOne[float | None] = None
-    """c of Ye et al. 2020: the largest ratio that counts where the advantage is negative; none by default, 3 there."""
+    """c of Ye et al. 2020: the largest ratio that counts where the advantage is negative; off by default, 3 there."""
     normalize_return: bool = False
     """Whether the value learns returns divided by their running standard deviation; its unit is then that."""
     recompute_advantage: bool = False
@@ -75,7 +75,7 @@ class PPOConfig(AlgorithmConfig):
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Policy and value network. They share the recurrent cells where there are some, and the code of pictures."""
+    """Policy and value network. They share the recurrent cells, if any, and the image encoder."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 

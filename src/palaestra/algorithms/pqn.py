@@ -2,11 +2,11 @@
 
 Paper: Gallici et al. 2025, https://arxiv.org/abs/2407.04811, algorithm 1 with the lambda-returns of its section 4.2.
 What keeps the values from running away is the normalisation of every hidden layer, `network.layer_norm`.
-Departures: Adam with bias correction in the place of RAdam, so that gradient steps can be compiled.
+Departures: Adam with bias correction instead of RAdam, so that gradient steps can be compiled.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from palaestra.core import (
     DataSource,
     Linear,
     OnPolicy,
-    Plan,
     RunSeeds,
     Schedule,
     SpecTree,
@@ -42,7 +41,7 @@ class PQNConfig(AlgorithmConfig):
     unroll_length: Positive[float] = 32
     """Time steps collected from every environment before each update."""
     num_epochs: Positive[int] = 4
-    """How often each unroll is gone through."""
+    """Passes over each unroll."""
     mini_batch_size: Positive[int] = 128
     """Rows in a minibatch."""
     gamma: Fraction[Schedule] = 0.99
@@ -52,7 +51,7 @@ class PQNConfig(AlgorithmConfig):
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(
@@ -62,12 +61,8 @@ class PQNConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
 
+    mini_batch_length: ClassVar[int] = 1
     plan_class = OnPolicy
-
-    @property
-    def plan(self) -> Plan:
-        """The data these settings ask for: rows of each unroll."""
-        return self.plan_with(mini_batch_length=1)
 
 
 class PQNBatch(Batch):

@@ -3,8 +3,8 @@
 Papers: Rashid et al. 2018, https://arxiv.org/abs/1803.11485, equations (4) to (6) and figure 2; VDN: Sunehag et al.
 2017, https://arxiv.org/abs/1706.05296, equation (2).
 Departures: members have no memory and learn from replayed transitions, not episodes; the team's reward is the mean over
-its members; Adam instead of RMSProp; double Q-learning, as in the authors' code. A member that does not
-act enters the mixture with the value 0.
+its members; Adam instead of RMSProp; double Q-learning, as in the authors' code. A member that does not act enters the
+mixture with the value 0.
 """
 
 import copy
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
@@ -35,7 +35,7 @@ class QMIXConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -52,8 +52,6 @@ class QMIXConfig(AlgorithmConfig):
     """Rows the replay buffer keeps."""
     learning_starts: NotNegative[int] = 1_000
     """Env steps before the first gradient step."""
-    bonus: BonusConfig = field(default_factory=BonusConfig)
-    """Must stay none: novelty is measured for one agent."""
     target_period: Positive[int] = 200
     """Gradient steps between two copies of the online to the target networks."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
@@ -65,7 +63,7 @@ class QMIXConfig(AlgorithmConfig):
     mixing_size: int = 32
     """Units of the mixing network."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
 
     plan_class = Replay
 

@@ -1,8 +1,8 @@
 """Distributional Q-learning by quantile regression.
 
 Paper: Dabney et al. 2018, https://arxiv.org/abs/1710.10044, equations (9) to (13), algorithm 1.
-Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double
-Q-learning is off, as in the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN).
+Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double Q-learning is off, as in
+the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN).
 """
 
 import copy
@@ -31,7 +31,7 @@ class QRDQNConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -55,7 +55,7 @@ class QRDQNConfig(AlgorithmConfig):
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.6

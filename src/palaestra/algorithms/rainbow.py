@@ -2,7 +2,7 @@
 
 Paper: Hessel et al. 2018, https://arxiv.org/abs/1710.02298, section "The Integrated Agent": distributional, double,
 dueling, n-step, prioritised and noisy.
-Departures: noise is drawn for every row rather than once for a minibatch; exploration decays no epsilon; priorities are
+Departures: noise is drawn for every row rather than once for a minibatch; there is no epsilon; priorities are
 the cross-entropy instead of the divergence.
 """
 
@@ -32,7 +32,7 @@ class RainbowConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -58,7 +58,7 @@ class RainbowConfig(AlgorithmConfig):
     epsilon: Schedule = 0.0
     """Probability of a random action while collecting; noisy layers explore without."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = True
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
     priority_alpha: float = 0.5

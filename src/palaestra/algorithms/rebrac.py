@@ -44,7 +44,7 @@ class ReBRACConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     actor_penalty: NotNegative[Schedule] = 0.1
     """Beta 1: how much the actor's squared distance to the data's actions counts beside values of mean size 1."""
     critic_penalty: NotNegative[Schedule] = 0.01
@@ -56,7 +56,7 @@ class ReBRACConfig(AlgorithmConfig):
     target_noise_clip: NotNegative[float] = 0.5
     """Largest noise on target actions, in raw units."""
     policy_period: Positive[int] = 2
-    """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
+    """Gradient steps of the critics for each one of the actor and of the target networks."""
 
     plan_class = Offline
 

@@ -49,7 +49,7 @@ class REDQConfig(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     num_critics: Positive[int] = 10
     """K, critics of the ensemble; the paper's N."""
     initial_temperature: Positive[float] = 1.0
@@ -61,7 +61,7 @@ class REDQConfig(AlgorithmConfig):
     subset_size: int = 2
     """M, critics drawn for each gradient step, whose minimum is the target."""
     policy_period: Positive[int] = 20
-    """Gradient steps of the critics from one of actor and temperature to the next."""
+    """Gradient steps of the critics for each one of actor and temperature."""
 
     plan_class = Replay
 

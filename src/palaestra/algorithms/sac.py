@@ -37,7 +37,7 @@ class SACConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     gamma: Fraction[Schedule] = 0.99
@@ -74,7 +74,7 @@ class SACConfig(AlgorithmConfig):
 
 
 class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
-    """Learns a random policy that gets much return and stays as random as its target entropy says.
+    """Learns a stochastic policy that maximises return and entropy; the temperature holds its entropy near a target.
 
     Args:
         observation_spec: of the environment.

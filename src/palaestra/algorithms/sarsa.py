@@ -42,7 +42,7 @@ class SarsaConfig(AlgorithmConfig):
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""
     max_grad_norm: Positive[float] = 10.0
-    """Longest gradient, Euclidean norm over all parameters."""
+    """Gradients are clipped to this Euclidean norm over all parameters."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(128, 128), activation="relu"))
@@ -105,7 +105,7 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
         )
 
     def losses(self, batch: SarsaBatch) -> Losses:
-        """Equation (10.1) of Sutton and Barto, with the Huber loss in the place of the square."""
+        """Equation (10.1) of Sutton and Barto, with the Huber loss instead of the square."""
         q = self.policy.q_values(batch.observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         error = masked_mean(huber(q - batch.target, delta=self.config.huber_delta), batch.valid)
         return Losses({"q": error}, {"q_mean": masked_mean(q, batch.valid)})

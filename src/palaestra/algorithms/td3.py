@@ -32,7 +32,7 @@ class TD3Config(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     normalize_observation: bool = False
@@ -56,7 +56,7 @@ class TD3Config(AlgorithmConfig):
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""
     target_noise_std: NotNegative[float] = 0.2
@@ -64,7 +64,7 @@ class TD3Config(AlgorithmConfig):
     target_noise_clip: NotNegative[float] = 0.5
     """Largest noise on target actions, in raw units."""
     policy_period: Positive[int] = 2
-    """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
+    """Gradient steps of the critics for each one of the actor and of the target networks."""
 
     plan_class = Replay
 

@@ -41,7 +41,7 @@ class TD3BCConfig(AlgorithmConfig):
     n_step: Positive[int] = 1
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
-    """Share of the way that target networks go towards the online ones, in [0, 1]."""
+    """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     value_weight: Schedule = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
     exploration_std: NotNegative[Schedule] = 0.1
@@ -51,7 +51,7 @@ class TD3BCConfig(AlgorithmConfig):
     target_noise_clip: NotNegative[float] = 0.5
     """Largest noise on target actions, in raw units."""
     policy_period: Positive[int] = 2
-    """Gradient steps of the critics from one of the actor, and of all target networks, to the next."""
+    """Gradient steps of the critics for each one of the actor and of the target networks."""
 
     plan_class = Offline
 

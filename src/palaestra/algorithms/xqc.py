@@ -51,7 +51,7 @@ class XQCConfig(AlgorithmConfig):
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
-    """Passes over the whole buffer in one update, in the place of `gradient_steps` minibatches drawn from it."""
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
     """Transitions in a minibatch."""
     gamma: Fraction[Schedule] = 0.99
@@ -63,7 +63,7 @@ class XQCConfig(AlgorithmConfig):
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     policy_period: Positive[int] = 3
-    """Gradient steps of the critics from one of actor and temperature to the next."""
+    """Gradient steps of the critics for each one of actor and temperature."""
     initial_temperature: Positive[float] = 0.01
     """Alpha at the start, scaled returns per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 1e-3
@@ -194,8 +194,8 @@ class RewardScale(nn.Module):
         s = 2 √(mean r²) / ((1 − γ) m)
 
     By Minkowski's inequality the root mean square of discounted sums of rewards is at most √(mean r²) / (1 − γ), where
-    rows are as likely at one time as at another. The mean is a running one of the last thousand minibatches, and sums
-    of n rewards have γⁿ in the place of γ.
+    rows are as likely at one time as at another. The mean is a running one of the last thousand updates, and sums
+    of n rewards have γⁿ instead of γ.
 
     Args:
         largest: m, the outermost atom.

@@ -75,7 +75,7 @@ class Leaf(ABC):
 
     @abstractmethod
     def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
-        """A copy of rows, with zeros in the place of some.
+        """A copy of rows, with zeros instead of some.
 
         Args:
             index: row numbers of any shape.

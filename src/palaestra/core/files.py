@@ -42,7 +42,7 @@ def split_state(nest: Any) -> tuple[Any, _Arrays]:
         nest: dicts, lists, tuples, named tuples, batches, tensors, arrays, numbers, text, booleans, `None`.
 
     Returns:
-        The nest with a reference in the place of every array, and the arrays by name. numpy's numbers become Python's.
+        The nest with a reference instead of every array, and the arrays by name. numpy's numbers become Python's.
 
     Raises:
         TypeError: it holds anything else; the message says where.

@@ -90,7 +90,7 @@ class Minibatches(Sequence[Batch]):
         Args:
             size: divides their number.
         """
-        whole = type(self)(self.rows, self._number // size, self._dim)
+        whole = self if size == 1 else type(self)(self.rows, self._number // size, self._dim)
         return [self] if size == self._number else [type(self)(rows, size, self._dim) for rows in whole]
 
 

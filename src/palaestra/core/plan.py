@@ -129,7 +129,7 @@ class Replay:
     gradient_steps: int = 1
     """Gradient steps in one iteration."""
     num_epochs: int | None = None
-    """How often the whole buffer is gone through in one iteration, in the place of `gradient_steps` minibatches."""
+    """How often the whole buffer is gone through in one iteration, instead of `gradient_steps` minibatches."""
     mini_batch_size: int = 32
     """Sequences in a minibatch."""
     mini_batch_length: int = 1

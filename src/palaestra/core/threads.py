@@ -12,10 +12,8 @@ import torch
 __all__ = ["computing_thread"]
 
 _GAIN = 1.25  # less is not worth the cores, which environments and other programs may want
-_LEAST, _MOST = (
-    1 << 15,
-    1 << 18,
-)  # activations of a layer: several threads are never faster below; more need not be tried
+# Activations of a layer: several threads are never faster below; more need not be tried.
+_LEAST, _MOST = 1 << 15, 1 << 18
 
 
 def num_cores() -> int:

@@ -87,7 +87,7 @@ class Pace:
             self._ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
             self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
         self.ahead: float | None = None
-        """Rows still to be drawn for those that were written, at most `slack` on either side of 0; below, learning is
+        """Rows that learning still has to draw for those that were written, within ±`slack`; negative where learning is
         ahead. None before learning may begin."""
 
     def fragment_steps(self, length: float) -> int:
@@ -167,7 +167,7 @@ class _Waiting(NamedTuple):
 class PolicyServer(WorkerStreams):
     """Serves independent actors: takes their fragments, and answers each with the newest weights.
 
-    A `Trainer` takes it in the place of a `Collector`, so asynchronous training is the same loop as any other. An actor
+    A `Trainer` takes it instead of a `Collector`, so asynchronous training is the same loop as any other. An actor
     is a `RolloutWorker` that alternates between acting for a while and being answered; no actor waits for another one.
     Fragments wait in a bounded queue, oldest first. When one is taken out, the lag of a policy's rows in it is the
     newest version of the policy minus the one that acted. Rows with a lag above the `max_lag` of their policy are

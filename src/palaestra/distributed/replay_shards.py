@@ -188,7 +188,7 @@ class ReplayShards:
         _log.warning("%s, incarnation %d: %s", call.worker, call.incarnation, what)
 
     def _lose(self, number: int, why: str) -> None:
-        """Puts an empty shard in the place of one that has ended, and says what was lost."""
+        """Puts an empty shard instead of one that has ended, and says what was lost."""
         worker, rows = self._ids[number], 0
         incarnation = self._runtime.status()[worker].incarnation
         for replay in self.replays.values():

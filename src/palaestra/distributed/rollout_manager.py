@@ -275,7 +275,7 @@ class WorkerStreams:
 class RolloutManager(WorkerStreams):
     """Lets workers collect, each in its own environments, and puts what they send into the buffers of the run.
 
-    A `Trainer` takes it in the place of a `Collector`. Every unroll goes to all workers that are there, with the newest
+    A `Trainer` takes it instead of a `Collector`. Every unroll goes to all workers that are there, with the newest
     weights. By default all of them are waited for. With `min_finished_workers` an unroll ends when so many have
     answered and `grace_timeout_s` are over; who comes later has its data used in the next one, if it is at most
     `max_lag` policy versions old then, each policy's by its own version. A worker that ends is replaced and its
@@ -313,7 +313,7 @@ class RolloutManager(WorkerStreams):
         super().__init__(runtime, make, policies, buffers, config, num_lanes=num_lanes, name="rollout")
         self._config = config
         self.episodes: int | None = None
-        """Whole episodes that each environment plays in an unroll, in the place of a length."""
+        """Whole episodes that each environment plays in an unroll, instead of a length."""
         self._quota = Quota()
         self._fragments, self._lags = 0, Counter[int]()
         self._exact = True

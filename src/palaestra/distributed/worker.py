@@ -251,9 +251,8 @@ class RolloutWorker:
                         env.set_attr(name, value, [lane])
             self._attributes = attributes
         known = {id(one) for one in self._weights}
-        for one in itertools.dropwhile(
-            lambda one: id(one) in known, weights
-        ):  # what follows something new overrides it
+        # what follows something new overrides it
+        for one in itertools.dropwhile(lambda one: id(one) in known, weights):
             load_acting_weights(self._parts.policies, one)
         self._weights = weights
         self._forget_sent()

@@ -204,7 +204,7 @@ class EnvConfig:
 
 
 def _name_of(env: Any) -> str:
-    """The name of a class or function that was given in the place of its name."""
+    """The name of a class or function that was given instead of its name."""
     name = importable_name(env) if callable(env) else None
     if name is None:
         raise ConfigError(

@@ -23,9 +23,9 @@ from palaestra.envs.spaces import reward_spec_of, spec_from_space
 
 __all__ = ["NativeVectorEnvironment"]
 
+_Told: TypeAlias = tuple[np.ndarray, Any]  # lanes [B] that were reset, and the info of that
 # Where the pools are defined whose every step gives arrays in new memory. What others give is copied: they may write to
 # it again.
-_Told: TypeAlias = tuple[np.ndarray, Any]  # lanes [B] that were reset, and the info of that
 _GIVE_NEW_ARRAYS = ("ale_py.vector_env",)
 
 
@@ -321,7 +321,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             self._require_finite(rows, range(self.batch_size))
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
         found = _info(info, self.batch_size) if info else ()
-        for lanes, at_reset in told:  # in the place of what the step before the reset reported
+        for lanes, at_reset in told:  # instead of what the step before the reset reported
             found = _instead(found, torch.from_numpy(lanes), _info(at_reset, self.batch_size))
         if self.info:
             found = completed(found, rows.step_type, self.info)

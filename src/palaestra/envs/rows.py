@@ -23,8 +23,8 @@ __all__ = [
     "unreadable",
 ]
 
-MOST_ELEMENTS = 16
 _LARGEST = int(np.finfo(np.float64).max)
+MOST_ELEMENTS = 16
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
 
 Infos = dict[int, dict[str, float]]

@@ -45,7 +45,7 @@ class LaneTensors(NamedTuple):
         return [*self.state.values(), *self.progress]
 
     def with_leaves(self, leaves: Sequence[torch.Tensor]) -> "LaneTensors":
-        """Other tensors in the place of these.
+        """Other tensors instead of these.
 
         Args:
             leaves: in the order of `leaves`.

@@ -342,7 +342,7 @@ def _features(kind: Any) -> tuple[str, ...]:
         "memory": kind.recurrent,
         "n-step": "n_step" in settings,
         "priorities": "prioritized" in settings,
-        "bonus": "bonus" in settings and not kind.team,
+        "bonus": "bonus" in settings,
         "gradient workers": issubclass(kind, GradientAlgorithm),
         "team": kind.team,
     }

@@ -111,7 +111,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HindsightConfig:
-    """Goals that episodes reached, in the place of those that they were given (hindsight experience replay)."""
+    """Goals that episodes reached, instead of those that they were given (hindsight experience replay)."""
 
     share: float = 0.0
     """Probability that a replayed row gets a goal which its own episode reached; 0 is none, the paper's k=4 is 0.8."""

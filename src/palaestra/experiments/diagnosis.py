@@ -111,6 +111,11 @@ class _Log:
         values = [row[name] for row in self.rows if is_number(row.get(name))]
         return float(middle(values[len(values) // 2 :])) if values else None
 
+    def of_policies(self, metric: str) -> dict[str, str]:
+        """What a metric of learning is called in the rows, by the policies that have it."""
+        names = {key for row in self.rows for key in row if key.startswith("learning/") and key.endswith(f"/{metric}")}
+        return {name[len("learning/") : -len(metric) - 1] or POLICY: name for name in sorted(names)}
+
     def last(self, name: str) -> float | None:
         """Newest value of a metric."""
         return next((float(row[name]) for row in reversed(self.rows) if is_number(row.get(name))), None)
@@ -128,6 +133,10 @@ class _Log:
             with contextlib.suppress(ValueError):  # half a row, of a machine that went down
                 found.append(float(text))
         return found
+
+
+def _called(policy: str) -> str:
+    return "the policy" if policy == POLICY else f"policy {policy!r}"
 
 
 def _not_finite(log: _Log) -> Iterator[Symptom]:
@@ -171,15 +180,19 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
 
 
 def _step_size(log: _Log) -> Iterator[Symptom]:
-    kl = log.late("learning/kl", np.mean)  # few updates may move it far, which a median hides
-    if kl is None:
-        return
-    rate = getattr(log.config.algorithm, "learning_rate", None)
+    for policy, name in log.of_policies("kl").items():
+        kl = log.late(name, np.mean)  # few updates may move it far, which a median hides
+        if kl is not None:
+            yield from _step_of_size(kl, _called(policy), getattr(log.config.algorithm, "learning_rate", None))
+
+
+def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
+    evidence = f"an update moves {policy} by KL {kl:.3g} (mean of the last half); learning_rate is {rate}"
     if kl > 0.1:
         yield Symptom(
             name="policy_jumps",
             severity=3,
-            evidence=f"an update moves the policy by KL {kl:.3g} (mean of the last half); learning_rate is {rate}",
+            evidence=evidence,
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
         )
@@ -187,7 +200,7 @@ def _step_size(log: _Log) -> Iterator[Symptom]:
         yield Symptom(
             name="policy_stands_still",
             severity=3,
-            evidence=f"an update moves the policy by KL {kl:.3g} (mean of the last half); learning_rate is {rate}",
+            evidence=evidence,
             threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice="a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
         )
@@ -197,16 +210,18 @@ def _entropy(log: _Log) -> Iterator[Symptom]:
     from palaestra.experiments.build import learner_of
     from palaestra.experiments.config import on_cpu
 
-    entropy = log.late("learning/entropy")
-    if entropy is None:
-        return
-    policies = list(learner_of(on_cpu(log.config)).policies.values())
-    actions = getattr(policies[0].action_spec, "num", None) if len(policies) == 1 else None
-    if actions is None or actions < 2:
-        return
-    share = entropy / math.log(actions)
-    evidence = f"entropy is {entropy:.3g} nats, {share:.1%} of the {math.log(actions):.3g} of random actions"
-    if share > 0.995 and (log.last("gradient_steps") or 0) >= 100:
+    logged = log.of_policies("entropy")
+    policies = learner_of(on_cpu(log.config)).policies if logged else {}
+    for policy, name in logged.items():
+        entropy, actions = log.late(name), getattr(policies[policy].action_spec, "num", None)
+        if entropy is not None and actions is not None and actions > 1:
+            yield from _entropy_of(entropy, math.log(actions), _called(policy), log.last("gradient_steps") or 0)
+
+
+def _entropy_of(entropy: float, most: float, policy: str, gradient_steps: float) -> Iterator[Symptom]:
+    share = entropy / most
+    evidence = f"entropy of {policy} is {entropy:.3g} nats, {share:.1%} of the {most:.3g} of random actions"
+    if share > 0.995 and gradient_steps >= 100:
         yield Symptom(
             name="acts_at_random",
             severity=2,
@@ -260,12 +275,14 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 
 def _value(log: _Log) -> Iterator[Symptom]:
-    variance = log.late("learning/explained_variance")
-    if variance is not None and variance < -0.5:
+    for policy, name in log.of_policies("explained_variance").items():
+        variance = log.late(name)
+        if variance is None or variance >= -0.5:
+            continue
         yield Symptom(
             name="value_worse_than_constant",
             severity=2,
-            evidence=f"explained variance of the value is {variance:.3g} (median of the last half)",
+            evidence=f"explained variance of the value of {_called(policy)}: {variance:.3g} (median of the last half)",
             threshold="-0.5; below 0 the mean return would be the better guess (definition, 1 - Var[R - V] / Var[R])",
             advice="a larger --algorithm.value-cost, another --algorithm.learning-rate, or rewards of a smaller scale",
         )

@@ -95,7 +95,7 @@ def search_space(
 
     Args:
         config: whose algorithm is looked at.
-        changes: by path: (lowest, highest) in the place of a range or of a setting that is not searched by default;
+        changes: by path: (lowest, highest) instead of a range or of a setting that is not searched by default;
             `None` does not search it.
 
     Raises:

@@ -283,7 +283,7 @@ def rate_runs(
     more has won. A game that does not end within `trainer.eval_time_limit_s` is a draw.
 
     Args:
-        names: paths or names of runs or groups; `RUN@last` or `RUN@20000` takes a checkpoint's policy in the place of
+        names: paths or names of runs or groups; `RUN@last` or `RUN@20000` takes a checkpoint's policy instead of
             that of the best evaluation.
         root: folder of the runs.
         games: between any two, an even number.

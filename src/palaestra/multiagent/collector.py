@@ -1,4 +1,4 @@
-"""`MultiAgentCollector`: many agents and many policies in the place of a collector."""
+"""`MultiAgentCollector`: many agents and many policies instead of a collector."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -1,6 +1,5 @@
 """Many agents without learning: `evaluate_agents` says what they earn, `check_multi_agent_env` which rules hold."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -147,10 +146,7 @@ def evaluate_agents(
     """
     play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic)
     finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
-    means = rollout.AverageOf("", lambda episode: episode.info, window=episodes)
-    means.add(0, finished)
-    result = rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
-    return dataclasses.replace(result, parts=dict(means.result()))
+    return rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 
 def play_multi_agent_envs(

@@ -1,4 +1,4 @@
-"""Memory by attention over the last steps: a gated, causal transformer in the place of recurrent cells."""
+"""Memory by attention over the last steps: a gated, causal transformer instead of recurrent cells."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ class AttentionMemory(nn.Module):
     Gated Transformer-XL: Parisotto et al. 2019, https://arxiv.org/abs/1910.06764, figure 1 (right) and section 3.2
     with the gates of a GRU. Each step attends to itself and to the W steps before it in its episode; a layer keeps what
     it saw of them, so that L layers reach back L·W steps. Departure: the distance between two steps counts by a learned
-    number for each head, as in https://arxiv.org/abs/1910.10683, in the place of an encoding of positions.
+    number for each head, as in https://arxiv.org/abs/1910.10683, instead of an encoding of positions.
 
     The state of B lanes is a `Batch`: `seen` [B, L, W, H], what each layer saw in the last W steps, the latest last;
     and `length` [B], how many of them belong to the episode. A sequence of T steps is one masked attention a layer.
@@ -115,7 +115,7 @@ class AttentionMemory(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention and two linear layers, each behind a normalisation, and gates in the place of residual sums."""
+    """Attention and two linear layers, each behind a normalisation, and gates instead of residual sums."""
 
     def __init__(self, size: int, heads: int, window: int) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class NetworkConfig:
     """
 
     shorthand: ClassVar[str] = "encoder"
-    """The field that a text in the place of the whole configuration sets."""
+    """The field that a text instead of the whole configuration sets."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer."""
@@ -49,7 +49,7 @@ class NetworkConfig:
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
     block: Literal["simba", "simba2", "xqc"] | None = None
-    """Blocks in the place of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
+    """Blocks instead of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
     sphere, with weights of length 1; or xqc, with such weights and batch normalisation, where an algorithm has it."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""

@@ -34,9 +34,9 @@ class CoreModel(MovableModule):
     them brought back to length 1 along these after each step of their optimizer; see `UnitLinear`.
 
     A component without an option is frozen: it gets no gradients (target networks). In the others, parameters whose
-    `requires_grad` is off stay as they are. Subclass it and define `forward`
-    for a model whose components call each other. Passing the same module, or the same model, to several users shares
-    its parameters; `clone` and `create_algorithm_func` give new ones.
+    `requires_grad` is off stay as they are. Subclass it and define `forward` for a model whose components call each
+    other. Passing the same module, or the same model, to several users shares its parameters; `clone` and
+    `create_algorithm_func` give new ones.
 
     Args:
         component: modules by name.

@@ -84,7 +84,7 @@ class Encoder(nn.Module):
 
 
 class OwnEncoder(nn.Module):
-    """The user's module in the place of `Encoder`.
+    """The user's module instead of `Encoder`.
 
     The module is made from the observation's spec and called with one batch of observations: a tensor [N, ...], or a
     `Batch` with the fields of the spec (those of a tuple are "0", "1", ...), floating-point numbers in single

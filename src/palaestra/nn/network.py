@@ -318,7 +318,7 @@ class EnsembleNetwork(nn.Module):
         for option in ("dueling", "noisy"):
             if getattr(config, option):
                 raise ConfigError(
-                    f"{option}={getattr(config, option)!r} is nothing that an ensemble of networks can be"
+                    f"{option}={getattr(config, option)!r} was given, which an ensemble of networks cannot have"
                 )
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")

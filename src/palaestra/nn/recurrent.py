@@ -147,7 +147,7 @@ class RecurrentNetwork(nn.Module):
         observation_spec: what an observation looks like, without leading dimensions.
         config: `recurrent` and `recurrent_size` are the memory, the rest is for `make`.
         make: the network on top, of the spec of its input and a config without memory.
-        encoder: in the place of the one that the config asks for, where the memory sees more than observations.
+        encoder: instead of the one that the config asks for, where the memory sees more than observations.
 
     Raises:
         ConfigError: the config names no memory, a size is impossible, or layers are noisy.

@@ -42,8 +42,7 @@ def discounted_returns(
         Gₜ = rₜ₊₁ + γₜ₊₁ Gₜ₊₁,   G is V on rows that are no valid starts and on row T
 
     Sutton and Barto 2018, equations (3.8) and (3.9).
-    Departs from the source: what lies beyond a truncation or the
-    end of the unroll is taken from `value`.
+    Departs from the source: what lies beyond a truncation or the end of the unroll is taken from `value`.
 
     Args:
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.

@@ -1,7 +1,6 @@
 """A policy as a directory to deploy: `policy.json` says what it is, `weights.safetensors` holds its tensors."""
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import typing
@@ -13,6 +12,7 @@ from torch import nn
 
 from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_json
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
+from palaestra.core.files import fingerprint
 from palaestra.core.importing import code_of, import_object, is_trusted
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.latent import LatentPolicy
@@ -57,7 +57,7 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     weights = directory / f"{_WEIGHTS}.tmp"
     save_tensors(weights, policy.state_dict())
-    description = {"format": _FORMAT, **kind, "weights_sha256": _sha256(weights)}
+    description = {"format": _FORMAT, **kind, "weights_sha256": fingerprint(weights)["sha256"]}
     text = directory / f"{_JSON}.tmp"
     text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     weights.replace(directory / _WEIGHTS)
@@ -165,7 +165,7 @@ def _brief(value: Any) -> str:
 def _tensors(directory: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of an artefact, as its description knows them."""
     tensors = load_tensors(directory / _WEIGHTS)
-    if _sha256(directory / _WEIGHTS) != data.get("weights_sha256"):
+    if fingerprint(directory / _WEIGHTS)["sha256"] != data.get("weights_sha256"):
         raise CheckpointError(
             f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
         )
@@ -274,7 +274,3 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} does not describe a {cls.__name__} ({reason}); save the policy again") from error
     return policy
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

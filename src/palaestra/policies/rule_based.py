@@ -71,7 +71,7 @@ class RandomPolicy(Policy):
         return cls(policy.observation_spec, bounded(policy.raw_action_spec, policy.action_spec))
 
     def instead(self, policy: Policy, time_step: TimeStep, step: PolicyStep) -> PolicyStep:
-        """What a policy has chosen, with an action of this one in the place of its own.
+        """What a policy has chosen, with an action of this one instead of its own.
 
         Args:
             policy: from whose generator is drawn.

@@ -107,7 +107,7 @@ class AgentHelper(ABC):
 
         Args:
             time_step: bare; what followed, with the reward of the choice.
-            action: [1, ...] in the place of the task's own choice, for a task that only watches.
+            action: [1, ...] instead of the task's own choice, for a task that only watches.
 
         Raises:
             ConfigError: nothing was chosen since the last one.

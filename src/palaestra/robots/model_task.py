@@ -68,7 +68,7 @@ class ModelTask(ComputationTask):
 
 
 class ModelPolicy(NetworkPolicy):
-    """Predicts in the place of choosing; its class knows the module, so that an artefact is loaded into a copy."""
+    """Predicts instead of choosing; its class knows the module, so that an artefact is loaded into a copy."""
 
     module: ClassVar[nn.Module]
     stored_spec: Any

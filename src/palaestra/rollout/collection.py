@@ -1,4 +1,4 @@
-"""What a collection needs (a buffer, a number of rows) and gives, and loaded data in the place of a collector."""
+"""What a collection needs (a buffer, a number of rows) and gives, and loaded data instead of a collector."""
 
 import contextlib
 import operator
@@ -165,7 +165,7 @@ class OfflineData:
 
 
 class OfflineFirst:
-    """Updates on loaded data, each in the place of an env step as with `OfflineData`; then a collector takes over.
+    """Updates on loaded data, each instead of an env step as with `OfflineData`; then a collector takes over.
 
     Args:
         collector: that takes over.

@@ -79,7 +79,7 @@ class Collector:
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self.episodes: int | None = None
-        """Whole episodes that each environment plays in an unroll, in the place of a length."""
+        """Whole episodes that each environment plays in an unroll, instead of a length."""
         self._quota, self._pausing = Quota(), False
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
@@ -270,8 +270,11 @@ class Collector:
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
             graph = None if random else self._compiled
-            rows = run(rows, info, random) if graph is None else self._run_compiled(graph, rows, info)
-            self._check()
+            if graph is not None:
+                rows = self._run_compiled(graph, rows, info)
+            else:
+                rows = run(rows, info, random)
+                self._check()
         info.rows += rows
         return rows
 

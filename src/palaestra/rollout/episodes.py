@@ -360,7 +360,7 @@ class _Count(Metric):
 
 @final
 class EnvironmentSteps(_Count):
-    """`env_steps`: actions executed over all environments; resets are none."""
+    """`env_steps`: actions executed over all environments; resets do not count."""
 
     name = "env_steps"
 
@@ -370,7 +370,7 @@ class EnvironmentSteps(_Count):
 
 @final
 class NumberOfEpisodes(_Count):
-    """`episodes`: that have ended."""
+    """`episodes`: finished so far."""
 
     name = "episodes"
 

@@ -263,9 +263,8 @@ class _Actor:
     def __init__(self, factory: Callable[[], Any], threads: int) -> None:
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
             ignore_sigterm()
-        warnings.filterwarnings(
-            "ignore", "The given NumPy array is not writable"
-        )  # shared values, which nobody changes
+        # of shared values, which nobody changes
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._performer = Performer(factory, threads)
 
     def begin(self) -> Failed | None:

@@ -103,7 +103,8 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has ended meanwhile
         for task in Path("/proc", str(pid), "task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with contextlib.suppress(OSError):  # one of its threads has
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

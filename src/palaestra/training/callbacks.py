@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
 import statistics
 import time
 from collections import Counter, deque
@@ -46,7 +47,7 @@ class Evaluated:
     best: bool
     """Whether it is the best so far; ties go to the newer one."""
     policy: Policy | torch.nn.ModuleDict
-    """That was evaluated: the learning policy itself, or its copy where evaluation is asynchronous;
+    """The policy that was evaluated: the learning policy itself, or its copy where evaluation is asynchronous;
     all policies by name where there are several."""
 
 
@@ -169,9 +170,12 @@ _CAUSES = {
 }
 
 
+_LEARNED = re.compile(r"learning/(?:(?P<policy>.+)/)?(?P<metric>kl|entropy|explained_variance|q_mean|gradient_norm/.+)")
+
+
 @final
 class Health(Callback):
-    """Looks at every row of metrics and warns, once for each symptom, when it persists.
+    """Looks at every row of metrics and warns, once for each symptom and policy, when it persists.
 
     | symptom | warned of when |
     |---|---|
@@ -194,7 +198,8 @@ class Health(Callback):
         self.warnings: list[str] = []
         """Given so far."""
         self._rows: Counter[str] = Counter()
-        self._first_entropy = self._first_return = math.nan
+        self._first_entropies: dict[str, float] = {}
+        self._first_return = math.nan
         self._best_return = -math.inf
         self._largest_return = 0.0
         self._norms: dict[str, deque[float]] = {}
@@ -208,7 +213,8 @@ class Health(Callback):
         for name, what in found.items():
             self._rows[name] += 1
             if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
-                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[name]}"
+                cause = _CAUSES[name.partition("/")[0]]
+                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {cause}"
                 self.warnings.append(text)
                 _log.warning("%s", text)
                 if self._stop:
@@ -219,47 +225,54 @@ class Health(Callback):
         return {
             "warnings": list(self.warnings),
             "rows": dict(self._rows),
-            "first": [self._first_entropy, self._first_return],
+            "first": [dict(self._first_entropies), self._first_return],
             "largest": [self._best_return, self._largest_return],
             "norms": {name: list(norms) for name, norms in self._norms.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.warnings, self._rows = list(state["warnings"]), Counter(state["rows"])
-        self._first_entropy, self._first_return = state["first"]
+        first, self._first_return = state["first"]  # older checkpoints have one number, which is seen anew
+        self._first_entropies = dict(first) if isinstance(first, Mapping) else {}
         self._best_return, self._largest_return = state["largest"]
         self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
 
-    def _symptoms(self, row: dict[str, float]) -> dict[str, str]:
-        """What looks wrong in a row; metrics that it lacks are NaN, which compares as false."""
+    def _symptoms(self, row: Mapping[str, float]) -> dict[str, str]:
+        """What looks wrong in a row, by cause and policy; metrics that it lacks are NaN, which compares as false."""
         found: dict[str, str] = {}
-        mean, entropy = row.get("return_mean", math.nan), row.get("learning/entropy", math.nan)
-        kl, variance = row.get("learning/kl", math.nan), row.get("learning/explained_variance", math.nan)
+        mean = row.get("return_mean", math.nan)
         self._first_return = mean if math.isnan(self._first_return) else self._first_return
-        self._first_entropy = entropy if math.isnan(self._first_entropy) else self._first_entropy
         self._best_return = max(self._best_return, mean)
+        self._largest_return = max(self._largest_return, abs(row.get("discounted_return_mean", 0.0)))
         works = mean == self._best_return > self._first_return
-        if kl > 0.2:
-            found["kl"] = f"the mean KL of an update is {kl:.2g}"
-        if variance < -0.5 and not works:
-            found["explained_variance"] = f"the explained variance is {variance:.2g}"
         if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
-        if 0 <= entropy < 0.02 * self._first_entropy and not works and "return_mean" in row:
-            found["entropy"] = f"the entropy fell from {self._first_entropy:.2g} to {entropy:.2g}"
-        for name, norm in row.items():
-            if name.startswith("learning/gradient_norm/"):
-                before = self._norms.setdefault(name, deque(maxlen=_NORMS))
-                usual, part = statistics.median(before or [norm]), name.removeprefix("learning/gradient_norm/")
-                if len(before) >= 5 and norm > 100 * max(usual, 1e-6):
-                    found["gradient_norm"] = f"the gradient of {part!r} is {norm:.2g} long, usually {usual:.2g}"
-                else:
-                    before.append(norm)
-        value, largest = row.get("learning/q_mean", 0.0), abs(row.get("discounted_return_mean", 0.0))
-        self._largest_return = largest = max(self._largest_return, largest)
-        if largest and abs(value) > max(100.0, 20 * largest):
-            found["q_mean"] = f"the mean action value is {value:.2g}, discounted returns are {largest:.2g}"
+        for name, value in row.items():
+            if (match := _LEARNED.fullmatch(name)) and (wrong := self._wrong(name, match["metric"], value, works)):
+                cause, policy = match["metric"].partition("/")[0], match["policy"]
+                found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
         return found
+
+    def _wrong(self, name: str, metric: str, value: float, works: bool) -> str | None:
+        """What looks wrong in one number of a policy's learning."""
+        if metric == "kl" and value > 0.2:
+            return f"the mean KL of an update is {value:.2g}"
+        if metric == "explained_variance" and value < -0.5 and not works:
+            return f"the explained variance is {value:.2g}"
+        if metric == "entropy" and not math.isnan(value):
+            first = self._first_entropies.setdefault(name, value)
+            if 0 <= value < 0.02 * first and not works and math.isfinite(self._first_return):
+                return f"the entropy fell from {first:.2g} to {value:.2g}"
+        largest = self._largest_return
+        if metric == "q_mean" and largest and abs(value) > max(100.0, 20 * largest):
+            return f"the mean action value is {value:.2g}, discounted returns are {largest:.2g}"
+        if metric.startswith("gradient_norm/"):
+            before, part = self._norms.setdefault(name, deque(maxlen=_NORMS)), metric.partition("/")[2]
+            usual = statistics.median(before or [value])
+            if len(before) >= 5 and value > 100 * max(usual, 1e-6):
+                return f"the gradient of {part!r} is {value:.2g} long, usually {usual:.2g}"
+            before.append(value)
+        return None
 
 
 COMPILED_AFTER = 10_000

@@ -31,18 +31,18 @@ class TrainerConfig:
     total_env_steps: int = 100_000
     """Env steps over all environments; of an offline run, updates."""
     episodes_per_iteration: int | None = None
-    """Whole episodes that an iteration collects, in the place of the algorithm's unroll_length: as many in each
+    """Whole episodes that an iteration collects, instead of the algorithm's unroll_length: as many in each
     environment, so a multiple of env.num_envs."""
     time_limit_s: float | None = None
-    """Stop after so many seconds, saved and evaluated; a resumed run has them again."""
+    """Stop after so many seconds, evaluated and saved; a resumed run has the full time again."""
     stop_at_return: float | None = None
     """Stop once the mean return of an evaluation reaches this."""
     eval_every_steps: int | None = None
     """Env steps between evaluations; the default is a tenth of the run, 0 is only at the end."""
     eval_every_s: float | None = None
-    """Seconds between evaluations, in the place of env steps."""
+    """Seconds between evaluations, instead of env steps."""
     eval_at_steps: tuple[int, ...] = ()
-    """Env steps at which to evaluate, in the place of a period: increasing numbers; 0 is before training."""
+    """Env steps at which to evaluate, instead of a period: increasing numbers; 0 is before training."""
     eval_episodes: int = 20
     """Episodes of one evaluation; with 0 there are none, and no environments besides those of training."""
     eval_time_limit_s: float | None = 600.0
@@ -55,8 +55,8 @@ class TrainerConfig:
     keep_checkpoints: int = 3
     """How many checkpoints are kept, at least 2."""
     copied_segments: int = 2
-    """Checkpoints share the pieces (segments) of a replay buffer that have not changed. Of so many, those that were
-    written last, there is a second copy; a buffer has at most 256, and with so many all of it is there twice."""
+    """Checkpoints share the pieces (segments) of a replay buffer that have not changed. So many of those that were
+    written last have a second copy; a buffer has at most 256, and that number copies all of it."""
     log_every_steps: int | None = None
     """Env steps between rows of metrics; the default is a hundredth of the run."""
     max_skipped_updates: int = 0

@@ -78,7 +78,8 @@ class Averages:
         Args:
             state: from `state`.
         """
-        self._sums, self._counts, self._waiting = dict(state["sums"]), dict(state["counts"]), {}
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        self._waiting, self._held = {}, 0
 
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ _LONGEST_PAUSE = 15  # calls
 
 
 class Logger(Protocol):
-    """Takes what a run has to say. One that raises misses that, with a warning, and is told again later."""
+    """Takes what a run reports. One that raises misses that, with a warning, and gets later reports after a pause."""
 
     def start(self, position: Mapping[str, int]) -> None:
         """The run begins or resumes.

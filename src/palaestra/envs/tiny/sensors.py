@@ -80,7 +80,7 @@ class Catch(TinyEnv):
     Args:
         num_rows: of the board.
         num_columns: of the board.
-        num_pixels: height and width of a grey picture in the place of a table of numbers; 0 for the table.
+        num_pixels: height and width of a grey picture instead of a table of numbers; 0 for the table.
 
     Raises:
         ConfigError: a picture has fewer pixels than the board cells.
