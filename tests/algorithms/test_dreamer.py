@@ -133,8 +133,8 @@ class Transcription:
         representation = (q * (q / p.detach()).log()).sum()
         error = ((self.algorithm.decoder.numbers(features) - small) ** 2).sum()
         error = error + self.two_hot_error(self.algorithm.reward, features, batch.reward[t, n])
-        going_on = torch.sigmoid(self.algorithm.continuation(features))[0]
-        error = error - (going_on if batch.discount[t, n] else 1 - going_on).log()
+        continuation = torch.sigmoid(self.algorithm.continuation(features))[0]
+        error = error - (continuation if batch.discount[t, n] else 1 - continuation).log()
         error = error + c.dynamics_cost * dynamics.clamp(min=c.free_nats)
         return error + c.representation_cost * representation.clamp(min=c.free_nats)
 
@@ -217,7 +217,7 @@ def test_the_state_in_learning_is_the_one_in_acting():
     memory, latent = (policy.initial_state(3)[name] for name in ("memory", "latent"))
     for t in range(9):
         seen = world.dynamics.observe(
-            world.code(observation[t : t + 1]),
+            world.encode(observation[t : t + 1]),
             action[t : t + 1],
             first[t : t + 1],
             {"memory": memory, "latent": latent},
@@ -303,7 +303,7 @@ def test_a_policy_keeps_a_little_of_every_action_and_honours_masks():
     normal = continuous.distribution_of(torch.tensor([50.0, 0.0, -50.0, 50.0]))
     assert_close(normal.mean, torch.tensor([1.0, 0.0]))
     assert_close(normal.log_std.exp(), torch.tensor([0.1, 1.0]))
-    assert_close(continuous.coded(torch.tensor([-3.0, 0.5])), torch.tensor([-1.0, 0.5]))
+    assert_close(continuous.encoded(torch.tensor([-3.0, 0.5])), torch.tensor([-1.0, 0.5]))
 
 
 def test_memory_reaches_back_to_the_first_observation_and_ends_with_the_episode():
@@ -341,9 +341,9 @@ def test_the_model_sees_the_action_that_is_executed(dtype):
     )
     raw = torch.tensor([[2.5, -3.0, -1.0, 7.0], [0.5, 0.5, 0.7, 0.5]])
     policy = Dreamer(TensorSpec((2,)), spec, DreamerConfig(network=NetworkConfig(hidden_sizes=(8,)), **SIZES)).policy
-    assert_close(policy.coded(raw), torch.tensor([[1.0, -3.0, 0.5, 3.0], [0.5, 0.5, 0.7, 0.5]]))
+    assert_close(policy.encoded(raw), torch.tensor([[1.0, -3.0, 0.5, 3.0], [0.5, 0.5, 0.7, 0.5]]))
     executed = raw_actions(policy.env_action(raw), spec, policy.raw_action_spec)
-    assert_close(policy.coded(raw), executed.float())  # in the precision of the network
+    assert_close(policy.encoded(raw), executed.float())  # in the precision of the network
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -358,7 +358,7 @@ def test_a_memory_holds_the_random_action_that_was_executed(env):
     drawn = buffer.draw(dataclasses.replace(dreamer.plan, mini_batch_size=200), torch.Generator())
     before, index = dreamer.preprocess(drawn, buffer), drawn.index.numpy()
     held = ~before.first[0] & torch.as_tensor(buffer.reader.ages(index) > 0)
-    led = dreamer.policy.coded(buffer.take("action", buffer.reader.after(index, -1)))
+    led = dreamer.policy.encoded(buffer.take("action", buffer.reader.after(index, -1)))
     assert_close(before.before[0][held], led[held])
     if env == "Pendulum-v1":
         torque = dreamer.policy.env_action(buffer.action[...])

@@ -93,12 +93,12 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
         features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
-        gain = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
+        policy_loss = masked_mean(policy_gradient(policy.log_prob(batch.action), batch.advantage), batch.valid)
         value = self.value.of(features, batch.observation)
         value_error = masked_mean((value - batch.value_target).square(), batch.valid)
         entropy = masked_mean(policy.entropy(), batch.valid)
-        total = gain + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
-        return Losses({"a2c": total}, {"policy_gradient": gain, "value_error": value_error, "entropy": entropy})
+        total = policy_loss + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
+        return Losses({"a2c": total}, {"policy_gradient": policy_loss, "value_error": value_error, "entropy": entropy})
 
     def diagnostics(self, batch: A2CBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""

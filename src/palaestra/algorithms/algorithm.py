@@ -159,7 +159,7 @@ class BonusConfig:
     hidden_sizes: tuple[int, ...] = (64,)
     """Units of each hidden layer of its networks."""
     feature_size: int = 32
-    """Features into which observations are coded."""
+    """Features into which observations are encoded."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, "rnd", "icm"):

@@ -191,9 +191,9 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         if self.is_due("actor"):
             policy = self.policy.distribution(batch.observation)
             advantage = chosen - (policy.probs * q).sum(-1)
-            gain = policy_gradient(torch.where(acts > 0, policy.log_prob(batch.action), 0.0), advantage) * acts
-            gain = weighted_sum(gain.mean(-1), weight)
+            policy_loss = policy_gradient(torch.where(acts > 0, policy.log_prob(batch.action), 0.0), advantage) * acts
+            policy_loss = weighted_sum(policy_loss.mean(-1), weight)
             entropy = weighted_sum((policy.entropy() * acts).mean(-1), weight)
-            terms["actor"] = gain - self.value_of("entropy_cost") * entropy
-            metrics |= {"policy_gradient": gain, "entropy": entropy}
+            terms["actor"] = policy_loss - self.value_of("entropy_cost") * entropy
+            metrics |= {"policy_gradient": policy_loss, "entropy": entropy}
         return Losses(terms, metrics)

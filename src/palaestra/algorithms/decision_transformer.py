@@ -183,7 +183,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
             target = torch.full_like(target, own)
         earned = batch.reward[1:-1].cumsum(0)  # [K-1, N] since row 0
         left = batch.return_to_go.nan_to_num() - torch.cat((torch.zeros_like(earned[:1]), earned))  # [K, N]
-        acted = self.policy.coded(batch.action)  # [K, N, A]
+        acted = self.policy.encoded(batch.action)  # [K, N, A]
         time = batch.time + torch.arange(len(left), device=left.device).unsqueeze(-1)  # [K, N]
         return DecisionTransformerBatch.of(
             {

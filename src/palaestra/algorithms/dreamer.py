@@ -117,7 +117,7 @@ class DreamerBatch(Batch):
     observation: Any
     """[L, N, ...]."""
     before: Tensor
-    """[L, N, A] coded actions that led to the rows; of no meaning where an episode begins."""
+    """[L, N, A] encoded actions that led to the rows; of no meaning where an episode begins."""
     first: Tensor
     """[L, N] bool."""
     reward: Tensor
@@ -220,7 +220,7 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         valid = torch.ones_like(batch.reward[:-1])
         valid[: self._burn_in] = 0
         fields = {name: batch[name][:-1] for name in ("observation", "reward", "discount")}
-        before = torch.cat((batch.state["action"], self.policy.coded(batch.action[:-1])))
+        before = torch.cat((batch.state["action"], self.policy.encoded(batch.action[:-1])))
         first = batch.step_type[:-1] == StepType.FIRST
         return DreamerBatch.of({**fields, "before": before, "first": first, "state": batch.state, "valid": valid})
 
@@ -278,7 +278,7 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
 
         def observe(state: Any, rows: slice) -> LatentSequence:
             fields = (batch.before[rows], batch.first[rows], state, batch.latent_noise[rows])
-            return world.dynamics.observe(world.code(batch.observation[rows]), *fields)
+            return world.dynamics.observe(world.encode(batch.observation[rows]), *fields)
 
         state = batch.state[0]
         if not b:
@@ -294,13 +294,13 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         seen = LatentSequence(*(one[b:] for one in seen))
         features, valid = seen.features, batch.valid[b:]
         prior, posterior = self.policy.network.world.dynamics.prior(seen.memory), seen.posterior
-        going_on = self.continuation(features).squeeze(-1)
+        continuation = self.continuation(features).squeeze(-1)
         dynamics, representation = _divergence(posterior.detach(), prior), _divergence(posterior, prior.detach())
         errors = {
             "observation_error": self.decoder.error(features, batch.observation[b:]),
             "reward_error": self.reward.error(self.reward(features), batch.reward[b:]),
             "continuation_error": nn.functional.binary_cross_entropy_with_logits(
-                going_on, batch.discount[b:], reduction="none"
+                continuation, batch.discount[b:], reduction="none"
             ),
             "divergence": dynamics,
         }
@@ -318,7 +318,7 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         features, actions = [torch.cat((memory, latent), -1)], []
         for k in range(len(uniform)):
             action = self.policy.distribution_of(head(features[-1])).sample_from(action_noise[k])
-            memory = dynamics.advance(memory, latent, self.policy.coded(action))
+            memory = dynamics.advance(memory, latent, self.policy.encoded(action))
             latent = dynamics.sample(dynamics.prior(memory), uniform[k])
             features.append(torch.cat((memory, latent), -1))
             actions.append(action)
@@ -332,13 +332,13 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
             discount: [M] continuation of the states from which it was imagined.
         """
         features, gamma = imagined.features, self.config.gamma
-        going_on = self.continuation(features).squeeze(-1).sigmoid()
-        going_on = torch.cat((discount.unsqueeze(0), going_on[1:]))
-        weight = torch.cat((going_on[:1], gamma * going_on[1:-1])).cumprod(0)
+        continuation = self.continuation(features).squeeze(-1).sigmoid()
+        continuation = torch.cat((discount.unsqueeze(0), continuation[1:]))
+        weight = torch.cat((continuation[:1], gamma * continuation[1:-1])).cumprod(0)
         value, reward = self.critic.mean(self.critic(features)), self.reward.mean(self.reward(features))
-        running = torch.full_like(going_on, int(StepType.MID), dtype=torch.int32)
+        running = torch.full_like(continuation, int(StepType.MID), dtype=torch.int32)
         lambda_ = self.value_of("trace_decay")
-        returns = lambda_returns(value, reward, going_on, running, gamma=gamma, lambda_=lambda_)
+        returns = lambda_returns(value, reward, continuation, running, gamma=gamma, lambda_=lambda_)
         return weight, returns, value[:-1]
 
 

@@ -138,12 +138,12 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
             gamma=self.value_of("gamma"),
             clip=VTraceClip(self.config.rho_clip, self.config.trace_clip, self.value_of("gae_lambda")),
         )
-        gain = masked_mean(policy_gradient(log_prob, trace.advantage), batch.valid)
+        policy_loss = masked_mean(policy_gradient(log_prob, trace.advantage), batch.valid)
         value_error = masked_mean((value[:-1] - trace.target).square(), batch.valid)
         entropy = masked_mean(policy.entropy(), batch.valid)
-        total = gain + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
+        total = policy_loss + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
         metrics = {
-            "policy_gradient": gain,
+            "policy_gradient": policy_loss,
             "value_error": value_error,
             "entropy": entropy,
             "kl": approximate_kl(log_ratio, batch.valid),

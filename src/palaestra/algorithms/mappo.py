@@ -125,8 +125,8 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         policy = self.policy.distribution(batch.observation)
         log_ratio = torch.where(acts > 0, policy.log_prob(batch.action) - batch.log_prob, 0.0)
         advantage = batch.advantage.unsqueeze(-1).expand_as(log_ratio)
-        gain = clipped_surrogate(log_ratio, advantage, epsilon=self.value_of("clip")) * acts
-        surrogate = weighted_sum(gain.mean(-1), weight)
+        clipped = clipped_surrogate(log_ratio, advantage, epsilon=self.value_of("clip")) * acts
+        surrogate = weighted_sum(clipped.mean(-1), weight)
         value_error = weighted_sum((self.value(batch.observation) - batch.value_target).square(), weight)
         entropy = weighted_sum((policy.entropy() * acts).mean(-1), weight)
         total = surrogate + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy

@@ -93,7 +93,7 @@ class AdvantageBatch(Batch):
 class StateValue:
     """What states are worth to a policy: V(x).
 
-    Where the policy codes its observations (pictures, own encoders, recurrent cells), the value looks at the same
+    Where the policy encodes its observations (pictures, own encoders, recurrent cells), the value looks at the same
     features and helps to train them, unless an encoder of its own is configured.
 
     Args:

@@ -212,8 +212,8 @@ class StepEncoder(nn.Module):
 
         Args:
             step: `observation`; `return_to_go` [...], in units of `return_scale`; `time` [...], steps since the
-                episode began, in units of `time_scale`; `prev_action` [..., A], as `action` codes it, zeros where none
-                is known.
+                episode began, in units of `time_scale`; `prev_action` [..., A], as `action` encodes it, zeros where
+                none is known.
 
         Returns:
             [..., out_size] float32.

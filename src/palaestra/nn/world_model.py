@@ -85,7 +85,7 @@ class LatentDynamics(nn.Module):
         Args:
             memory: [..., D].
             latent: [..., S * C].
-            action: [..., A] coded.
+            action: [..., A] encoded.
 
         Returns:
             [..., D].
@@ -144,7 +144,7 @@ class LatentDynamics(nn.Module):
 
         Args:
             code: [T, N, E] of observations.
-            action: [T, N, A] coded, the one before each of them.
+            action: [T, N, A] encoded, the one before each of them.
             first: [T, N] bool, where episodes begin, and the state with them.
             state: before row 0, leaves [N, ...] `memory` and `latent`.
             uniform: [T, N, S] random numbers in [0, 1).
@@ -169,7 +169,7 @@ class LatentDynamics(nn.Module):
 class WorldModel(nn.Module):
     """What an agent needs to know where it is: a code of observations, and `LatentDynamics`.
 
-    Numbers of an observation are coded as `symlog` of themselves, and pictures by the network that the config names.
+    Numbers of an observation are encoded as `symlog` of themselves, and pictures by the network that the config names.
 
     Args:
         observation_spec: of what it sees.
@@ -211,7 +211,7 @@ class WorldModel(nn.Module):
         device = next(self.parameters()).device
         return Batch.of({name: torch.zeros(batch_size, *s.shape, device=device) for name, s in self.state_spec.items()})
 
-    def code(self, observation: Any) -> Tensor:
+    def encode(self, observation: Any) -> Tensor:
         """Codes [..., E] of observations.
 
         Args:

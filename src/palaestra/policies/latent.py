@@ -122,7 +122,7 @@ class LatentPolicy(NetworkPolicy):
             return noise.exponential_(generator=generator).log_()
         return noise.normal_(generator=generator)
 
-    def coded(self, action: Tensor) -> Tensor:
+    def encoded(self, action: Tensor) -> Tensor:
         """Raw actions as the world model sees them: one-hot choices, and boxes as they are executed.
 
         Args:
@@ -137,7 +137,7 @@ class LatentPolicy(NetworkPolicy):
         return self._action_head.clipped(action)
 
     def acted(self, step: PolicyStep, action: Any) -> PolicyStep:
-        return PolicyStep(action, step.state.replace(action=self.coded(action)))
+        return PolicyStep(action, step.state.replace(action=self.encoded(action)))
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         if isinstance(state, tuple):
@@ -147,7 +147,7 @@ class LatentPolicy(NetworkPolicy):
             )
         world, dynamics = self.network.world, self.network.world.dynamics
         memory = dynamics.advance(state["memory"], state["latent"], state["action"])
-        probs = dynamics.posterior(memory, world.code(self.normalize(observation)))
+        probs = dynamics.posterior(memory, world.encode(self.normalize(observation)))
         if deterministic:
             latent = dynamics.most_probable(probs)
         else:
@@ -158,5 +158,5 @@ class LatentPolicy(NetworkPolicy):
         distribution = self.distribution_of(outputs, mask)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         action = self._explored(action, explore, mask)
-        after = {"memory": memory, "latent": latent, "action": self.coded(action)}
+        after = {"memory": memory, "latent": latent, "action": self.encoded(action)}
         return PolicyStep(action, Batch.of(after))

@@ -274,12 +274,12 @@ class ReturnConditionedPolicy(NetworkPolicy):
         distribution, memory = self.following(Batch.of(step | {"prev_action": state["prev_action"]}), state)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         action = self._explored(action, explore, self.action_mask(observation))
-        return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=self.coded(action)))
+        return PolicyStep(action, memory.replace(earned=earned, time=time + 1, prev_action=self.encoded(action)))
 
     def acted(self, step: PolicyStep, action: Any) -> PolicyStep:
-        return PolicyStep(action, step.state.replace(prev_action=self.coded(action)))
+        return PolicyStep(action, step.state.replace(prev_action=self.encoded(action)))
 
-    def coded(self, action: Any) -> Tensor:
+    def encoded(self, action: Any) -> Tensor:
         """Raw actions as the network sees those before it: as they were executed.
 
         Args:
