@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import sys
 from typing import Literal
 
@@ -146,6 +147,56 @@ def test_a_budget_that_the_run_has_used_already_is_refused(less, fork, tmp_path)
         palaestra.resume(run, fork=fork, trainer__total_env_steps=until)
     assert contents(run) == before
     assert len(list_runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("rest", [["checkpoints"], []])
+def test_a_run_whose_checkpoints_are_gone_is_never_begun_anew(rest, tmp_path):
+    """F11: what it has come to would be overwritten; whether the folder is gone, or what is in it."""
+    run = trained(tmp_path).directory
+    shutil.rmtree(run / "checkpoints")
+    for name in rest:
+        (run / name).mkdir()
+    before = contents(run)
+    with pytest.raises(CheckpointError, match="are gone, so it cannot go on"):
+        palaestra.resume(run, trainer__total_env_steps=160)
+    assert contents(run) | {run / "run.lock": b""} == before
+
+
+def test_a_configuration_edited_by_hand_is_noticed_and_recorded(tmp_path, caplog):
+    """F27: nobody can say that such a run goes on as it would have."""
+    run = RunDirectory(trained(tmp_path, trainer__total_env_steps=96).directory)
+    path = run.path / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
+    palaestra.resume(run.path, trainer__total_env_steps=160)
+    assert "config.yaml was edited by hand" in caplog.text
+    assert run.info["resume_reasons"] == ["with a config.yaml that was edited by hand"]
+    assert list(run.info["overrides"][0]["changes"]) == ["trainer.total_env_steps", "config.yaml"]
+    palaestra.resume(run.path, trainer__total_env_steps=192)
+    assert run.info["resume"] == "exact"
+    path.write_text(path.read_text().partition("trainer:")[0])
+    with pytest.raises(ConfigError, match=r"config\.yaml has no trainer"):
+        palaestra.resume(run.path, trainer__total_env_steps=240)
+
+
+def test_a_kept_policy_that_is_damaged_is_replaced_after_the_next_evaluation(tmp_path, caplog):
+    """F11: else what is said to be kept could not be used."""
+    run = trained(tmp_path, trainer__eval_every_steps=48).directory
+    RunDirectory(run).write_info({"best_return": 1e9})
+    (run / "policy/weights.safetensors").write_bytes(b"half")
+    palaestra.resume(run, trainer__total_env_steps=160)
+    assert "is replaced after the next evaluation" in caplog.text
+    assert palaestra.load_policy(run / "policy").action_spec.num == 2
+    assert RunDirectory(run).info["best_return"] < 1e9
+
+
+def test_a_fork_that_is_killed_leaves_no_run(tmp_path, monkeypatch):
+    """F9: it gets its name when it has everything."""
+    parent = trained(tmp_path).directory
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        palaestra.resume(parent, fork="child", trainer__total_env_steps=160)
+    assert [path.name for path in list_runs(tmp_path)] == [parent.name]
+    assert not (tmp_path / "child").exists()
 
 
 def test_a_fork_needs_a_valid_checkpoint(tmp_path):

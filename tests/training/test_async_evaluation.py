@@ -135,13 +135,17 @@ def test_an_evaluation_under_way_at_a_signal_is_made_by_the_resumed_run(tmp_path
         step(action),
     )[1]
     assert made.run().status == "interrupted"
-    again = trainer("ppo", total=400, evaluate=evaluation_in())
-    again.load_state(CheckpointStore(tmp_path).load_newest()[1])
-    alone = trainer("ppo", total=again.config.total_env_steps)
+    alone = trainer("ppo", total=400)
     alone.load_state(CheckpointStore(tmp_path).load_newest()[1])  # it evaluates no more
     assert alone.run().evaluation is None
-    evaluated = []
-    again.callbacks.append(Hooks(evaluated=lambda _, result: evaluated.append(result.env_steps)))
-    begun = again.collector.env_steps
-    again.run()
-    assert evaluated[0] == begun
+
+    def evaluated(load: bool) -> list[tuple[int, float]]:
+        found = list[tuple[int, float]]()
+        run = trainer("ppo", total=400, eval_every_steps=40, evaluate=evaluation_in())
+        run.callbacks.append(Hooks(evaluated=lambda _, one: found.append((one.env_steps, one.evaluation.return_mean))))
+        if load:
+            run.load_state(CheckpointStore(tmp_path).load_newest()[1])
+        run.run()
+        return found
+
+    assert evaluated(load=True) == evaluated(load=False)

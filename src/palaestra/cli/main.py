@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what was typed after `palaestra`; by default `sys.argv`.
     """
     verb, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, None where the shell has closed it
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
             stream.reconfigure(errors="replace")

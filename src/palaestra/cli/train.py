@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from palaestra.experiments.config import as_yaml
 
 __all__ = ["resume", "train"]
 
+_log = logging.getLogger(__name__)
 _UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -124,7 +126,7 @@ def train(arguments: list[str]) -> int:
         return 0
 
     def announce(path: Path) -> None:
-        print(f"run         {os.path.relpath(path)}", flush=True)
+        _say(f"run         {os.path.relpath(path)}")
 
     if command.seeds is not None:
         return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce))
@@ -175,7 +177,7 @@ def resume(arguments: list[str]) -> int:
         if nothing_left:
             lines.append("nothing left to do; `--until N` trains on")
         lines += [f"changed     {changed}: {old} -> {new}" for changed, (old, new) in changes.items()]
-        print(*lines, sep="\n", flush=True)
+        _say(*lines)
 
     done = experiments.resume(
         directory.path,
@@ -205,6 +207,15 @@ def _overrides(options: ResumeOptions) -> list[str]:
     return typed
 
 
+def _say(*lines: str) -> None:
+    """Prints; a reader that has left, or a disk that is full, ends no run."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in its buffer
+        _log.warning("what was printed is lost (%s); the run is not", error)
+
+
 def _report(done: experiments.RunResult) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
     info = experiments.RunDirectory(done.directory).info
@@ -224,13 +235,14 @@ def _report(done: experiments.RunResult) -> int:
     if result.status == "interrupted":
         lines.append(f"next        palaestra resume {run}")
     else:
-        lines.append(f"next        palaestra play {run}")
-        lines.append(f"            palaestra eval {run} --episodes 100")
+        which = "" if result.best_return is not None else " --which last"  # nothing was evaluated
+        lines.append(f"next        palaestra play {run}{which}")
+        lines.append(f"            palaestra eval {run} --episodes 100{which}")
         if (done.directory / "tensorboard").is_dir():
             lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
-    print(*lines, sep="\n")
+    _say(*lines)
     return result.exit_code
 
 
@@ -243,5 +255,5 @@ def _report_group(done: experiments.GroupResult) -> int:
         lines.append(f"next        palaestra plot {group}")
         lines.append(f"            palaestra eval {group}")
         lines.append(f"            palaestra report {group}")
-    print(*lines, sep="\n")
+    _say(*lines)
     return done.exit_code

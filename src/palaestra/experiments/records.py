@@ -29,6 +29,7 @@ from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
+from palaestra.policies import load_policy
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
@@ -354,6 +355,22 @@ class NoteLeaks(Callback):
             steps, kind = trainer.collector.env_steps, {"kind": "leak"}
             with contextlib.suppress(OSError):  # a full disk: the run goes on, as it does without its checkpoints
                 write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))
+
+
+def policy_is_kept(run: Path) -> bool:
+    """Whether the policy of the best evaluation is there and whole; else there is a warning.
+
+    Args:
+        run: the run directory.
+    """
+    try:
+        kept = [load_policy(file.parent) for file in (run / "policy").rglob("policy.json")]
+    except CheckpointError as error:
+        _log.warning("the policy in %s is replaced after the next evaluation: %s", run / "policy", error)
+        return False
+    if not kept:
+        _log.warning("there is no policy in %s any more; the next evaluation puts one there", run / "policy")
+    return bool(kept)
 
 
 def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, 
 from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, save_config
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping
 from palaestra.experiments.initial import begin_from, for_new_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
 from palaestra.experiments.presets import OTHER_NAMES, preset
@@ -32,6 +32,7 @@ from palaestra.experiments.records import (
     crashes_told,
     is_number,
     networks_of,
+    policy_is_kept,
     process_info,
     write_lost,
 )
@@ -40,7 +41,6 @@ from palaestra.experiments.report import run_html, write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
 from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
-from palaestra.experiments.trust import sign
 from palaestra.policies import Policy
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainResult, acting_policy
 
@@ -307,9 +307,13 @@ def active(
 
 def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, collecting: Collecting) -> None:
     """Puts the newest checkpoint into a trainer, and writes down how exactly the run goes on."""
-    exact, whole = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    exact, edited = _computes_exactly(directory.config, config), directory.edited
+    whole = _load(directory, trainer, config)
     why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
     why += [] if whole else ["without rows of a replay buffer that were damaged"]
+    if edited:
+        _log.warning("%s/config.yaml was edited by hand; what --override changes is recorded", directory.path)
+        why += ["with a config.yaml that was edited by hand"]
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
@@ -318,7 +322,7 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:
     """The learner with the policies that the run begins with, which is written down; a checkpoint has its own."""
-    if directory.checkpoints().never_saved and (origin := begin_from(learner)):
+    if directory.never_saved and (origin := begin_from(learner)):
         directory.write_info({"began_from": origin})
     return learner
 
@@ -395,22 +399,21 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     Returns:
         Whether nothing of it is lost.
     """
-    store, step, whole = directory.checkpoints(), 0, True
+    step, whole = 0, True
     if config.run.num_threads is None:  # as measured when it began: other numbers round sums otherwise
         torch.set_num_threads(directory.info.get("threads", torch.get_num_threads()))
-    if store.never_saved:
+    if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
-        step, state = store.load_newest()
+        step, state = directory.checkpoints().load_newest()
         whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
         trainer.load_state(state)
         known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
-        trainer.best_return = max(known, default=None)
+        trainer.best_return = max(known) if known and policy_is_kept(directory.path) else None
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
-    if changes := changes_between(directory.config, config):
-        save_config(config, directory.path / "config.yaml")
+    if changes := changes_between(directory.config, config) | directory.edited:
         entry = {"env_steps": step, "time": time_now(), "changes": changes}
-        facts |= {"overrides": [*directory.info.get("overrides", []), entry], "signature": sign(directory.path)}
+        facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
     directory.write_info(facts)
     directory.forget_evaluations(trainer.collector.env_steps)
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -20,7 +21,7 @@ from typing import Any, TextIO
 
 from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
-from palaestra.core.files import replace_text
+from palaestra.core.files import fingerprint, replace_text, whole_folder
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import crash_of, is_number, provenance, read_evaluations
 from palaestra.experiments.trust import require_trust, sign
@@ -57,13 +58,33 @@ class RunDirectory:
             ConfigError: the directory exists already, or cannot be made.
         """
         run = cls(new_directory(config, f"s{config.run.seed}"))
-        for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
-            (run.path / name).mkdir()
-        save_config(config, run.path / "config.yaml")
-        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
-        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", "signature": sign(run.path)}
-        run.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
+        run._begin(config, lineage)
         return run
+
+    def _begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None) -> None:
+        for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
+            (self.path / name).mkdir()
+        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
+        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", **self.save_config(config)}
+        self.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
+
+    def save_config(self, config: ExperimentConfig) -> dict[str, Any]:
+        """Writes `config.yaml`.
+
+        Args:
+            config: of the run.
+
+        Returns:
+            What `run.json` says about that file: by whom it was written, and its hash.
+        """
+        save_config(config, self.path / "config.yaml")
+        return {"signature": sign(self.path), "config_sha256": fingerprint(self.path / "config.yaml")["sha256"]}
+
+    @property
+    def edited(self) -> dict[str, tuple[str, str]]:
+        """`config.yaml` with the hash that it had and the one that it has, where it was edited by hand."""
+        known, now = self.info.get("config_sha256"), fingerprint(self.path / "config.yaml")["sha256"]
+        return {"config.yaml": (str(known)[:12], now[:12])} if known not in (None, now) else {}  # older runs have none
 
     @property
     def config(self) -> ExperimentConfig:
@@ -74,6 +95,10 @@ class RunDirectory:
         """
         data = read_config(self.path / "config.yaml")
         require_trust(data, self.path)
+        if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
+            raise ConfigError(
+                f"{self.path / 'config.yaml'} has no {' and no '.join(missing)}: a part of it is gone; bring it back"
+            )
         return config_from_mapping(ExperimentConfig, data, old_names=True)
 
     @property
@@ -102,9 +127,27 @@ class RunDirectory:
         return CheckpointStore(self.path / "checkpoints", keep=keep, copies=copies, run_id=run_id)
 
     @property
+    def never_saved(self) -> bool:
+        """Whether it was ended before its first checkpoint.
+
+        Raises:
+            CheckpointError: it had checkpoints, and they are gone.
+        """
+        if not self.checkpoints().never_saved:
+            return False
+        info, folder = self.info, self.path / "checkpoints"
+        ended = info.get("status") in ("done", "interrupted", "stopped") and not info.get("error")
+        if (ended and info.get("env_steps")) or not folder.is_dir():
+            raise CheckpointError(
+                f"the checkpoints of the run {self.path} are gone, so it cannot go on; bring {folder} back, or begin a "
+                f"new run from the policy that is left: palaestra train ... --from {shlex.quote(str(self.path))}"
+            )
+        return True
+
+    @property
     def env_steps(self) -> int:
-        """Env steps of the newest checkpoint; 0 without any."""
-        steps = CheckpointStore(self.path / "checkpoints").steps()
+        """Env steps of the newest checkpoint that was finished; 0 without any."""
+        steps = [path for path in self.checkpoints().steps() if (path / "manifest.json").is_file()]
         return int(steps[-1].name.removeprefix("step_")) if steps else 0
 
     @property
@@ -239,7 +282,7 @@ def list_runs(root: str | Path = "runs") -> list[Path]:
         root: the folder.
     """
     runs = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
-    whole = [path for path in runs if (path / "config.yaml").is_file()]
+    whole = [path for path in runs if (path / "config.yaml").is_file() and not path.name.startswith(".tmp-")]
     named = [path for path in whole if printable(str(path)) == str(path)]
     return sorted(named, key=lambda path: (path / "run.json").stat().st_ctime_ns)
 
@@ -421,24 +464,32 @@ def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs
     name = name or _free_name(folder, named)
     config = parent.config
     run = dataclasses.replace(config.run, name=name, directory=str(folder))
-    lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step}
-    child = RunDirectory.create(dataclasses.replace(config, run=run), lineage=lineage)
-    if "threads" in parent.info:  # as measured when it began
-        child.write_info({"threads": parent.info["threads"]})
+    target = new_directory(dataclasses.replace(config, run=run), "")
+    try:
+        with whole_folder(target, "run") as unfinished:
+            child = RunDirectory(unfinished)
+            lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step}
+            child._begin(dataclasses.replace(config, run=run), lineage)
+            _copy_results(parent, child, step)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise
+    return RunDirectory(target)
+
+
+def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
+    """What a run has come to until some step."""
     child.checkpoints().take_over(parent.checkpoints(), step)
-    for file in (parent.path / "policy").rglob("*"):
-        if file.is_file():
-            copy = child.path / file.relative_to(parent.path)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+    shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copyfile(parent.path / file, child.path / file)
     for env_steps, evaluation in parent._evaluations():
         if env_steps <= step:
             shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
-    child.write_info({"best_return": parent.kept_return})
-    return child
+    threads = {name: value for name, value in parent.info.items() if name == "threads"}  # as measured when it began
+    child.write_info({"best_return": parent.kept_return, **threads})
 
 
 def _free_name(folder: Path, name: str) -> str:

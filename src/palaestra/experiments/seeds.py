@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.files import replace_text
 from palaestra.core.threads import num_cores
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
@@ -118,7 +119,7 @@ def train_seeds(
     learner.load_data()  # what does not fit is said here, once
     begin_from(learner)
     path = new_directory(config, f"{len(chosen)}seeds")
-    (path / "group.json").write_text(json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
+    replace_text(path / "group.json", json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
     threads = learner.num_threads(side_by_side=min(len(chosen), num_cores()))
     for seed in chosen:
         run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=f"seed_{seed}", num_threads=threads)

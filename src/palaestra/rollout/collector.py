@@ -270,10 +270,8 @@ class Collector:
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
             graph = None if random else self._compiled
-            if graph is not None:
-                rows = self._run_compiled(graph, rows, info)
-            else:
-                rows = run(rows, info, random)
+            rows = run(rows, info, random) if graph is None else self._run_compiled(graph, rows, info)
+            if graph is None:
                 self._check()
         info.rows += rows
         return rows

@@ -5,7 +5,7 @@ import functools
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, Self, TypeAlias
@@ -56,6 +56,7 @@ class Evaluator:
         self._evaluate, self._asynchronous = evaluate, asynchronous
         self._pool: ProcessPoolExecutor | None = None
         self._waiting: list[tuple[int, Acting, Pending]] = []
+        self._to_begin: list[tuple[int, Acting]] = []
         self._made: list[Made] = []
         self._broken_off = False
 
@@ -102,12 +103,25 @@ class Evaluator:
         Returns:
             Env steps, result, and the policy that was evaluated, of each; `None` if a signal broke one off.
         """
-        return self._hand_out(wait) if self._waiting else []
+        return self._hand_out(wait) if self._waiting or self._to_begin else []
 
-    @property
-    def under_way(self) -> bool:
-        """Whether evaluations were begun whose results were not handed out yet."""
-        return bool(self._waiting)
+    def state(self) -> list[dict[str, Any]]:
+        """Env steps and weights of policies whose evaluation is under way elsewhere."""
+        under_way = [*self._to_begin, *(waiting[:2] for waiting in self._waiting)]
+        return [{"env_steps": env_steps, "policy": policy.state_dict()} for env_steps, policy in under_way]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]], policy: Acting) -> None:
+        """Evaluates them from the start.
+
+        Args:
+            state: from `state`.
+            policy: like those; all of them by name where there are several.
+        """
+        for one in state:
+            snapshot = _copied(policy)
+            snapshot.load_state_dict(one["policy"])
+            self.begun_at = one["env_steps"]
+            self._to_begin.append((self.begun_at, snapshot))
 
     def break_off(self) -> None:
         """Ends evaluations of this process before their next step, until `close`; for the handler of a signal."""
@@ -116,6 +130,9 @@ class Evaluator:
     def _hand_out(self, wait: bool, *begun: tuple[int, Acting]) -> list[Made] | None:
         try:
             with breakable(lambda: self._broken_off):
+                while self._to_begin:
+                    self._begin(*self._to_begin[0])
+                    del self._to_begin[0]
                 for env_steps, policy in begun:
                     self._begin(env_steps, policy)
                 while self._waiting and (wait or self._waiting[0][2].done()):
@@ -177,6 +194,7 @@ class Evaluator:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.terminate()
+            self._to_begin += [waiting[:2] for waiting in self._waiting]
             self._pool, self._waiting = None, []
         self._broken_off = False
 

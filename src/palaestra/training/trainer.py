@@ -350,19 +350,17 @@ class Trainer:
             "next": self._next,
             "best": self.best_return,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
-            "evaluation_broken_off": self._evaluation_broken_off or bool(self._evaluator and self._evaluator.under_way),
+            "evaluation_broken_off": self._evaluation_broken_off,
+            "evaluations": self._evaluator.state() if self._evaluator else [],
             "finished": self._finished,
             "seconds": self._time.seconds,
             "callbacks": callback_states(self.callbacks),
         }
         state = {"trainer": trainer, "collect": self.collector.state()}
-        for name, algorithm in self.learner.state().items():
-            state[part_name("algorithm", name)] = algorithm
-        for name, buffer in self.collector.buffers.items():
-            state[part_name("buffer", name)] = buffer.state_tensors()
-        if loaded := self._loaded.state():
-            state["loaded"] = loaded
-        return state
+        state |= {part_name("algorithm", name): one for name, one in self.learner.state().items()}
+        state |= {part_name("buffer", name): one.state_tensors() for name, one in self.collector.buffers.items()}
+        loaded = self._loaded.state()
+        return state | ({"loaded": loaded} if loaded else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave, into a trainer built from the same configuration.
@@ -389,19 +387,21 @@ class Trainer:
             )
         for metric, saved in zip(self.metrics, trainer["metrics"], strict=True):
             metric.load_state(saved)
-        self._iterations = trainer["iterations"]
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
         now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so; 0 was "never" before 0.1.0
         overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
-        self.best_return = trainer["best"]
+        self.best_return, self._iterations = trainer["best"], trainer["iterations"]
         self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
         self._time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
-        self._evaluation_broken_off = trainer["evaluation_broken_off"] and self._evaluator is not None
+        waiting = trainer.get("evaluations", [])  # older checkpoints have none
+        if self._evaluator is not None:
+            self._evaluator.load_state(waiting, acting_policy(self.algorithms))
+        self._evaluation_broken_off = trainer["evaluation_broken_off"] and self._evaluator is not None and not waiting
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
-        self._saved_step, self._outdated = self.collector.env_steps, self._evaluation_broken_off
+        self._saved_step, self._outdated = self.collector.env_steps, bool(self._evaluation_broken_off or waiting)
 
     def _position(self) -> dict[str, int]:
         env_steps, rows = self.collector.env_steps, self._rows_logged
