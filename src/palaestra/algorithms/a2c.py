@@ -39,7 +39,7 @@ class A2CConfig(AlgorithmConfig):
     """Policy and value network. They share the recurrent cells, if any, and, trained together, the image encoder."""
     learning_rate: NotNegative[Schedule] = 7e-4
     """Step size of RMSProp; a number or a schedule."""
-    value_cost: Schedule = 0.5
+    value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value error."""
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""

@@ -1,9 +1,7 @@
 """What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings."""
 
 import dataclasses
-import functools
 import math
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ from palaestra.core import (
     to_device,
 )
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
-from palaestra.core.schedule import Linear, Piecewise, schedule_range, schedule_value
+from palaestra.core.schedule import ENDS_AT_ZERO, Linear, Piecewise, range_problems, schedule_value
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
@@ -58,8 +56,7 @@ Fraction: TypeAlias = Annotated[_T, Interval(ge=0, le=1)]
 """A setting in [0, 1]."""
 InsideFraction: TypeAlias = Annotated[_T, Interval(gt=0, lt=1)]
 """A setting between 0 and 1, both excluded."""
-_ENDS_AT_ZERO = "be greater than 0, where a schedule may end at 0"
-Annealed: TypeAlias = Annotated[_T, _ENDS_AT_ZERO]
+Annealed: TypeAlias = Annotated[_T, ENDS_AT_ZERO]
 """A setting greater than 0; a schedule may begin or end at 0."""
 
 
@@ -112,38 +109,8 @@ class AlgorithmConfig:
         return self.plan_class(**{**values, **more})
 
     def __post_init__(self) -> None:
-        problems = [
-            f"algorithm.{name} is {value}; it must {needed}"
-            for name, bound in _bounds(type(self))
-            if (value := getattr(self, name)) is not None and (needed := _needed(bound, *schedule_range(value)))
-        ]
-        if problems:
+        if problems := range_problems(self, "algorithm."):
             raise ConfigError("\n".join(problems))
-
-
-@functools.cache
-def _bounds(kind: type[Any]) -> list[tuple[str, Any]]:
-    """The ranges that the fields of a configuration state in their types."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    known = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return [(name, bound) for name, bounds in known.items() for bound in bounds]
-
-
-def _needed(bound: Any, least: float, most: float) -> str | None:
-    """What the values of a setting must be, if they are not."""
-    if bound == _ENDS_AT_ZERO:
-        return None if least >= 0 and most > 0 else _ENDS_AT_ZERO
-    gt, ge, lt, le = (getattr(bound, name, None) for name in ("gt", "ge", "lt", "le"))
-    above = (gt is None or least > gt) and (ge is None or least >= ge)
-    if above and (lt is None or most < lt) and (le is None or most <= le):
-        return None
-    if ge is not None and le is not None:
-        return f"lie in [{ge}, {le}]"
-    if gt is not None and lt is not None:
-        return f"lie between {gt} and {lt}, both excluded"
-    if ge is not None:
-        return "not be negative" if ge == 0 else f"be at least {ge}"
-    return f"be greater than {gt}"
 
 
 @dataclass(frozen=True, kw_only=True)

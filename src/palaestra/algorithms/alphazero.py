@@ -60,7 +60,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Discount per env step, in [0, 1]."""
     trace_decay: Fraction[Schedule] = 0.9
     """Lambda of the returns, in [0, 1]: 0 trusts the search after the next move, 1 the outcome alone."""
-    value_cost: Schedule = 1.0
+    value_cost: NotNegative[Schedule] = 1.0
     """Weight of the value's cross-entropy."""
     max_grad_norm: Positive[float] = 5.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

@@ -51,7 +51,7 @@ class CQLConfig(AlgorithmConfig):
     """Step size of the temperature; 0 leaves it as it is."""
     target_entropy: float | None = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
-    conservative_cost: Schedule = 5.0
+    conservative_cost: NotNegative[Schedule] = 5.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     num_actions: Positive[int] = 10
     """S, actions drawn from the uniform distribution, and from the policy at each of both observations."""

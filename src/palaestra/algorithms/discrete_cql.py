@@ -42,7 +42,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
     """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
-    conservative_cost: Schedule = 1.0
+    conservative_cost: NotNegative[Schedule] = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly."""

@@ -44,7 +44,7 @@ class IQLConfig(AlgorithmConfig):
     """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     expectile: InsideFraction[float] = 0.7
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
-    inverse_temperature: Schedule = 3.0
+    inverse_temperature: NotNegative[Schedule] = 3.0
     """Beta of equation (7): how much better actions are preferred; 0 is behaviour cloning."""
     max_weight: Positive[float] = 100.0
     """Largest weight of an action in equation (7)."""

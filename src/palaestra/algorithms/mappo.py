@@ -45,7 +45,7 @@ class MAPPOConfig(AlgorithmConfig):
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
-    value_cost: Schedule = 0.5
+    value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value error."""
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""

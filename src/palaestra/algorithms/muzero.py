@@ -72,7 +72,7 @@ class MuZeroConfig(AlgorithmConfig):
     """Discount per env step, in [0, 1]."""
     tau: Fraction[Schedule] = 0.02
     """Share of the way that the slow copy goes towards the network after each gradient step, in [0, 1]."""
-    value_cost: Schedule = 0.5
+    value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value's cross-entropy."""
     max_grad_norm: Positive[float] = 5.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

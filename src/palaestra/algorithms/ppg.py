@@ -60,7 +60,7 @@ class PPGConfig(AlgorithmConfig):
     """E_aux: how often the kept unrolls are gone through in an auxiliary phase."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon of the clipped surrogate."""
-    clone_cost: Schedule = 1.0
+    clone_cost: NotNegative[Schedule] = 1.0
     """beta_clone of equation (3): weight of the divergence from the policy before the auxiliary phase."""
     entropy_cost: Schedule = 0.01
     """Weight of the entropy."""

@@ -56,7 +56,7 @@ class PPOConfig(AlgorithmConfig):
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
-    value_cost: Schedule = 0.5
+    value_cost: NotNegative[Schedule] = 0.5
     """c1 of equation (9)."""
     entropy_cost: Schedule = 0.0
     """c2 of equation (9)."""

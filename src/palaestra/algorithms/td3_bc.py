@@ -42,7 +42,7 @@ class TD3BCConfig(AlgorithmConfig):
     """Rewards summed before bootstrapping, without off-policy correction."""
     tau: Fraction[Schedule] = 0.005
     """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
-    value_weight: Schedule = 2.5
+    value_weight: NotNegative[Schedule] = 2.5
     """Alpha of equation (5): how much values count beside imitation; 0 is behaviour cloning."""
     exploration_std: NotNegative[Schedule] = 0.1
     """Standard deviation of the noise on actions while collecting, in raw units."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, Positive, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive, UpdateInfo
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
@@ -45,7 +45,7 @@ class TRPOConfig(AlgorithmConfig):
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""
     target_kl: Positive[Schedule] = 0.01
     """Delta of equation (14): mean divergence of the new policy from the old one, nats."""
-    damping: float = 0.1
+    damping: NotNegative[float] = 0.1
     """Multiple of the identity that is added to the Fisher matrix."""
     num_conjugate_steps: Positive[int] = 10
     """Iterations of the conjugate gradient method."""

@@ -1,10 +1,12 @@
 """Settings that change over a run: a function of the env steps taken so far."""
 
+import functools
 import itertools
 import math
 import re
+import typing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from palaestra.core.errors import ConfigError
 
@@ -150,3 +152,67 @@ def parse_schedule(text: str) -> Schedule:
         f"{text!r} is no schedule; give a number, linear(start, end), linear(start, end, fraction) "
         "or piecewise(0: a, 0.5: b)"
     )
+
+
+# -- ranges of settings
+
+ENDS_AT_ZERO = "be greater than 0, where a schedule may end at 0"
+"""What an annotation says of a number that is greater than 0, but for the end of a schedule."""
+_FINITE = re.compile("unroll_length|(min|max|target|exploration)_return|.*(learning_rate|temperature|_cost|_weight)")
+
+
+def range_problems(settings: Any, prefix: str) -> list[str]:
+    """Which numbers are of another type than fields of a dataclass say, or outside of the ranges there.
+
+    Args:
+        settings: the dataclass; `None` is in every range.
+        prefix: of their names in the messages.
+    """
+    given = [(name, whole, bound, getattr(settings, name)) for name, whole, bound in _bounds(type(settings))]
+    return [
+        f"{prefix}{name} is {value!r}; it must {needed}"
+        for name, whole, bound, value in given
+        if value is not None and (needed := _needed(name, value, whole, bound))
+    ]
+
+
+@functools.cache
+def _bounds(kind: type[Any]) -> list[tuple[str, bool, Any]]:
+    """Names of numbers, whether they are whole, and the ranges that their types state."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    known = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    known |= {name: (None,) for name in hints if _FINITE.fullmatch(name) and not known[name]}
+    wholes = {name for name, hint in hints.items() if int in (of := _types(hint)) and float not in of}
+    return [(name, name in wholes, bound) for name, bounds in known.items() for bound in bounds]
+
+
+def _types(hint: Any) -> tuple[Any, ...]:
+    """A type, or those of a union, without what an annotation adds."""
+    hint = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+    return typing.get_args(hint) or (hint,)
+
+
+def _needed(name: str, value: Any, whole: bool, bound: Any) -> str | None:
+    """What the values of a setting must be, if they are not."""
+    if not isinstance(value, int | float | Linear | Piecewise):
+        return "be a number"
+    if whole and not isinstance(value, int):
+        return "be a whole number"
+    least, most = schedule_range(value)
+    if _FINITE.fullmatch(name) and not (math.isfinite(least) and math.isfinite(most)):
+        return "be finite"
+    if bound is None:
+        return None
+    if bound == ENDS_AT_ZERO:
+        return None if least >= 0 and most > 0 else ENDS_AT_ZERO
+    gt, ge, lt, le = (getattr(bound, name, None) for name in ("gt", "ge", "lt", "le"))
+    above = (gt is None or least > gt) and (ge is None or least >= ge)
+    if above and (lt is None or most < lt) and (le is None or most <= le):
+        return None
+    if ge is not None and le is not None:
+        return f"lie in [{ge}, {le}]"
+    if gt is not None and lt is not None:
+        return f"lie between {gt} and {lt}, both excluded"
+    if ge is not None:
+        return "not be negative" if ge == 0 else f"be at least {ge}"
+    return f"be greater than {gt}"

@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium
 
 from palaestra.core import PalaestraError, SpecError, episode_seed
-from palaestra.envs.check_rules import SHORT, Finding, Stream, end_rules, equal, gym_rules, sample, stream_rules
+from palaestra.envs.check_rules import SHORT, Finding, Stream, end_rules, equal, gym_rules, stream_rules
 from palaestra.envs.create import load, load_lane
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.gym_environment import GymEnvironment, gym_env_of
-from palaestra.envs.spaces import space_from_spec
+from palaestra.envs.spaces import sample_allowed, space_from_spec
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["CheckReport", "Finding", "check"]
@@ -123,7 +123,7 @@ def _play(env: SingleEnvironment, steps: int, seed: int) -> Stream:
     env.seed(seed)
     stream = [env.reset()]
     for _ in range(steps):
-        stream.append(env.step(sample(space, stream[-1].observation)))
+        stream.append(env.step(sample_allowed(space, stream[-1].observation)))
     return stream
 
 

@@ -13,10 +13,10 @@ from palaestra.core import PalaestraError, SpecTree, TimeStep, check_time_step, 
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.environment import SingleEnvironment
 from palaestra.envs.nest import flatten, leaf_dtypes
-from palaestra.envs.spaces import spec_from_space
+from palaestra.envs.spaces import sample_allowed, spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["SHORT", "Finding", "end_rules", "equal", "gym_rules", "sample", "stream_rules"]
+__all__ = ["SHORT", "Finding", "end_rules", "equal", "gym_rules", "stream_rules"]
 
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
@@ -53,17 +53,6 @@ class Finding:
         return "\n".join([f"{self.level:8} {self.rule}", *lines])
 
 
-def sample(space: gymnasium.Space[Any], observation: Any) -> Any:
-    """A random action that the observation's `action_mask` allows, if it has one.
-
-    Args:
-        space: of actions.
-        observation: that the action follows.
-    """
-    mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
-    return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
-
-
 def equal(one: TimeStep, two: TimeStep) -> bool:
     """Whether step type, reward, discount and observation are the same, bit for bit.
 
@@ -98,7 +87,7 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     if wrong:
         return
     gym_env.action_space.seed(seed)
-    result = gym_env.step(sample(gym_env.action_space, result[0]))
+    result = gym_env.step(sample_allowed(gym_env.action_space, result[0]))
     wrong = _unlike(result, 5)
     yield Finding(
         "step returns (observation, reward, terminated, truncated, info)",
@@ -143,7 +132,7 @@ def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
     observation, _ = gym_env.reset(seed=seed)
     for _ in range(5):
         seen += [(leaf, leaf.copy()) for leaf in tree_leaves(observation) if isinstance(leaf, np.ndarray)]
-        observation, _, terminated, truncated, _ = gym_env.step(sample(gym_env.action_space, observation))
+        observation, _, terminated, truncated, _ = gym_env.step(sample_allowed(gym_env.action_space, observation))
         if terminated or truncated:
             break
     return not all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.nest import zeros
 from palaestra.envs.rows import Specs
-from palaestra.envs.spaces import reward_spec_of, spec_from_space
+from palaestra.envs.spaces import reward_spec_of, sample_allowed, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of"]
 
@@ -155,9 +154,7 @@ def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
     observation, info = gym_env.reset(seed=0)
     _learn(info, found)
     for _ in range(_LOOK_STEPS):
-        mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
-        action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
-        observation, _, terminated, truncated, info = gym_env.step(action)
+        observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation))
         _learn(info, found)
         if terminated or truncated:
             break

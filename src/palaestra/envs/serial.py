@@ -206,7 +206,7 @@ class SerialDriver(Attributed, Driver):
             failures += self._boundary.out_of_place(rows.observation, seen)
         self._clock += 1
         if not self._boundary.finite(rows.observation, rows.reward):
-            failures += self._boundary.not_finite(rows.observation, rows.reward)
+            failures += self._malformed(results) or self._boundary.not_finite(rows.observation, rows.reward)
         if failures or self._dropped:
             failures = [failure for failure in failures if failure.lane not in self._dropped]
             seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())
@@ -288,7 +288,10 @@ class SerialDriver(Attributed, Driver):
         return _new(Rows, (step_type, self._rewards(rewards), discount, self._gather(seen))), seen, infos
 
     def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
-        reward = np.array(rewards, np.float32)
+        try:
+            reward = np.array(rewards, np.float32)
+        except ValueError:  # a number beside an array of one
+            reward = np.array([np.asarray(one, np.float32).item() for one in rewards], np.float32)
         if reward.shape == self._reward_shape:
             return reward
         if reward.size != len(self.envs) or len(self._reward_shape) > 1:

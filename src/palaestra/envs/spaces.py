@@ -1,12 +1,21 @@
 """Specs from Gymnasium spaces and back."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from palaestra.core import SpecError, TensorSpec, numpy_dtype, torch_dtype
-from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, dtype_limits
+from palaestra.core.spec import (
+    ACTION_MASK,
+    BoundedSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpecTree,
+    dtype_limits,
+)
 
 __all__ = ["space_from_spec", "spec_from_space"]
 
@@ -98,6 +107,30 @@ def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec
             "a MultiDiscrete needs one dimension and starts of 0: flatten and shift it in a wrapper"
         )
     return MultiDiscreteSpec(dtype=torch_dtype(space.dtype), nvec=tuple(int(n) for n in space.nvec))
+
+
+def sample_allowed(space: spaces.Space[Any], observation: Any) -> Any:
+    """A random action that the observation's `action_mask` allows, if it has one.
+
+    Args:
+        space: of actions.
+        observation: that the action follows.
+    """
+    mask = observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+    return space.sample() if mask is None else space.sample(_gym_mask(space, mask))
+
+
+def _gym_mask(space: spaces.Space[Any], mask: Any) -> Any:
+    """A mask as Gymnasium takes it; parts without one are free."""
+    if mask is None:
+        return None
+    if isinstance(space, spaces.Dict):
+        return {key: _gym_mask(child, mask.get(key)) for key, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = mask if isinstance(mask, Mapping) else dict(zip(map(str, range(len(mask))), mask, strict=True))
+        return tuple(_gym_mask(child, parts.get(str(place))) for place, child in enumerate(space))
+    flat = np.asarray(mask, np.int8)
+    return tuple(np.split(flat, np.cumsum(space.nvec)[:-1])) if isinstance(space, spaces.MultiDiscrete) else flat
 
 
 def _join(name: str, key: Any) -> str:

@@ -24,6 +24,8 @@ from palaestra.training import TrainerConfig
 
 __all__ = ["DataConfig", "ExperimentConfig", "HindsightConfig", "RunConfig", "config_from_mapping", "save_config"]
 
+_MOST_THREADS = 4096  # of which a hundred thousand take all memory before anything is said
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -66,6 +68,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
+        if (self.num_threads or 0) > _MOST_THREADS:
+            raise ConfigError(f"run.num_threads is {self.num_threads:,}; give at most {_MOST_THREADS:,}")
         if self.precision not in typing.get_args(Precision):
             raise ConfigError(f"run.precision is {self.precision!r}; it is float32, tf32 or bf16")
         if self.name and not self.name.isprintable():
@@ -383,7 +387,7 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     inside = [path for path in known if path.startswith(f"{group}.")] if group and beside else [*known]
     for paths, similar in [(inside, False), (beside, True), (inside, True)]:
         ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
-        if close := closest(last, ends, similar=similar):
+        if close := [last] if last in ends else closest(last, ends, similar=similar):
             path = ends[close[0]]
             setting = known[path]
             detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"

@@ -361,7 +361,7 @@ def policy_is_kept(run: Path) -> bool:
     """Whether the policy of the best evaluation is there and whole; else there is a warning.
 
     Args:
-        run: the run directory.
+        run: its directory.
     """
     try:
         kept = [load_policy(file.parent) for file in (run / "policy").rglob("policy.json")]

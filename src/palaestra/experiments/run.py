@@ -311,9 +311,7 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
     whole = _load(directory, trainer, config)
     why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
     why += [] if whole else ["without rows of a replay buffer that were damaged"]
-    if edited:
-        _log.warning("%s/config.yaml was edited by hand; what --override changes is recorded", directory.path)
-        why += ["with a config.yaml that was edited by hand"]
+    why += ["with a config.yaml that was edited by hand"] if edited else []
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]

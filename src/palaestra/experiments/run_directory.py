@@ -72,7 +72,7 @@ class RunDirectory:
         """Writes `config.yaml`.
 
         Args:
-            config: of the run.
+            config: what it says from now on.
 
         Returns:
             What `run.json` says about that file: by whom it was written, and its hash.
@@ -84,7 +84,10 @@ class RunDirectory:
     def edited(self) -> dict[str, tuple[str, str]]:
         """`config.yaml` with the hash that it had and the one that it has, where it was edited by hand."""
         known, now = self.info.get("config_sha256"), fingerprint(self.path / "config.yaml")["sha256"]
-        return {"config.yaml": (str(known)[:12], now[:12])} if known not in (None, now) else {}  # older runs have none
+        if known in (None, now):  # older runs have none
+            return {}
+        _log.warning("%s/config.yaml was edited by hand; what --override changes is checked and recorded", self.path)
+        return {"config.yaml": (str(known)[:12], now[:12])}
 
     @property
     def config(self) -> ExperimentConfig:
@@ -97,7 +100,7 @@ class RunDirectory:
         require_trust(data, self.path)
         if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
             raise ConfigError(
-                f"{self.path / 'config.yaml'} has no {' and no '.join(missing)}: a part of it is gone; bring it back"
+                f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
             )
         return config_from_mapping(ExperimentConfig, data, old_names=True)
 
@@ -136,8 +139,8 @@ class RunDirectory:
         if not self.checkpoints().never_saved:
             return False
         info, folder = self.info, self.path / "checkpoints"
-        ended = info.get("status") in ("done", "interrupted", "stopped") and not info.get("error")
-        if (ended and info.get("env_steps")) or not folder.is_dir():
+        ended = info.get("env_steps") and not info.get("error")  # neither stands there while it runs
+        if ended or not folder.is_dir():
             raise CheckpointError(
                 f"the checkpoints of the run {self.path} are gone, so it cannot go on; bring {folder} back, or begin a "
                 f"new run from the policy that is left: palaestra train ... --from {shlex.quote(str(self.path))}"
@@ -256,8 +259,8 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
     """
     root = Path(config.run.directory)
     time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    env = re.sub(r"[^A-Za-z0-9.-]+", "-", config.env.name).strip("-")
-    stem = config.run.name or "_".join([time, config.algorithm_name, env, suffix])
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, config.env.name)]
+    stem = config.run.name or "_".join([time, *names, suffix])
     path, number = root / stem, 1
     while True:
         try:
@@ -463,13 +466,12 @@ def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs
     folder = beside if os.access(beside, os.W_OK) else Path(root)
     name = name or _free_name(folder, named)
     config = parent.config
-    run = dataclasses.replace(config.run, name=name, directory=str(folder))
-    target = new_directory(dataclasses.replace(config, run=run), "")
+    forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
+    target = new_directory(forked, "")
     try:
         with whole_folder(target, "run") as unfinished:
             child = RunDirectory(unfinished)
-            lineage = {"forked_from": str(parent.path.resolve()), "env_steps": step}
-            child._begin(dataclasses.replace(config, run=run), lineage)
+            child._begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
             _copy_results(parent, child, step)
     except BaseException:
         with contextlib.suppress(OSError):

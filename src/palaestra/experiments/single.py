@@ -24,9 +24,9 @@ from palaestra.envs import (
     row_specs,
     space_from_spec,
 )
-from palaestra.envs.check_rules import sample
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
+from palaestra.envs.spaces import sample_allowed
 from palaestra.experiments import learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import DataSummary, collect_data, going_online, load_for, mixed
@@ -278,7 +278,7 @@ def _played(lane: SingleEnvironment, seed: int) -> _Played:
     lane.seed(seed)
     step = lane.reset()
     while len(steps) < _MOST_STEPS and step.step_type != StepType.LAST:
-        step = lane.step(sample(space, step.observation))
+        step = lane.step(sample_allowed(space, step.observation))
         steps.append(step)
     columns = [
         [step.observation["achieved_goal"] for step in steps],

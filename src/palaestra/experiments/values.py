@@ -40,11 +40,13 @@ RENAMED = {
 ELSEWHERE = {
     new: old.split()
     for new, old in {
-        "learning_rate": "lr alpha step_size adam_lr policy_lr actor_lr q_lr pi_lr critic_lr",
+        "learning_rate": "anneal_lr lr alpha step_size adam_lr policy_lr actor_lr q_lr pi_lr critic_lr",
         "unroll_length": "n_steps num_steps nsteps rollout_length rollout_steps train_freq train_frequency "
-        "rollout_fragment_length train_batch_size frames_per_batch step_per_collect update_every horizon",
+        "rollout_fragment_length train_batch_size train_batch_size_per_learner frames_per_batch "
+        "step_per_collect update_every horizon",
         "mini_batch_size": "batch_size minibatch_size sgd_minibatch_size num_minibatches nminibatches",
-        "num_epochs": "n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect",
+        "num_epochs": "n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect "
+        "num_updates_per_train_iter",
         "gradient_steps": "utd_ratio replay_ratio update_per_step updates_per_step num_updates_per_step",
         "gamma": "discount discount_factor discounting",
         "gae_lambda": "lam lambda_ lmbda gae_lam",
@@ -82,6 +84,7 @@ ELSEWHERE = {
         "exploration_std": "action_noise exploration_noise expl_noise act_noise",
         "max_grad_norm": "grad_clip clip_grad_norm gradient_clip max_gradient_norm",
         "network": "policy_kwargs model model_config policy_net",
+        "encoder": "features_extractor_class features_extractor",
         "hidden_sizes": "net_arch fcnet_hiddens hidden_dim hidden_size hidden_layers hidden_units",
         "activation": "activation_fn fcnet_activation",
         "recurrent": "use_lstm use_rnn lstm",
@@ -90,7 +93,7 @@ ELSEWHERE = {
         "num_workers": "num_env_runners num_rollout_workers n_workers num_actors",
         "max_episode_steps": "max_episode_length time_limit max_ep_len max_steps_per_episode",
         "kwargs": "env_kwargs env_config",
-        "wrappers": "env_wrapper wrapper_class",
+        "wrappers": "capture_video env_wrapper wrapper_class",
         "vectorization": "vec_env_cls vec_env vecenv",
         "total_env_steps": "total_timesteps timesteps n_timesteps total_steps max_steps num_frames total_frames "
         "num_env_steps env_steps steps max_timesteps",

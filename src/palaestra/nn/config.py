@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
@@ -83,7 +84,12 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         normal = [name for name in ("layer_norm", "batch_norm", "block") if getattr(self, name)]
         if len(normal) > 1:
-            raise ConfigError(f"{' and '.join(normal)} normalise the same units twice; leave out all but one")
+            raise ConfigError(
+                f"{' and '.join(normal)} normalise the same units twice; turn all but one off, also one that the "
+                "algorithm has by default"
+            )
+        if self.image_size < 1:
+            raise ConfigError(f"network.image_size is {self.image_size}; it must be at least 1")
         if self.block not in (None, *_BLOCKS):
             raise ConfigError(f"unknown block {self.block!r}{did_you_mean(str(self.block), _BLOCKS)}")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
@@ -160,6 +166,11 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
     name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
         return _repeatable(copy.deepcopy(made).cpu(), name)
+    if isinstance(option, str) and isinstance(made, FunctionType) and "return" not in made.__annotations__:
+        raise ConfigError(
+            f"the encoder {name} is a function that does not say that it makes a module, so a saved policy could not "
+            "be loaded again; annotate it: def ...(observation_spec) -> nn.Module"
+        )
     if not callable(made) or (isinstance(made, type) and not _is_module(made)):
         raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
     try:

@@ -75,7 +75,10 @@ class CoreModel(MovableModule):
         Raises:
             ConfigError: an option names no component, or two trained components share a parameter.
         """
-        self.component.update(component)
+        try:
+            self.component.update(component)
+        except KeyError as error:
+            raise ConfigError(f"a component cannot have such a name, which modules need themselves: {error}") from None
         options = {name: option for name, option in (optim_option or {}).items() if option is not None}
         if unknown := sorted(set(options) - set(component)):
             raise ConfigError(f"optimizers are given for {unknown}, but the components are {sorted(component)}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError
+from palaestra.core import Batch, ConfigError, tree_leaves
 from palaestra.core.spec import (
     ACTION_MASK,
     BoundedSpec,
@@ -21,6 +21,7 @@ from palaestra.core.spec import (
 )
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
+from palaestra.nn.fast import times_changed
 
 __all__ = ["Encoder", "OwnEncoder", "StepEncoder", "has_pictures"]
 
@@ -142,9 +143,10 @@ class OwnEncoder(nn.Module):
     def _num_features(self, spec: SpecTree) -> int:
         """A call with zeros; two rows, and as for acting, so that nothing is normalised by a single one."""
         modes = {module: module.training for module in self.module.modules()}
-        name = type(self.module).__name__
+        name, given = type(self.module).__name__, _zeros(spec)
+        before = times_changed([*tree_leaves(given)])
         try:
-            features = self.module.eval()(_zeros(spec))
+            features = self.module.eval()(given)
         except Exception as error:
             raise ConfigError(
                 f"the encoder {name} was called with two observations of zeros, leaves [2, ...] of {spec}, and raised "
@@ -152,6 +154,13 @@ class OwnEncoder(nn.Module):
             ) from error
         for module, mode in modes.items():
             module.training = mode
+        if before != times_changed([*tree_leaves(given)]):
+            raise ConfigError(
+                f"the encoder {name} changes what it is given in place, which lies in the replay buffer; make a new "
+                "tensor (`x / 255`, not `x /= 255`)"
+            )
+        if isinstance(features, Tensor) and features.dtype != torch.float32:
+            raise ConfigError(f"the encoder {name} gave {features.dtype}; it must give torch.float32")
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2 or not features.shape[1]:
             shown = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ConfigError(

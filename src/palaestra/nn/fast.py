@@ -36,6 +36,7 @@ __all__ = [
     "recorded_calls",
     "scan",
     "submodules",
+    "times_changed",
 ]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
@@ -204,6 +205,15 @@ def scaled(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     if _together[1] is not None and recording():
         return _together[1](tensors, factor)
     return [tensor * factor for tensor in tensors]
+
+
+def times_changed(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was changed in place, where this PyTorch says so.
+
+    Args:
+        tensors: of any shapes.
+    """
+    return [getattr(tensor, "_version", 0) for tensor in tensors]
 
 
 copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = getattr(

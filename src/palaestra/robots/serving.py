@@ -127,7 +127,8 @@ class RobotConfig:
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"robot.timeout_s is {self.timeout_s}; it must be greater than 0")
-        require_at_least(self, "robot.", steps_per_iteration=1)
+        require_at_least(self, "robot.", steps_per_iteration=1, max_batch_size=1, max_wait_s=0)
+        require_at_least(self, "robot.", learn_min_batch_size=1, learn_max_wait_s=0)
 
 
 class ComputationWrapper:

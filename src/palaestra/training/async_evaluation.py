@@ -114,7 +114,7 @@ class Evaluator:
         """Evaluates them from the start.
 
         Args:
-            state: from `state`.
+            state: what it gave.
             policy: like those; all of them by name where there are several.
         """
         for one in state:
