@@ -1,5 +1,6 @@
 """Tests of `palaestra.algorithms.algorithm_config`: settings that no algorithm can work with."""
 
+import math
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from palaestra.nn import NetworkConfig
 
 POSITIVE, FRACTION = "it must be greater than 0", "it must lie in [0, 1]"
 ANNEALED, NOT_NEGATIVE = "it must be greater than 0, where a schedule may end at 0", "it must not be negative"
+FINITE = "it must be finite"
 OPEN = "it must lie between 0 and 1, both excluded"
 
 IMPOSSIBLE = [
@@ -43,13 +45,22 @@ IMPOSSIBLE = [
     ("ddpg", "exploration_std", Linear(0.1, -0.1), NOT_NEGATIVE),
     ("maddpg", "exploration_std", -0.1, NOT_NEGATIVE),
     ("cql", "num_actions", 0, POSITIVE),
+    ("trpo", "damping", -1.0, NOT_NEGATIVE),
+    ("iql", "inverse_temperature", -3.0, NOT_NEGATIVE),
+    ("ppo", "value_cost", Linear(0.5, -0.5), NOT_NEGATIVE),
+    ("c51", "max_return", math.inf, FINITE),
+    ("xqc", "min_return", -math.inf, FINITE),
+    ("dqn", "unroll_length", math.inf, FINITE),
+    ("sac", "learning_rate", math.inf, FINITE),
+    ("ppo", "gamma", "0.9", "it must be a number"),
+    ("ppo", "num_epochs", 1.5, "it must be a whole number"),
 ]
 
 
 @pytest.mark.parametrize(("name", "setting", "value", "needed"), IMPOSSIBLE)
 def test_an_impossible_setting_is_refused_when_the_configuration_is_made(name, setting, value, needed):
     """F27: what was given and what is needed."""
-    with pytest.raises(ConfigError, match=f"^{re.escape(f'algorithm.{setting} is {value}; {needed}')}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'algorithm.{setting} is {value!r}; {needed}')}$"):
         ALGORITHMS[name].config_class(**{setting: value})
 
 
@@ -61,6 +72,7 @@ def test_an_impossible_setting_is_refused_when_the_configuration_is_made(name, s
         ("sarsa", {"trace_decay": 0.0}),
         ("discrete_sac", {"target_entropy_share": Linear(1.0, 0.0)}),
         ("impala", {"rho_clip": 0.5, "trace_clip": 0.5}),
+        ("ppo", {"max_grad_norm": math.inf}),
     ],
 )
 def test_values_at_the_edge_of_a_range_are_accepted(name, settings):

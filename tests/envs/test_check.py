@@ -1,7 +1,9 @@
 """Tests of `palaestra.envs.check`."""
 
 import functools
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -284,6 +286,49 @@ class Column(Counter):
 
 def test_random_actions_follow_the_mask():
     report = check(Choosy, steps=200)
+    assert report.ok, str(report)
+
+
+class ManyParts(gym.Env):
+    """Actions of several parts, of which masks allow some; others are an error."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(0, 1, (1,)), "action_mask": spaces.MultiBinary(5)})
+    action_space = spaces.MultiDiscrete([2, 3])
+    allowed: ClassVar[Any] = np.array([0, 1, 1, 0, 0], np.int8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._left = 5
+        return {"x": np.zeros(1, np.float32), "action_mask": self.allowed}, {}
+
+    def step(self, action):
+        self.require(action)
+        self._left -= 1
+        return {"x": np.zeros(1, np.float32), "action_mask": self.allowed}, 1.0, not self._left, False, {}
+
+    def require(self, action):
+        assert list(action) == [1, 0]
+
+
+class Parts(ManyParts):
+    action_space = spaces.Dict({"gear": spaces.Discrete(2), "pair": spaces.Tuple([spaces.Discrete(2)] * 2)})
+    allowed: ClassVar[Any] = {"gear": np.array([0, 1], np.int8), "pair": {"1": np.array([1, 0], np.int8)}}
+    observation_space = spaces.Dict(
+        {
+            "x": spaces.Box(0, 1, (1,)),
+            "action_mask": spaces.Dict(
+                {"gear": spaces.MultiBinary(2), "pair": spaces.Dict({"1": spaces.MultiBinary(2)})}
+            ),
+        }
+    )
+
+    def require(self, action):
+        assert (action["gear"], action["pair"][1]) == (1, 0)
+
+
+@pytest.mark.parametrize("env", [ManyParts, Parts])
+def test_random_actions_follow_masks_of_several_parts(env):
+    report = check(env, steps=30)
     assert report.ok, str(report)
 
 

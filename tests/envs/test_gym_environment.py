@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from palaestra.core import EnvError, TensorSpec
-from palaestra.envs import GymEnvironment
-from tests.envs.worlds import Counter, Drawing, Faulty, Reusing, Switches
+from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver
+from tests.envs.worlds import Counter, Drawing, Faulty, Reusing, Switches, counter
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,31 @@ def test_the_converter_is_not_for_subclasses():
     assert GymEnvironment.__final__
     with pytest.raises(TypeError, match="Mine extends GymEnvironment, which is fixed: change the task in a Gymnasium"):
         type("Mine", (GymEnvironment,), {})
+
+
+class Paid(Counter):
+    def __init__(self, reward):
+        super().__init__()
+        self._reward = reward
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self._reward, *rest
+
+
+def beside(reward):
+    """The same environment as another one of a batch."""
+    env = LaneEnvironment(SerialDriver([counter(), GymEnvironment(Paid(reward), env_id=1)]))
+    env.reset()
+    return env.step(torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("reward", [np.array([2.0]), np.float64(2), 2])
+def test_rewards_of_several_kinds_stand_side_by_side(reward):
+    assert beside(reward).reward.tolist()[1] == 2
+
+
+def test_a_reward_that_was_forgotten_is_malformed():
+    """F7: of the `None` that a step without `return` gives, numpy makes NaN."""
+    with pytest.raises(EnvError, match=r"environment 1 .*(\n.*)*the reward is None, which is no number"):
+        beside(None)

@@ -85,6 +85,12 @@ def test_a_component_without_an_option_is_frozen(option):
     }
 
 
+@pytest.mark.parametrize("name", ["forward", "values", "a.b", ""])
+def test_a_component_cannot_be_called_as_modules_call_their_own(name):
+    with pytest.raises(ConfigError, match="a component cannot have such a name"):
+        CoreModel({name: nn.Linear(2, 2)}, {})
+
+
 def test_a_model_without_optimizers_says_so():
     """MARO-35: MARO's MissingOptimizer."""
     model = ac_model(options={})

@@ -152,6 +152,23 @@ def test_each_part_has_its_own_encoder():
         NetworkConfig(encoder={"actor": Net}).parts("policy", "value")
 
 
+class Scales(nn.Module):
+    def __init__(self, spec) -> None:
+        super().__init__()
+
+    def forward(self, observation):
+        return observation.div_(255).flatten(1)
+
+
+class Doubles(nn.Module):
+    def forward(self, observation):
+        return observation.flatten(1).double()
+
+
+def unannotated(spec):
+    return nn.Flatten()
+
+
 class Raises(nn.Module):
     def __init__(self, spec) -> None:
         super().__init__()
@@ -173,6 +190,9 @@ class Raises(nn.Module):
         (lambda spec: nn.Identity(), r"gave \[2, 2, 3\] for two observations; it must give one row of features"),
         (lambda spec: nn.Flatten(0), r"gave \[12\] for two observations"),
         ({"policy": Net}, "encoders are given for the parts policy, but this network is a single part"),
+        (Scales, "changes what it is given in place, which lies in the replay buffer"),
+        (lambda spec: Doubles(), r"gave torch\.float64; it must give torch\.float32"),
+        (f"{__name__}:unannotated", "is a function that does not say that it makes a module"),
     ],
 )
 def test_what_is_no_encoder_is_refused_with_what_was_found(option, words):

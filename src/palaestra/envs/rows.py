@@ -149,7 +149,7 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
     if not isinstance(info, dict) and info != ():
         return f"info must be a dict, and is {info!r}"
     try:
-        if reward is None or isinstance(reward, str):
+        if reward is None:  # of which numpy makes NaN
             raise TypeError
         shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
     except (TypeError, ValueError):
