@@ -64,7 +64,7 @@ def test_each_policy_of_many_agents_is_looked_at(tmp_path):
     broken = {"learning/red/kl": 3.0, "learning/blue/kl": 0.004, "learning/blue/explained_variance": -4.0}
     jumps, value = palaestra.diagnose(made(tmp_path, **broken).path).findings
     assert jumps.evidence.startswith("an update moves policy 'red' by KL 3")
-    assert value.evidence.startswith("explained variance of the value of policy 'blue' is -4")
+    assert value.evidence.startswith("explained variance of the value of policy 'blue': -4")
 
 
 def test_what_is_most_severe_comes_first(tmp_path):

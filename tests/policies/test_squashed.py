@@ -65,7 +65,9 @@ def test_sample_gives_actions_and_their_log_probabilities():
     action, log_prob = policy.sample(observation)
     mean, log_std = policy.network(observation).chunk(2, -1)
     density = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform()])
-    assert_close(log_prob, density.log_prob(action))
+    inside = action.abs().amax(-1) < 0.999  # outside, the inverse of tanh there has lost digits
+    assert inside.sum() > 100
+    assert_close(log_prob[inside], density.log_prob(action)[inside])
     assert action.std() > 0.3  # drawn
 
 
