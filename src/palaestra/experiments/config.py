@@ -12,7 +12,7 @@ import tyro
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.core import ConfigError, Linear, Piecewise, did_you_mean, import_object, require_at_least
+from palaestra.core import ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object, require_at_least
 from palaestra.core.files import replace_text
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
@@ -162,7 +162,7 @@ class ExperimentConfig:
     """Seed, directory, speed."""
 
     def __post_init__(self) -> None:
-        if self.distributed.runtime is not None:
+        if self.distributed.runtime is not None and self.algorithm.plan_class is not Offline:  # which is refused later
             require_shares(self.env, self.distributed.num_workers)
         needed = algorithm_class(self.algorithm_name).config_class
         if type(self.algorithm) is not needed:

@@ -47,9 +47,13 @@ class Network(nn.Module):
         super().__init__()
         config = config or NetworkConfig()
         if config.dueling:
-            raise ConfigError("dueling=True splits action values, but this network has none; use it with QNetwork only")
+            raise ConfigError(
+                "network.dueling splits action values, which this network has not; use it with QNetwork only"
+            )
         if config.noisy:
-            raise ConfigError("noisy=True is for action values, but this network has none; use it with QNetwork only")
+            raise ConfigError(
+                "network.noisy is for action values, which this network has not; use it with QNetwork only"
+            )
         self.out_size = out_size
         self.encoder = encoder_of(observation_spec, config)
         self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
@@ -265,8 +269,8 @@ def mlp_of(
     """
     if config.recurrent:
         raise ConfigError(
-            f"recurrent={config.recurrent!r} asks for a memory, but this network alone has none; build it with "
-            "nn.with_memory, as PPO, REINFORCE and R2D2 do"
+            f"network.recurrent is {config.recurrent!r}, but this network cannot have a memory; leave it out (networks "
+            "of your own get one by nn.with_memory, as in PPO, REINFORCE and R2D2)"
         )
     made: Any = {"activation": config.activation, "init": config.init, "layers": config.layers}
     return MLP(in_size, hidden_sizes, out_size, **made, out_gain=out_gain)
