@@ -85,5 +85,5 @@ def test_impossible_memories_are_refused(changes, message):
 def test_a_network_alone_refuses_a_memory():
     """So no algorithm drops in silence what its configuration asks for."""
     for make in (lambda config: Network(SPEC, 2, config), lambda config: QNetwork(SPEC, 2, config)):
-        with pytest.raises(ConfigError, match=r"build it with nn\.with_memory"):
+        with pytest.raises(ConfigError, match=r"this network cannot have a memory"):
             make(NetworkConfig(recurrent="lstm"))
