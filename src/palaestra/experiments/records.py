@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import POLICY, CheckpointError
+from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.threads import num_cores
 from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
@@ -368,6 +368,8 @@ def policy_is_kept(run: Path) -> bool:
     except CheckpointError as error:
         _log.warning("the policy in %s is replaced after the next evaluation: %s", run / "policy", error)
         return False
+    except ConfigError:  # an encoder without a name, say: only the code of the run can make it
+        return True
     if not kept:
         _log.warning("there is no policy in %s any more; the next evaluation puts one there", run / "policy")
     return bool(kept)

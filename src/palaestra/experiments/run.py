@@ -307,11 +307,8 @@ def active(
 
 def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, collecting: Collecting) -> None:
     """Puts the newest checkpoint into a trainer, and writes down how exactly the run goes on."""
-    exact, edited = _computes_exactly(directory.config, config), directory.edited
-    whole = _load(directory, trainer, config)
-    why = ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
-    why += [] if whole else ["without rows of a replay buffer that were damaged"]
-    why += ["with a config.yaml that was edited by hand"] if edited else []
+    exact, why = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    why += ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
@@ -391,30 +388,31 @@ def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
     return old == new and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
-def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> bool:
+def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:
     """Puts the newest checkpoint into a trainer, and writes down what changes from here on.
 
     Returns:
-        Whether nothing of it is lost.
+        Why the run does not go on as it would have.
     """
-    step, whole = 0, True
+    step, why, edited = 0, list[str](), directory.edited
     if config.run.num_threads is None:  # as measured when it began: other numbers round sums otherwise
         torch.set_num_threads(directory.info.get("threads", torch.get_num_threads()))
     if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
         step, state = directory.checkpoints().load_newest()
-        whole = not any(isinstance(part, dict) and "lost" in part for part in state.values())
+        if any(isinstance(part, dict) and "lost" in part for part in state.values()):
+            why.append("without rows of a replay buffer that were damaged")
         trainer.load_state(state)
         known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
         trainer.best_return = max(known) if known and policy_is_kept(directory.path) else None
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
-    if changes := changes_between(directory.config, config) | directory.edited:
+    if changes := changes_between(directory.config, config) | edited:
         entry = {"env_steps": step, "time": time_now(), "changes": changes}
         facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
     directory.write_info(facts)
     directory.forget_evaluations(trainer.collector.env_steps)
-    return whole
+    return [*why, *(["with a config.yaml that was edited by hand"] if edited else [])]
 
 
 def _advise(error: BaseException, directory: RunDirectory, record: Path | None, *, restart: bool = True) -> None:
