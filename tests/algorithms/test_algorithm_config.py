@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 from palaestra.algorithms import ALGORITHMS, DiscreteCQLConfig
@@ -72,7 +73,7 @@ def test_an_impossible_setting_is_refused_when_the_configuration_is_made(name, s
         ("sarsa", {"trace_decay": 0.0}),
         ("discrete_sac", {"target_entropy_share": Linear(1.0, 0.0)}),
         ("impala", {"rho_clip": 0.5, "trace_clip": 0.5}),
-        ("ppo", {"max_grad_norm": math.inf}),
+        ("ppo", {"max_grad_norm": math.inf, "num_epochs": np.int64(4), "gamma": np.float32(0.5)}),
     ],
 )
 def test_values_at_the_edge_of_a_range_are_accepted(name, settings):

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import numbers
 import re
 import typing
 from dataclasses import dataclass
@@ -194,9 +195,9 @@ def _types(hint: Any) -> tuple[Any, ...]:
 
 def _needed(name: str, value: Any, whole: bool, bound: Any) -> str | None:
     """What the values of a setting must be, if they are not."""
-    if not isinstance(value, int | float | Linear | Piecewise):
+    if not isinstance(value, (numbers.Real, Linear, Piecewise)):
         return "be a number"
-    if whole and not isinstance(value, int):
+    if whole and not isinstance(value, numbers.Integral):
         return "be a whole number"
     least, most = schedule_range(value)
     if _FINITE.fullmatch(name) and not (math.isfinite(least) and math.isfinite(most)):
