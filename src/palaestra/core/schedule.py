@@ -195,10 +195,9 @@ def _types(hint: Any) -> tuple[Any, ...]:
 
 def _needed(name: str, value: Any, whole: bool, bound: Any) -> str | None:
     """What the values of a setting must be, if they are not."""
-    if not isinstance(value, (numbers.Real, Linear, Piecewise)):
-        return "be a number"
-    if whole and not isinstance(value, numbers.Integral):
-        return "be a whole number"
+    is_number, is_whole = isinstance(value, (numbers.Real, Linear, Piecewise)), isinstance(value, numbers.Integral)
+    if not is_number or (whole and not is_whole):
+        return "be a whole number" if is_number else "be a number"
     least, most = schedule_range(value)
     if _FINITE.fullmatch(name) and not (math.isfinite(least) and math.isfinite(most)):
         return "be finite"
