@@ -33,7 +33,8 @@ class Sampler(ABC):
             generator: source of every random choice.
 
         Returns:
-            [count] int64, in random order, or as many as there are where the sampler says so.
+            [count] int64, in random order, or as many as there are where the sampler says so. Not checked: from rows
+            that may not be chosen, what follows is no transition.
 
         Raises:
             ShapeError: there is nothing to choose from.
