@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,22 @@ def test_training_prints_where_the_run_is_and_what_to_do_next(capsys):
     assert "palaestra eval runs/run --episodes 100" in text
     assert "tensorboard --logdir" not in text  # none was written
     assert RunDirectory(run).info["status"] == "done"
+
+
+@pytest.mark.parametrize("stdout", [None, "/dev/full"])
+def test_what_cannot_be_printed_ends_no_run(stdout, monkeypatch, caplog):
+    """F9: with stdout closed, or on a disk that is full."""
+    monkeypatch.setattr(sys, "stdout", stdout and open(stdout, "w"))  # noqa: SIM115
+    run = train()
+    sys.stdout.close()
+    assert RunDirectory(run).info["status"] == "done"
+    assert ("what was printed is lost" in caplog.text) == (stdout is not None)
+
+
+def test_a_run_that_was_never_evaluated_says_which_policy_there_is(capsys):
+    run = train("--trainer.eval-episodes", "0")
+    assert f"next palaestra play {run} --which last" in output(capsys)
+    assert exit_code("eval", str(run), "--episodes", "2", "--which", "last") == 0
 
 
 def test_options_override_the_preset():
