@@ -13,7 +13,16 @@ import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.distributed import WorkerFault
 from palaestra.envs import EventLog, Fault
-from palaestra.experiments import RunDirectory, changes_between, list_runs, preset, read_faults, read_metrics
+from palaestra.experiments import (
+    ExperimentConfig,
+    RunDirectory,
+    changes_between,
+    config_from_mapping,
+    list_runs,
+    preset,
+    read_faults,
+    read_metrics,
+)
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
 from tests.experiments.parts import trained
 
@@ -150,9 +159,11 @@ def test_a_budget_that_the_run_has_used_already_is_refused(less, fork, tmp_path)
 
 
 @pytest.mark.parametrize("rest", [["checkpoints"], []])
-def test_a_run_whose_checkpoints_are_gone_is_never_begun_anew(rest, tmp_path):
-    """F11: what it has come to would be overwritten; whether the folder is gone, or what is in it."""
+@pytest.mark.parametrize("facts", [{}, {"env_steps": None, "saved": True}, {"env_steps": None, "resumed_at": 48}])
+def test_a_run_whose_checkpoints_are_gone_is_never_begun_anew(rest, facts, tmp_path):
+    """F11: what it has come to would be overwritten; whether it ended, was killed, or was resumed before."""
     run = trained(tmp_path).directory
+    RunDirectory(run).write_info(facts)
     shutil.rmtree(run / "checkpoints")
     for name in rest:
         (run / name).mkdir()
@@ -171,8 +182,13 @@ def test_a_configuration_edited_by_hand_is_noticed_and_recorded(tmp_path, caplog
     assert "config.yaml was edited by hand" in caplog.text
     assert run.info["resume_reasons"] == ["with a config.yaml that was edited by hand"]
     assert list(run.info["overrides"][0]["changes"]) == ["trainer.total_env_steps", "config.yaml"]
+    fork = palaestra.resume(run.path, fork=True, trainer__total_env_steps=192)
+    assert RunDirectory(fork.directory).info["resume"] == "exact"
     palaestra.resume(run.path, trainer__total_env_steps=192)
     assert run.info["resume"] == "exact"
+    path.write_text(path.read_text().replace("seed: 7", "seed: 8"))
+    fork = palaestra.resume(run.path, fork=True, trainer__total_env_steps=240)
+    assert RunDirectory(fork.directory).info["resume"] == "statistical"
     path.write_text(path.read_text().partition("trainer:")[0])
     with pytest.raises(ConfigError, match=r"config\.yaml has no trainer"):
         palaestra.resume(run.path, trainer__total_env_steps=240)
@@ -186,7 +202,14 @@ def test_a_kept_policy_that_is_damaged_is_replaced_after_the_next_evaluation(tmp
     palaestra.resume(run, trainer__total_env_steps=160)
     assert "is replaced after the next evaluation" in caplog.text
     assert palaestra.load_policy(run / "policy").action_spec.num == 2
-    assert RunDirectory(run).info["best_return"] < 1e9
+    best = RunDirectory(run).info["best_return"]
+    assert best < 1e9
+    first = min((run / "evals").iterdir(), key=lambda file: int(file.stem))
+    first.write_text(first.read_text().replace('"return_mean": ', '"return_mean": 9'))
+    assert RunDirectory(run).kept_return == best  # not that of the policy that is gone
+    shutil.rmtree(run / "policy")
+    assert palaestra.resume(run).result.best_return is None  # its budget is used, so nothing is evaluated again
+    assert palaestra.resume(run, fork=True, trainer__total_env_steps=240).result.best_return is not None
 
 
 def test_a_fork_that_is_killed_leaves_no_run(tmp_path, monkeypatch):
@@ -320,3 +343,11 @@ def test_settings_that_an_older_version_wrote_are_read_under_their_new_names(tmp
     assert run.config == now
     with pytest.raises(ConfigError, match=r"unknown key trainer.eval_beside; it is called trainer.eval_async now"):
         palaestra.train("ppo", "CartPole-v1", trainer__eval_beside=True)
+
+
+def test_a_setting_of_teams_that_is_gone_is_passed_over_in_old_runs(tmp_path):
+    """F27: versions before wrote it for every team, with the one value that it could have."""
+    data = {"algorithm_name": "qmix", "algorithm": {"bonus": {"kind": None, "weight": 0.1}, "gamma": 0.5}}
+    assert config_from_mapping(ExperimentConfig, data, old_names=True).algorithm.gamma == 0.5
+    with pytest.raises(ConfigError, match=r"unknown key algorithm\.bonus"):
+        config_from_mapping(ExperimentConfig, data)

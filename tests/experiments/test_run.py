@@ -188,7 +188,7 @@ def test_a_run_without_any_checkpoint_begins_and_says_so(tmp_path, caplog):
     run = trained(tmp_path)
     rows, before = (run.directory / "metrics.jsonl").read_text().count("\n"), learned(run.directory)
     list(map(shutil.rmtree, run.directory.glob("checkpoints/*")))
-    RunDirectory(run.directory).write_info({"status": "running", "env_steps": None})  # as a kill leaves it
+    RunDirectory(run.directory).write_info({"status": "running", "env_steps": None, "saved": None})  # killed
     again = palaestra.resume("run", root=tmp_path)
     assert "stopped before its first checkpoint: it begins at env step 0" in caplog.text
     assert RunDirectory(run.directory).info["resumed_at"] == 0

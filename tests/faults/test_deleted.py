@@ -68,7 +68,7 @@ def test_checkpoints_of_a_run_that_was_never_saved_may_be_made(tmp_path, monkeyp
     """D7: only what was there can be missed; where the folder is gone, it was there."""
     monkeypatch.chdir(tmp_path)
     run = train()
-    RunDirectory(run).write_info({"status": "running", "env_steps": None})  # as a kill leaves it
+    RunDirectory(run).write_info({"status": "running", "env_steps": None, "saved": None})  # as a kill leaves it
     shutil.rmtree(run / "checkpoints")
     assert exit_code("resume", str(run), "--until", "96") == 5
     assert "the checkpoints of the run runs/run are gone" in output(capsys)

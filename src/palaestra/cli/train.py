@@ -164,7 +164,7 @@ def resume(arguments: list[str]) -> int:
     if (directories[0].path.parent / "group.json").is_file() and not is_run:
         if typed or options.fork:
             raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
-        print(f"resuming {directories[0].path.parent}", flush=True)
+        _say(f"resuming {directories[0].path.parent}")
         return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True))
     (directory,) = directories
     before = directory.config
@@ -222,6 +222,7 @@ def _report(done: experiments.RunResult) -> int:
     lines = []
     if result.evaluation is not None:
         lines.append(f"evaluation  {result.evaluation}")
+    if result.best_return is not None:
         lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
     if "resume" in info:
         why = ", and ".join(info.get("resume_reasons", []))

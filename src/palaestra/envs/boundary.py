@@ -5,7 +5,7 @@ Both are looked at in whole batches, so that it costs almost nothing.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -327,12 +327,15 @@ class Boundary:
                 return False
         return _dot(reward, self._no_reward) == 0.0
 
-    def not_finite(self, arrays: Sequence[np.ndarray], reward: np.ndarray) -> list[Failure]:
+    def not_finite(
+        self, arrays: Sequence[np.ndarray], reward: np.ndarray, known: Collection[int] = ()
+    ) -> list[Failure]:
         """The lanes that emitted NaN or infinity.
 
         Args:
             arrays: as for `finite`.
             reward: as for `finite`.
+            known: lanes that have failed already.
         """
         found: dict[int, Failure] = {}
         names = [f"observation.{path}" if path else "observation" for path, _ in self._leaves]
@@ -344,7 +347,7 @@ class Boundary:
                 what = f"emitted {name}{element} = {array[tuple(place)]}"
                 advice = "look at the environment, or clip what it emits"
                 found.setdefault(lane, Failure(lane, "non-finite", what, advice))
-        return list(found.values())
+        return [failure for lane, failure in found.items() if lane not in known]
 
     def out_of_place(self, arrays: Sequence[np.ndarray], seen: Sequence[Any] = ()) -> list[Failure]:
         """The lanes with keys that are not in the spec, or with values outside their bounds.

@@ -206,7 +206,8 @@ class SerialDriver(Attributed, Driver):
             failures += self._boundary.out_of_place(rows.observation, seen)
         self._clock += 1
         if not self._boundary.finite(rows.observation, rows.reward):
-            failures += self._malformed(results) or self._boundary.not_finite(rows.observation, rows.reward)
+            failures += self._malformed(results)
+            failures += self._boundary.not_finite(rows.observation, rows.reward, {one.lane for one in failures})
         if failures or self._dropped:
             failures = [failure for failure in failures if failure.lane not in self._dropped]
             seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())

@@ -130,15 +130,10 @@ class KeepEvaluations(training.Callback):
 
     def _write(self, result: training.Evaluated) -> None:
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
-        file = self._path / "evals" / f"{result.env_steps}.json"
-        replace_text(file, text)
-        try:
-            for name, policy in training.named_policies(result.policy).items() if result.best else ():
-                if not isinstance(policy, RandomPolicy):  # that of a task which only watches
-                    save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
-        except BaseException:
-            file.unlink()  # it would say that this policy is kept
-            raise
+        for name, policy in training.named_policies(result.policy).items() if result.best else ():
+            if not isinstance(policy, RandomPolicy):  # that of a task which only watches
+                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+        replace_text(self._path / "evals" / f"{result.env_steps}.json", text)  # last, for it says that these are kept
 
 
 def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> training.ConsoleLogger:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import tyro
 import yaml
 
@@ -16,7 +17,7 @@ from palaestra.core import ConfigError, Linear, Offline, Piecewise, did_you_mean
 from palaestra.core.files import replace_text
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
-from palaestra.experiments.values import RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
+from palaestra.experiments.values import REMOVED, RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
 from palaestra.multiagent import AgentsConfig
 from palaestra.nn import Precision
 from palaestra.robots import Robot, RobotConfig
@@ -231,6 +232,8 @@ def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _to_yaml(value: Any, path: str) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Linear | Piecewise):
         return str(value)
     if isinstance(value, Wrap):
@@ -301,6 +304,8 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
             values["algorithm"] = hints["algorithm"]()
     for key, value in data.items():
         if old_names and key not in values:
+            if key in REMOVED:
+                continue
             value = value + 1 if key == "num_gradient_workers" else value  # which left one learner out
             key = next((new for new in RENAMED.get(key, ()) if new in values), key)
         where = f"{path}.{key}" if path else str(key)

@@ -213,7 +213,8 @@ def _entropy(log: _Log) -> Iterator[Symptom]:
     logged = log.of_policies("entropy")
     policies = learner_of(on_cpu(log.config)).policies if logged else {}
     for policy, name in logged.items():
-        entropy, actions = log.late(name), getattr(policies[policy].action_spec, "num", None)
+        spec = getattr(policies.get(policy), "action_spec", None)  # none of a metric that is called like a policy's
+        entropy, actions = log.late(name), getattr(spec, "num", None)
         if entropy is not None and actions is not None and actions > 1:
             yield from _entropy_of(entropy, math.log(actions), _called(policy), log.last("gradient_steps") or 0)
 

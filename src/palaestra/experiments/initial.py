@@ -1,14 +1,19 @@
-"""What a new run begins with: the policies of another run, or of a shared folder."""
+"""What a new run begins with: the policies of another run or of a shared folder, or all that a run has come to."""
 
+import contextlib
 import dataclasses
+import itertools
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core.files import whole_folder
 from palaestra.distributed import DistributedConfig
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.learner import Learner
-from palaestra.experiments.run_directory import find_run
+from palaestra.experiments.run_directory import RunDirectory, find_run, new_directory
 from palaestra.policies import RandomPolicy, load_weights
 
 __all__ = []
@@ -86,3 +91,58 @@ def _missing(path: Path, name: str) -> str:
         return f"{path} has one policy, of a single agent; this run needs one for {name!r}"
     others = ", ".join(filter(None, kept))
     return f"{path} has the policies {others}, and this run learns {name!r}; each begins with the one of its own name"
+
+
+def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "runs") -> RunDirectory:
+    """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
+
+    Args:
+        parent: the other run, whose settings the new one has, too.
+        name: of the new run directory; by default the parent's with `_fork`.
+        root: where the new one is made if nothing can be written beside the parent.
+
+    Raises:
+        CheckpointError: the parent has no valid checkpoint.
+        ConfigError: the name is taken.
+    """
+    step, _ = parent.checkpoints().load_newest(rename=False)
+    path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
+    beside, named = path.parent, path.name
+    if (beside / "group.json").is_file():  # the new run is none of the group
+        beside, named = beside.parent, f"{beside.name}_{named}"
+    folder = beside if os.access(beside, os.W_OK) else Path(root)
+    name = name or _free_name(folder, named)
+    config = parent.config
+    forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
+    target = new_directory(forked, "")
+    try:
+        with whole_folder(target, "run") as unfinished:
+            child = RunDirectory(unfinished)
+            child.begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
+            _copy_results(parent, child, step)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise
+    return RunDirectory(target)
+
+
+def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
+    """What a run has come to until some step."""
+    child.checkpoints().take_over(parent.checkpoints(), step)
+    if (parent.path / "policy").is_dir():
+        shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
+    for file in ("metrics.jsonl", "episodes.csv"):
+        if (parent.path / file).exists():
+            shutil.copyfile(parent.path / file, child.path / file)
+    for env_steps, evaluation in parent.evaluations():
+        if env_steps <= step:
+            shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
+    names = ("threads", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # which the child then is, too
+    taken = {name: value for name, value in parent.info.items() if name in names}
+    child.write_info({"best_return": parent.kept_return, **taken})
+
+
+def _free_name(folder: Path, name: str) -> str:
+    names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
+    return next(name for name in names if not (folder / name).exists())

@@ -29,7 +29,7 @@ from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
-from palaestra.policies import load_policy
+from palaestra.policies import RandomPolicy, load_policy
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
 from palaestra.training import Callback, Trainer
 
@@ -254,7 +254,7 @@ def read_faults(directory: str | Path) -> list[FaultRecord]:
         CheckpointError: a file is damaged.
     """
     faults = []
-    for path in sorted((Path(directory) / "faults").glob("*.json")):
+    for path in sorted((Path(directory) / "faults").glob("*.json"), key=lambda path: (len(path.name), path.name)):
         try:
             faults.append(FaultRecord(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError) as error:
@@ -357,22 +357,24 @@ class NoteLeaks(Callback):
                 write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))
 
 
-def policy_is_kept(run: Path) -> bool:
-    """Whether the policy of the best evaluation is there and whole; else there is a warning.
+def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+    """Whether the policies of the best evaluation are there and whole; else there is a warning.
 
     Args:
         run: its directory.
+        algorithms: of its policies, by name.
     """
-    try:
-        kept = [load_policy(file.parent) for file in (run / "policy").rglob("policy.json")]
-    except CheckpointError as error:
-        _log.warning("the policy in %s is replaced after the next evaluation: %s", run / "policy", error)
-        return False
-    except ConfigError:  # an encoder without a name, say: only the code of the run can make it
-        return True
-    if not kept:
-        _log.warning("there is no policy in %s any more; the next evaluation puts one there", run / "policy")
-    return bool(kept)
+    for name, algorithm in algorithms.items():
+        folder = run / "policy" / ("" if name == POLICY else name)
+        try:
+            if not isinstance(algorithm.policy, RandomPolicy):  # that of a task which only watches
+                load_policy(folder)
+        except CheckpointError as error:
+            _log.warning("the policy in %s is replaced after the next evaluation: %s", folder, error)
+            return False
+        except ConfigError:  # an encoder without a name, say: only the code of the run can make it
+            continue
+    return True
 
 
 def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:

@@ -22,7 +22,7 @@ from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping
-from palaestra.experiments.initial import begin_from, for_new_run
+from palaestra.experiments.initial import begin_from, for_new_run, fork_run
 from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
 from palaestra.experiments.presets import OTHER_NAMES, preset
 from palaestra.experiments.records import (
@@ -32,14 +32,13 @@ from palaestra.experiments.records import (
     crashes_told,
     is_number,
     networks_of,
-    policy_is_kept,
+    policies_are_kept,
     process_info,
     write_lost,
 )
 from palaestra.experiments.records import now as time_now
 from palaestra.experiments.report import run_html, write_report
 from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
-from palaestra.experiments.run_directory import fork as fork_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainResult, acting_policy
@@ -363,7 +362,7 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
 
 
 class _StillThere(Callback):
-    """Ends a run whose directory is gone."""
+    """Ends a run whose directory is gone, and writes down that there was a checkpoint."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -371,6 +370,8 @@ class _StillThere(Callback):
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
         """See `Callback.logged`."""
         self._directory.require_there()
+        if self._directory.env_steps and not self._directory.info.get("saved"):
+            self._directory.write_info({"saved": True})
 
 
 def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) -> None:
@@ -394,7 +395,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     Returns:
         Why the run does not go on as it would have.
     """
-    step, why, edited = 0, list[str](), directory.edited
+    step, why, edited, lost = 0, list[str](), directory.edited, False
     if config.run.num_threads is None:  # as measured when it began: other numbers round sums otherwise
         torch.set_num_threads(directory.info.get("threads", torch.get_num_threads()))
     if directory.never_saved:
@@ -405,8 +406,10 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
             why.append("without rows of a replay buffer that were damaged")
         trainer.load_state(state)
         known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
-        trainer.best_return = max(known) if known and policy_is_kept(directory.path) else None
+        lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
+        trainer.best_return = None if lost else max(known, default=None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
+    facts |= {"policy_lost_at": step} if lost else {}
     if changes := changes_between(directory.config, config) | edited:
         entry = {"env_steps": step, "time": time_now(), "changes": changes}
         facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import fcntl
-import itertools
 import json
 import logging
 import os
 import re
 import shlex
-import shutil
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +18,7 @@ from typing import Any, TextIO
 
 from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
-from palaestra.core.files import fingerprint, replace_text, whole_folder
+from palaestra.core.files import fingerprint, replace_text
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import crash_of, is_number, provenance, read_evaluations
 from palaestra.experiments.trust import require_trust, sign
@@ -58,10 +55,16 @@ class RunDirectory:
             ConfigError: the directory exists already, or cannot be made.
         """
         run = cls(new_directory(config, f"s{config.run.seed}"))
-        run._begin(config, lineage)
+        run.begin(config, lineage)
         return run
 
-    def _begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None) -> None:
+    def begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None) -> None:
+        """Fills a directory that is empty.
+
+        Args:
+            config: see `create`.
+            lineage: see there.
+        """
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
             (self.path / name).mkdir()
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
@@ -139,8 +142,14 @@ class RunDirectory:
         if not self.checkpoints().never_saved:
             return False
         info, folder = self.info, self.path / "checkpoints"
-        ended = info.get("env_steps") and not info.get("error")  # neither stands there while it runs
-        if ended or not folder.is_dir():
+        if (
+            info.get("saved")
+            or info.get("resumed_at")
+            or not folder.is_dir()
+            or (
+                info.get("env_steps") and not info.get("error")  # older runs do not say
+            )
+        ):
             raise CheckpointError(
                 f"the checkpoints of the run {self.path} are gone, so it cannot go on; bring {folder} back, or begin a "
                 f"new run from the policy that is left: palaestra train ... --from {shlex.quote(str(self.path))}"
@@ -156,8 +165,10 @@ class RunDirectory:
     @property
     def kept_return(self) -> float | None:
         """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
-        found = [self.info.get("best_return"), *(result["return_mean"] for _, result in read_evaluations(self.path))]
-        return max((one for one in found if is_number(one)), default=None)
+        info = self.info
+        after = info.get("policy_lost_at", -1)  # which those before had kept
+        means = [result["return_mean"] for env_steps, result in read_evaluations(self.path) if env_steps > after]
+        return max((one for one in (info.get("best_return"), *means) if is_number(one)), default=None)
 
     def forget_evaluations(self, after: int) -> None:
         """Deletes evaluations that a resumed run makes again, as rows of metrics.
@@ -165,11 +176,12 @@ class RunDirectory:
         Args:
             after: env steps of the checkpoint that it continues from.
         """
-        for env_steps, file in self._evaluations():
+        for env_steps, file in self.evaluations():
             if env_steps > after:
                 file.unlink()
 
-    def _evaluations(self) -> list[tuple[int, Path]]:
+    def evaluations(self) -> list[tuple[int, Path]]:
+        """Env steps and file of each evaluation."""
         files = (self.path / "evals").glob("*.json")
         return [(int(file.stem), file) for file in files if file.stem.isdigit()]
 
@@ -444,56 +456,3 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     before, after = flat_settings(old), flat_settings(new)
     paths = [*before, *(path for path in after if path not in before)]
     return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
-
-
-def fork(parent: RunDirectory, name: str | None = None, root: str | Path = "runs") -> RunDirectory:
-    """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
-
-    Args:
-        parent: the other run, whose settings the new one has, too.
-        name: of the new run directory; by default the parent's with `_fork`.
-        root: where the new one is made if nothing can be written beside the parent.
-
-    Raises:
-        CheckpointError: the parent has no valid checkpoint.
-        ConfigError: the name is taken.
-    """
-    step, _ = parent.checkpoints().load_newest(rename=False)
-    path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
-    beside, named = path.parent, path.name
-    if (beside / "group.json").is_file():  # the new run is none of the group
-        beside, named = beside.parent, f"{beside.name}_{named}"
-    folder = beside if os.access(beside, os.W_OK) else Path(root)
-    name = name or _free_name(folder, named)
-    config = parent.config
-    forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
-    target = new_directory(forked, "")
-    try:
-        with whole_folder(target, "run") as unfinished:
-            child = RunDirectory(unfinished)
-            child._begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
-            _copy_results(parent, child, step)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            target.rmdir()
-        raise
-    return RunDirectory(target)
-
-
-def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
-    """What a run has come to until some step."""
-    child.checkpoints().take_over(parent.checkpoints(), step)
-    shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
-    for file in ("metrics.jsonl", "episodes.csv"):
-        if (parent.path / file).exists():
-            shutil.copyfile(parent.path / file, child.path / file)
-    for env_steps, evaluation in parent._evaluations():
-        if env_steps <= step:
-            shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
-    threads = {name: value for name, value in parent.info.items() if name == "threads"}  # as measured when it began
-    child.write_info({"best_return": parent.kept_return, **threads})
-
-
-def _free_name(folder: Path, name: str) -> str:
-    names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
-    return next(name for name in names if not (folder / name).exists())

@@ -16,7 +16,17 @@ import yaml
 from palaestra.core import ConfigError, Linear, parse_schedule
 from palaestra.core.errors import printable
 
-__all__ = ["RENAMED", "closest", "dataclass_of", "members_of", "read_yaml", "type_name", "value_from_words", "value_of"]
+__all__ = [
+    "REMOVED",
+    "RENAMED",
+    "closest",
+    "dataclass_of",
+    "members_of",
+    "read_yaml",
+    "type_name",
+    "value_from_words",
+    "value_of",
+]
 
 _NEEDED = {
     "int": "a whole number is needed",
@@ -36,6 +46,8 @@ RENAMED = {
     "initial_collect_steps": ("learning_starts",),
 }
 """Settings that older versions wrote under another name, with the names that they may have now."""
+REMOVED = ("bonus",)
+"""Settings that older versions wrote where they could have but one value: of teams."""
 
 ELSEWHERE = {
     new: old.split()

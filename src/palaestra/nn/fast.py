@@ -213,7 +213,7 @@ def times_changed(tensors: Sequence[Tensor]) -> list[int]:
     Args:
         tensors: of any shapes.
     """
-    return [getattr(tensor, "_version", 0) for tensor in tensors]
+    return [0 if tensor.is_inference() else getattr(tensor, "_version", 0) for tensor in tensors]
 
 
 copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = getattr(

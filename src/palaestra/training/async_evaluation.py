@@ -106,8 +106,9 @@ class Evaluator:
         return self._hand_out(wait) if self._waiting or self._to_begin else []
 
     def state(self) -> list[dict[str, Any]]:
-        """Env steps and weights of policies whose evaluation is under way elsewhere."""
-        under_way = [*self._to_begin, *(waiting[:2] for waiting in self._waiting)]
+        """Env steps and weights of policies whose evaluation was not handed out yet."""
+        made = [(env_steps, policy) for env_steps, _, policy in self._made]
+        under_way = [*made, *self._to_begin, *(waiting[:2] for waiting in self._waiting)]
         return [{"env_steps": env_steps, "policy": policy.state_dict()} for env_steps, policy in under_way]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], policy: Acting) -> None:
@@ -130,9 +131,7 @@ class Evaluator:
     def _hand_out(self, wait: bool, *begun: tuple[int, Acting]) -> list[Made] | None:
         try:
             with breakable(lambda: self._broken_off):
-                while self._to_begin:
-                    self._begin(*self._to_begin[0])
-                    del self._to_begin[0]
+                self._begin_those_left()
                 for env_steps, policy in begun:
                     self._begin(env_steps, policy)
                 while self._waiting and (wait or self._waiting[0][2].done()):
@@ -141,6 +140,11 @@ class Evaluator:
             return None
         made, self._made = self._made, []
         return made
+
+    def _begin_those_left(self) -> None:
+        while self._to_begin:
+            self._begin(*self._to_begin[0])
+            del self._to_begin[0]
 
     def _begin(self, env_steps: int, policy: Acting) -> None:
         if self._asynchronous:
@@ -174,9 +178,9 @@ class Evaluator:
 
     def _go_on_here(self, error: Exception) -> None:
         _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
-        self._asynchronous, waiting, self._waiting = False, self._waiting, []
-        for env_steps, policy, _ in waiting:
-            self._made += self._over(env_steps, policy)
+        self._asynchronous, self._to_begin = False, [waiting[:2] for waiting in self._waiting]
+        self._waiting = []
+        self._begin_those_left()
 
     def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
         """An evaluation, made elsewhere or now; none, which ends no run, where no episode ended in time."""

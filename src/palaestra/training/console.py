@@ -26,7 +26,19 @@ _log = logging.getLogger(__name__)
 
 
 class PipedConsole(Console):
-    """A console whose reader may leave (`| head`) and which says nothing then, where rich ends the program."""
+    """A console whose reader may leave (`| head`), or whose disk may be full; it says nothing then and ends nothing."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As rich's.
+
+        Args:
+            objects: see `rich.console.Console.print`.
+            settings: see there.
+        """
+        try:
+            super().print(*objects, **settings)
+        except OSError:
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -397,9 +397,9 @@ class Trainer:
         self._time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
         waiting = trainer.get("evaluations", [])  # older checkpoints have none
-        if self._evaluator is not None:
-            self._evaluator.load_state(waiting, acting_policy(self.algorithms))
-        self._evaluation_broken_off = trainer["evaluation_broken_off"] and self._evaluator is not None and not waiting
+        if (evaluator := self._evaluator) is not None:
+            evaluator.load_state(waiting, acting_policy(self.algorithms))
+        self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
         self._saved_step, self._outdated = self.collector.env_steps, bool(self._evaluation_broken_off or waiting)
 
