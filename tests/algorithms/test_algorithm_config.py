@@ -53,6 +53,8 @@ IMPOSSIBLE = [
     ("xqc", "min_return", -math.inf, FINITE),
     ("dqn", "unroll_length", math.inf, FINITE),
     ("sac", "learning_rate", math.inf, FINITE),
+    ("ppo", "entropy_cost", -math.inf, FINITE),
+    ("decision_transformer", "target_return", math.inf, FINITE),
     ("ppo", "gamma", "0.9", "it must be a number"),
     ("ppo", "num_epochs", 1.5, "it must be a whole number"),
 ]
@@ -73,7 +75,8 @@ def test_an_impossible_setting_is_refused_when_the_configuration_is_made(name, s
         ("sarsa", {"trace_decay": 0.0}),
         ("discrete_sac", {"target_entropy_share": Linear(1.0, 0.0)}),
         ("impala", {"rho_clip": 0.5, "trace_clip": 0.5}),
-        ("ppo", {"max_grad_norm": math.inf, "num_epochs": np.int64(4), "gamma": np.float32(0.5)}),
+        ("impala", {"rho_clip": math.inf, "trace_clip": math.inf}),
+        ("ppo", {"entropy_cost": -0.1, "max_grad_norm": math.inf, "num_epochs": np.int64(4), "gamma": np.float32(0.5)}),
     ],
 )
 def test_values_at_the_edge_of_a_range_are_accepted(name, settings):

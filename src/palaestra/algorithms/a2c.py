@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -41,9 +41,9 @@ class A2CConfig(AlgorithmConfig):
     """Step size of RMSProp; a number or a schedule."""
     value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value error."""
-    entropy_cost: Schedule = 0.01
+    entropy_cost: Finite[Schedule] = 0.01
     """Weight of the entropy."""
-    max_grad_norm: Positive[float] = 0.5
+    max_grad_norm: Limit[float] = 0.5
     """Gradients are clipped to this Euclidean norm over all parameters."""
     standardize_advantage: bool = False
     """Whether advantages of an unroll are given mean 0 and standard deviation 1."""

@@ -26,7 +26,7 @@ from palaestra.core import (
     to_device,
 )
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
-from palaestra.core.schedule import ENDS_AT_ZERO, Linear, Piecewise, range_problems, schedule_value
+from palaestra.core.schedule import ENDS_AT_ZERO, FINITE, NO_LIMIT, Linear, Piecewise, range_problems, schedule_value
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
@@ -36,8 +36,10 @@ __all__ = [
     "AlgorithmConfig",
     "Annealed",
     "BonusConfig",
+    "Finite",
     "Fraction",
     "InsideFraction",
+    "Limit",
     "NotNegative",
     "Positive",
     "UpdateInfo",
@@ -46,6 +48,10 @@ __all__ = [
 PolicyT = TypeVar("PolicyT", bound=Policy)
 _T = TypeVar("_T")
 
+Finite: TypeAlias = Annotated[_T, FINITE]
+"""A number, or a schedule of numbers, that is not infinite. Those of the ranges below are finite, too."""
+Limit: TypeAlias = Annotated[_T, Gt(0), NO_LIMIT]
+"""A limit greater than 0; infinity is none."""
 Positive: TypeAlias = Annotated[_T, Gt(0)]
 """A setting greater than 0: `num_epochs: Positive[int]`; a schedule must stay there."""
 NotNegative: TypeAlias = Annotated[_T, Ge(0)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
@@ -62,7 +62,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     """Lambda of the returns, in [0, 1]: 0 trusts the search after the next move, 1 the outcome alone."""
     value_cost: NotNegative[Schedule] = 1.0
     """Weight of the value's cross-entropy."""
-    max_grad_norm: Positive[float] = 5.0
+    max_grad_norm: Limit[float] = 5.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     max_return: Positive[float] = 1.0
     """The largest return, either way, that values can tell apart."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -31,7 +31,7 @@ class BehaviourCloningConfig(AlgorithmConfig):
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))
     """Layers of every network; they share no parameters."""
-    entropy_cost: Schedule = 0.0
+    entropy_cost: Finite[Schedule] = 0.0
     """Weight of the policy's entropy, which keeps it from being surer than the data."""
 
     plan_class = Offline

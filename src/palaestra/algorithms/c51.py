@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution, in_full_precision
@@ -55,7 +55,7 @@ class C51Config(AlgorithmConfig):
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
@@ -67,9 +67,9 @@ class C51Config(AlgorithmConfig):
     """Whether the online network chooses the action whose target distribution is used."""
     num_atoms: int = 51
     """Possible returns, evenly spaced."""
-    min_return: float = -10.0
+    min_return: Finite[float] = -10.0
     """Smallest of them; no return below it can be told apart."""
-    max_return: float = 10.0
+    max_return: Finite[float] = 10.0
     """Largest of them. The best discounted return of the task has to lie below it."""
 
     plan_class = Replay

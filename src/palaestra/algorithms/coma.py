@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -53,9 +53,9 @@ class COMAConfig(AlgorithmConfig):
     """Step size of Adam, of actors and critic; a number or a schedule."""
     target_period: Positive[int] = 50
     """Gradient steps between two copies of the critic to the target critic."""
-    entropy_cost: Schedule = 0.01
+    entropy_cost: Finite[Schedule] = 0.01
     """Weight of the entropy."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Longest gradient of actors and of critic, Euclidean norm."""
 
     plan_class = OnPolicy

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, NotNegative, Positive
+from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -73,12 +73,12 @@ class DecisionTransformerConfig(AlgorithmConfig):
         )
     )
     """The memory, and the layers on top of it."""
-    max_grad_norm: Positive[float] = 0.25
+    max_grad_norm: Limit[float] = 0.25
     """Gradients are clipped to this Euclidean norm over all parameters."""
-    target_return: float | None = None
+    target_return: Finite[float | None] = None
     """The return to act for; by default that of the best episode of the data, and online the best mean return that its
     own episodes have come to, where that is more."""
-    exploration_return: float | None = None
+    exploration_return: Finite[float | None] = None
     """The return to collect for, online; by default one and a half times the one to act for, or the same below 0."""
     initial_temperature: Positive[float] = 0.1
     """Weight of the entropy at the start, online; nats of the loss per nat."""

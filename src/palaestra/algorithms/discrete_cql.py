@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -44,7 +44,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     conservative_cost: NotNegative[Schedule] = 1.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""
-    huber_delta: Positive[float] = 1.0
+    huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly."""
     epsilon: Fraction[Schedule] = 0.05
     """Probability of a random action while collecting."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -49,14 +49,14 @@ class DQNConfig(AlgorithmConfig):
     """Rewards summed before bootstrapping, without off-policy correction."""
     double: bool = True
     """Whether the online network chooses the action whose target value is used."""
-    huber_delta: Positive[float] = 1.0
+    huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly. It then learns something between median and mean of the targets, which
     biases values where targets are skewed; with a large number it learns the mean."""
     target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -105,7 +105,7 @@ class DreamerConfig(AlgorithmConfig):
     """Weight of the loss that trains the value towards that of the slow critic."""
     tau: Fraction[Schedule] = 0.02
     """How far the slow critic follows in each gradient step, in [0, 1]."""
-    max_grad_norm: Positive[float] = 100.0
+    max_grad_norm: Limit[float] = 100.0
     """Gradients of each component are clipped to this Euclidean norm."""
 
     plan_class = Replay

@@ -64,7 +64,7 @@ GradientStep: TypeAlias = Callable[[Batch], StepResult]
 class GradientAlgorithm(Algorithm[PolicyT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
-    Whatever mixes rows belongs in `preprocess`, every random number a loss needs into `noise`, so that shards of a
+    Whatever mixes rows belongs in `preprocess`, every random number a loss needs in `noise`, so that shards of a
     minibatch give the same gradient as the whole. Where networks themselves mix rows, by batch normalisation, there are
     no shards: see `mixes_rows`.
     """

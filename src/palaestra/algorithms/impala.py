@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -41,17 +41,17 @@ class IMPALAConfig(AlgorithmConfig):
     """Step size of RMSProp; a number or a schedule."""
     value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value error."""
-    entropy_cost: Schedule = 0.01
+    entropy_cost: Finite[Schedule] = 0.01
     """Weight of the entropy."""
-    max_grad_norm: Positive[float] = 40.0
+    max_grad_norm: Limit[float] = 40.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     num_epochs: Positive[int] = 1
     """Passes over each unroll."""
     mini_batch_size: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
-    rho_clip: Positive[float] = 1.0
+    rho_clip: Limit[float] = 1.0
     """Upper bound of the importance weights of errors; it decides which policy's value is learned."""
-    trace_clip: Positive[float] = 1.0
+    trace_clip: Limit[float] = 1.0
     """Upper bound of the importance weights in traces, at most `rho_clip`; it decides how fast values spread."""
     bonus: BonusConfig = field(default_factory=BonusConfig)
     """Reward for novelty; none by default."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
@@ -46,7 +46,7 @@ class IQLConfig(AlgorithmConfig):
     """Tau of equation (5), in (0, 1): 0.5 values the data's own actions, towards 1 its best ones."""
     inverse_temperature: NotNegative[Schedule] = 3.0
     """Beta of equation (7): how much better actions are preferred; 0 is behaviour cloning."""
-    max_weight: Positive[float] = 100.0
+    max_weight: Limit[float] = 100.0
     """Largest weight of an action in equation (7)."""
 
     plan_class = Offline

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
@@ -47,9 +47,9 @@ class MAPPOConfig(AlgorithmConfig):
     """Step size of Adam; a number or a schedule such as linear(3e-4, 0)."""
     value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value error."""
-    entropy_cost: Schedule = 0.01
+    entropy_cost: Finite[Schedule] = 0.01
     """Weight of the entropy."""
-    max_grad_norm: Positive[float] = 0.5
+    max_grad_norm: Limit[float] = 0.5
     """Gradients are clipped to this Euclidean norm over all parameters."""
     clip: Annealed[Schedule] = 0.2
     """Epsilon: each member's probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""

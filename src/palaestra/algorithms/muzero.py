@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -74,7 +74,7 @@ class MuZeroConfig(AlgorithmConfig):
     """Share of the way that the slow copy goes towards the network after each gradient step, in [0, 1]."""
     value_cost: NotNegative[Schedule] = 0.5
     """Weight of the value's cross-entropy."""
-    max_grad_norm: Positive[float] = 5.0
+    max_grad_norm: Limit[float] = 5.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     max_return: Positive[float] = 200.0
     """The largest return and reward, either way, that values can tell apart."""

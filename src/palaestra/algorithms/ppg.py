@@ -17,7 +17,9 @@ from palaestra.algorithms.algorithm import (
     Algorithm,
     AlgorithmConfig,
     Annealed,
+    Finite,
     Fraction,
+    Limit,
     NotNegative,
     Positive,
     UpdateInfo,
@@ -62,9 +64,9 @@ class PPGConfig(AlgorithmConfig):
     """Epsilon of the clipped surrogate."""
     clone_cost: NotNegative[Schedule] = 1.0
     """beta_clone of equation (3): weight of the divergence from the policy before the auxiliary phase."""
-    entropy_cost: Schedule = 0.01
+    entropy_cost: Finite[Schedule] = 0.01
     """Weight of the entropy."""
-    max_grad_norm: Positive[float] = 0.5
+    max_grad_norm: Limit[float] = 0.5
     """Longest gradient of the policy and of the value network, Euclidean norm."""
 
     mini_batch_length: ClassVar[int] = 1

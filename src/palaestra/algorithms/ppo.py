@@ -20,7 +20,9 @@ from palaestra.algorithms.algorithm import (
     AlgorithmConfig,
     Annealed,
     BonusConfig,
+    Finite,
     Fraction,
+    Limit,
     NotNegative,
     Positive,
 )
@@ -58,9 +60,9 @@ class PPOConfig(AlgorithmConfig):
     """Epsilon of equation (7): the probability ratio is clipped to [1 - epsilon, 1 + epsilon]."""
     value_cost: NotNegative[Schedule] = 0.5
     """c1 of equation (9)."""
-    entropy_cost: Schedule = 0.0
+    entropy_cost: Finite[Schedule] = 0.0
     """c2 of equation (9)."""
-    max_grad_norm: Positive[float] = 0.5
+    max_grad_norm: Limit[float] = 0.5
     """Gradients are clipped to this Euclidean norm over all parameters."""
     value_clip: Positive[float | None] = None
     """How far the value may move in an update, in its own units: Engstrom et al. 2020, section 3; none by default."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -50,7 +50,7 @@ class PQNConfig(AlgorithmConfig):
     """Lambda of the returns, in [0, 1]: 0 is one-step Q-learning, 1 is Monte Carlo."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""

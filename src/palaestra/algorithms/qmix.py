@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
@@ -62,7 +62,7 @@ class QMIXConfig(AlgorithmConfig):
     """How members' values become the team's: by a network that rises with each, or as their sum, which is VDN."""
     mixing_size: int = 32
     """Units of the mixing network."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
 
     plan_class = Replay

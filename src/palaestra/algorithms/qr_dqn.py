@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
@@ -54,7 +54,7 @@ class QRDQNConfig(AlgorithmConfig):
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
@@ -66,7 +66,7 @@ class QRDQNConfig(AlgorithmConfig):
     """Whether the online network chooses the action whose target quantiles are used."""
     num_quantiles: int = 50
     """N, returns that describe the distribution of each action, at the fractions (i + 1/2) / N."""
-    huber_delta: Positive[float] = 1.0
+    huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""
 
     plan_class = Replay

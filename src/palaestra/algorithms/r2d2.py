@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.core.plan import DataSource, Replay
@@ -61,7 +61,7 @@ class R2D2Config(AlgorithmConfig):
     """Gradient steps between two copies of the online to the target network."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
@@ -73,7 +73,7 @@ class R2D2Config(AlgorithmConfig):
     """Time steps in a sequence that are learned from; memories are stored once in as many."""
     burn_in: int = 10
     """Time steps before them that only bring the memory up to date."""
-    huber_delta: Positive[float] = 1.0
+    huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly."""
 
     plan_class = Replay

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.core.plan import DataSource, OnPolicy
@@ -39,9 +39,9 @@ class SarsaConfig(AlgorithmConfig):
     """Lambda of the returns, in [0, 1]: 0 is one-step SARSA, 1 is Monte Carlo."""
     epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.5))
     """Probability of a random action while collecting; the values learned are those of this policy."""
-    huber_delta: Positive[float] = 1.0
+    huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly."""
-    max_grad_norm: Positive[float] = 10.0
+    max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import (
     Batch,
@@ -72,9 +72,9 @@ class XQCConfig(AlgorithmConfig):
     """Entropy in nats that the temperature aims at; by default minus half the number of action dimensions."""
     num_atoms: int = 101
     """Q, possible scaled returns, evenly spaced."""
-    min_return: float = -5.0
+    min_return: Finite[float] = -5.0
     """Smallest of them, see `RewardScale`."""
-    max_return: float = 5.0
+    max_return: Finite[float] = 5.0
     """Largest of them."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256, 256, 256), activation="relu", block="xqc")

@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = _function(verb, rest)(rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from palaestra.training.console import silence_stdout
+
+        silence_stdout()
         code = 128 + signal.SIGPIPE
     except KeyboardInterrupt as stopped:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends

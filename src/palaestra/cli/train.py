@@ -19,6 +19,7 @@ from palaestra.cli.options import command, parse, positional, typed_options
 from palaestra.cli.short_help import short_help
 from palaestra.core import ConfigError, require_at_least
 from palaestra.experiments.config import as_yaml
+from palaestra.training.console import silence_stdout
 
 __all__ = ["resume", "train"]
 
@@ -212,7 +213,7 @@ def _say(*lines: str) -> None:
     try:
         print(*lines, sep="\n", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in its buffer
+        silence_stdout()
         _log.warning("what was printed is lost (%s); the run is not", error)
 
 

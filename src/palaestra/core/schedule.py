@@ -159,50 +159,55 @@ def parse_schedule(text: str) -> Schedule:
 
 ENDS_AT_ZERO = "be greater than 0, where a schedule may end at 0"
 """What an annotation says of a number that is greater than 0, but for the end of a schedule."""
-_FINITE = re.compile("unroll_length|(min|max|target|exploration)_return|.*(learning_rate|temperature|_cost|_weight)")
+FINITE = "be finite"
+"""What it says of any other number; those in a range are finite, too."""
+NO_LIMIT = "may be infinite"
+"""What it says of a limit that infinity takes away."""
 
 
 def range_problems(settings: Any, prefix: str) -> list[str]:
-    """Which numbers are of another type than fields of a dataclass say, or outside of the ranges there.
+    """Which annotated numbers of a dataclass are of another type than stated there, or out of range.
 
     Args:
         settings: the dataclass; `None` is in every range.
         prefix: of their names in the messages.
     """
-    given = [(name, whole, bound, getattr(settings, name)) for name, whole, bound in _bounds(type(settings))]
     return [
         f"{prefix}{name} is {value!r}; it must {needed}"
-        for name, whole, bound, value in given
-        if value is not None and (needed := _needed(name, value, whole, bound))
+        for name, whole, bounds in _bounds(type(settings))
+        if (value := getattr(settings, name)) is not None and (needed := _needed(value, whole, bounds))
     ]
 
 
 @functools.cache
-def _bounds(kind: type[Any]) -> list[tuple[str, bool, Any]]:
-    """Names of numbers, whether they are whole, and the ranges that their types state."""
+def _bounds(kind: type[Any]) -> list[tuple[str, bool, tuple[Any, ...]]]:
+    """Names of annotated numbers, whether they are whole, and what annotations say of them."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    known = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    known |= {name: (None,) for name in hints if _FINITE.fullmatch(name) and not known[name]}
-    wholes = {name for name, hint in hints.items() if int in (of := _types(hint)) and float not in of}
-    return [(name, name in wholes, bound) for name, bounds in known.items() for bound in bounds]
+    types = {name: _types(hint) for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    return [(name, int in of and float not in of, hints[name].__metadata__) for name, of in types.items()]
 
 
 def _types(hint: Any) -> tuple[Any, ...]:
-    """A type, or those of a union, without what an annotation adds."""
-    hint = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
-    return typing.get_args(hint) or (hint,)
+    """The type that is annotated, or those of a union."""
+    inside = typing.get_args(hint)[0]
+    return typing.get_args(inside) or (inside,)
 
 
-def _needed(name: str, value: Any, whole: bool, bound: Any) -> str | None:
+def _needed(value: Any, whole: bool, bounds: tuple[Any, ...]) -> str | None:
     """What the values of a setting must be, if they are not."""
     is_number, is_whole = isinstance(value, (numbers.Real, Linear, Piecewise)), isinstance(value, numbers.Integral)
     if not is_number or (whole and not is_whole):
         return "be a whole number" if is_number else "be a number"
     least, most = schedule_range(value)
-    if _FINITE.fullmatch(name) and not (math.isfinite(least) and math.isfinite(most)):
-        return "be finite"
-    if bound is None:
-        return None
+    if NO_LIMIT not in bounds and (math.isinf(least) or math.isinf(most)):
+        return FINITE
+    return next(filter(None, (_outside(bound, least, most) for bound in bounds)), None)
+
+
+def _outside(bound: Any, least: float, most: float) -> str | None:
+    """What numbers must be that are out of a range."""
+    if bound == FINITE:
+        return None if math.isfinite(least + most) else FINITE
     if bound == ENDS_AT_ZERO:
         return None if least >= 0 and most > 0 else ENDS_AT_ZERO
     gt, ge, lt, le = (getattr(bound, name, None) for name in ("gt", "ge", "lt", "le"))

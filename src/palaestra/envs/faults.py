@@ -93,7 +93,7 @@ class Incident(NamedTuple):
         """The same, of lanes that begin elsewhere.
 
         Args:
-            first: the lane instead of lane 0.
+            first: the number of the first lane, instead of 0.
         """
         failure, also = self.failure, tuple(first + lane for lane in self.also)
         return self._replace(failure=failure._replace(lane=first + failure.lane), also=also)

@@ -108,7 +108,7 @@ class SerialDriver(Attributed, Driver):
     def restart(
         self, seeds: dict[int, int], *, fatal: bool
     ) -> tuple[dict[int, list[np.ndarray]], Sequence[str]] | Incident:
-        # `fatal`: these environments have just been made, instead of those of a worker that is gone
+        # `fatal`: these environments have just been made, for those of a worker that is gone
         found: dict[int, list[np.ndarray]] = {}
         for lane, seed in seeds.items():
             with self._busy(lane):

@@ -370,7 +370,7 @@ class _StillThere(Callback):
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
         """See `Callback.logged`."""
         self._directory.require_there()
-        if self._directory.env_steps and not self._directory.info.get("saved"):
+        if not self._directory.info.get("saved") and self._directory.env_steps:
             self._directory.write_info({"saved": True})
 
 

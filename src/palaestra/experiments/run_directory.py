@@ -142,14 +142,9 @@ class RunDirectory:
         if not self.checkpoints().never_saved:
             return False
         info, folder = self.info, self.path / "checkpoints"
-        if (
-            info.get("saved")
-            or info.get("resumed_at")
-            or not folder.is_dir()
-            or (
-                info.get("env_steps") and not info.get("error")  # older runs do not say
-            )
-        ):
+        # older runs do not say `saved`, but where they ended, or from where they were resumed
+        saved = info.get("saved") or info.get("resumed_at") or (info.get("env_steps") and not info.get("error"))
+        if saved or not folder.is_dir():
             raise CheckpointError(
                 f"the checkpoints of the run {self.path} are gone, so it cannot go on; bring {folder} back, or begin a "
                 f"new run from the policy that is left: palaestra train ... --from {shlex.quote(str(self.path))}"
@@ -159,7 +154,8 @@ class RunDirectory:
     @property
     def env_steps(self) -> int:
         """Env steps of the newest checkpoint that was finished; 0 without any."""
-        steps = [path for path in self.checkpoints().steps() if (path / "manifest.json").is_file()]
+        steps = CheckpointStore(self.path / "checkpoints").steps()
+        steps = [path for path in steps if (path / "manifest.json").is_file()]
         return int(steps[-1].name.removeprefix("step_")) if steps else 0
 
     @property

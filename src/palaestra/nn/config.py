@@ -39,7 +39,7 @@ class NetworkConfig:
     """
 
     shorthand: ClassVar[str] = "encoder"
-    """The field that a text instead of the whole configuration sets."""
+    """The field that is set by a text, where one is given instead of the whole configuration."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer."""

@@ -25,6 +25,13 @@ PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _log = logging.getLogger(__name__)
 
 
+def silence_stdout() -> None:
+    """What is still in the buffer of stdout, or is printed later, goes nowhere: nobody can take it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 class PipedConsole(Console):
     """A console whose reader may leave (`| head`), or whose disk may be full; it says nothing then and ends nothing."""
 
@@ -42,7 +49,7 @@ class PipedConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in its buffer
+        silence_stdout()
         _log.warning("nobody reads what is printed any more; training goes on")
 
 
