@@ -93,6 +93,12 @@ STRANGE = {
     "module in a package": {"env__name": "evil_code.inner:run"},
     "part of Python": {"env__name": "os:system", "env__kwargs": {"command": "touch evil"}},
     "built into Python": {"env__name": "builtins:exec", "env__kwargs": {}},
+    "import of a module of ours": {
+        "env__name": "palaestra.multiagent.envs:load_multi_agent_env",
+        "env__kwargs": {"name": "palaestra.experiments.stats:np.load", "kwargs": {"file": "x", "allow_pickle": True}},
+    },
+    "number after the colon": {"env__name": "evil_code:0"},
+    "library where code is named": {"run__callbacks": ["pettingzoo:utils.parallel_to_aec"]},
     "installed elsewhere": {"env__name": "pygments:lex", "env__kwargs": {"code": "", "lexer": 0}},
 }
 
@@ -171,13 +177,35 @@ def test_f12_code_in_a_run_directory_is_never_the_readers_own(stranger, monkeypa
     assert not mark.exists()
 
 
-def test_f12_a_policy_names_no_strangers_encoder(stranger):
+def test_f12_code_in_a_run_is_not_the_readers_own_where_the_run_lies_in_the_working_directory(stranger, monkeypatch):
+    """A folder without `__init__.py` is a package, too."""
+    run, mark = stranger
+    (run / "beside.py").write_text(EVIL.format(mark=str(mark)))
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    change(run, env__name="runs.stranger.beside:run")
+    assert exit_code("eval", "runs/stranger") == 2
+    odd = run.rename(run.with_name("a-stranger"))
+    change(odd, env__name="runs.a-stranger.beside:run")
+    with pytest.raises(ConfigError, match="which an import statement could not name"):
+        create_environment(RunDirectory(odd).config.env)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("place", ["encoder", "simulator"])
+def test_f12_a_policy_names_no_strangers_code(stranger, place):
     run, mark = stranger
     for file in run.rglob("policy.json"):
         policy = json.loads(file.read_text())
-        policy["network"]["encoder"] = "evil_code:run"
+        if place == "encoder":
+            policy["network"]["encoder"] = "evil_code:run"
+        else:
+            policy |= {
+                "policy": "SearchPolicy",
+                "options": {"planning": [1.0, 10.0, 51, [8, 4, 0.1, 0.0], 0, "evil_code:run"]},
+            }
         file.write_text(json.dumps(policy))
-        with pytest.raises(ConfigError, match=r"names the encoder 'evil_code:run' .* palaestra.core.trust"):
+        with pytest.raises(ConfigError, match=r"= 'evil_code:run' .* palaestra.core.trust"):
             palaestra.load_policy(file.parent)
     assert not mark.exists()
 
@@ -200,6 +228,10 @@ SIZES = {
     "deep": {"network": {"hidden_sizes": [64] * 200_000}},
     "negative": {"network": {"hidden_sizes": [-1]}},
     "a text": {"network": {"hidden_sizes": "64"}},
+    "much to observe": {
+        "observation_spec": {"kind": "TensorSpec", "shape": [50_000_000], "dtype": "float32"},
+        "normalizer": None,
+    },
 }
 
 

@@ -3,10 +3,11 @@
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +16,8 @@ from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError
 __all__ = ["import_extra", "import_maker", "import_module", "import_object", "importable_name", "trust"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NAMED = re.compile(r"([\w.]+):(?!//)([\w.]*)")  # in a text; never an address such as http://localhost
 _trusted: set[Path] = set()
 
 
@@ -36,6 +39,8 @@ def import_module(module_name: str, name: str) -> Any:
             f"{name!r} names a file, and code is named by its module, as in an import statement. Run from {folder}, or "
             f"put it on PYTHONPATH, and write {stem}:{name.rpartition(':')[2]}"
         )
+    if not _MODULE.fullmatch(module_name):
+        raise ConfigError(f"{name!r} names the module {module_name!r}, which an import statement could not name")
     try:
         return importlib.import_module(module_name)
     except PalaestraError:
@@ -79,7 +84,7 @@ def import_object(name: str) -> Any:
         ConfigError: there is no such module or attribute; or the module itself failed to import.
     """
     module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not _MODULE.fullmatch(attribute):
         raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
     found = import_module(module_name, name)
     for part in attribute.split("."):
@@ -108,8 +113,8 @@ def import_maker(name: str, what: str, fits: Callable[[type], bool]) -> Callable
         except (TypeError, NameError, AttributeError):  # no function, or annotations of names that only a checker sees
             made = None
         made = typing.get_origin(made) or made
-    module = str(getattr(found, "__module__", None) or type(found).__module__).partition(".")[0]
-    if not callable(found) or module in sys.stdlib_module_names or (isinstance(made, type) and not fits(made)):
+    python = _home(found) in sys.stdlib_module_names
+    if not callable(found) or python or (isinstance(made, type) and not fits(made)):
         raise ConfigError(f"{name!r} is {found!r}; {what} is needed: a class, or a function that makes one")
     return found
 
@@ -142,15 +147,16 @@ def parse_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]
 
 
 def code_of(name: str) -> Path | None:
-    """The file or folder of the package that `import_object` would import, found without importing anything.
+    """The file or folder of the module that `import_object` would import, found without importing anything.
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.
 
     Returns:
-        Its path; `Path()` for what is built into Python, `None` where there is no such package.
+        Its path, without a suffix where it is a part of a package, whether it is there or not; `Path()` for what is
+        built into Python, `None` where there is no such package.
     """
-    package = name.partition(":")[0].partition(".")[0]
+    package, *inner = name.partition(":")[0].split(".")
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -158,7 +164,9 @@ def code_of(name: str) -> Path | None:
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ()) or [spec.origin if spec.has_location else ""]
-    return Path(str(places[0])).resolve() if places[0] else Path()
+    if inner:  # a package without `__init__.py` may lie in several places
+        places.sort(key=lambda place: not any(Path(str(place)).glob(f"{inner[0]}*")))
+    return Path(str(places[0]), *inner).resolve() if places[0] else Path()
 
 
 def trust(directory: str | Path) -> None:
@@ -173,19 +181,56 @@ def trust(directory: str | Path) -> None:
 def is_trusted(name: str, directory: str | Path) -> bool:
     """Whether code may be imported because a file of a directory names it.
 
-    It may if the directory was trusted; else if the code is this library's, or lies in the working directory: neither
-    installed there, nor within `directory`, and the working directory is no run's.
+    It may if the directory was trusted; else if it is this library's own, and not what a module of it imports from
+    elsewhere; or if the code lies in the working directory: neither installed there, nor within `directory` or a run.
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.
         directory: of the file.
     """
-    folder, run = Path.cwd(), Path(directory).resolve()
-    code = code_of(name)
-    if code is None or code.is_relative_to(_PACKAGE) or any(run.is_relative_to(trusted) for trusted in _trusted):
+    code, run = code_of(name), Path(directory).resolve()
+    if code is None or any(run.is_relative_to(trusted) for trusted in _trusted):
         return True
-    own = code.is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(code.parts)
-    return own and not code.is_relative_to(run) and not in_run(folder)
+    if code.is_relative_to(_PACKAGE):
+        return _is_of_this_library(name)
+    own = code.is_relative_to(Path.cwd()) and not {"site-packages", "dist-packages"} & set(code.parts)
+    return own and not code.is_relative_to(run) and not in_run(code)
+
+
+def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[tuple[str, str]]:
+    """The code that may not be imported because the data of a file name it (`is_trusted`).
+
+    Arguments count, too, for what is made may import what it is given.
+
+    Args:
+        data: JSON values.
+        directory: of the file.
+        path: of the data in the file, with dots.
+
+    Yields:
+        Where it is named, and its name.
+    """
+    if isinstance(data, str):
+        names = (f"{module}:{attribute}" for module, attribute in _NAMED.findall(data))
+        yield from ((path, name) for name in names if not is_trusted(name, directory))
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from strange_code(value, directory, f"{path}.{key}".lstrip("."))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from strange_code(value, directory, path)
+
+
+def _is_of_this_library(name: str) -> bool:
+    try:
+        return _home(import_object(name)) == _PACKAGE.name
+    except PalaestraError:
+        return True  # there is no such thing; what needs it will say
+
+
+def _home(found: Any) -> str:
+    """The top package of what was imported, or of its class."""
+    return str(getattr(found, "__module__", None) or type(found).__module__).partition(".")[0]
 
 
 def in_run(folder: Path) -> bool:

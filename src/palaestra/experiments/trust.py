@@ -4,22 +4,21 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from palaestra.core import ConfigError, trust
-from palaestra.core.importing import code_of, is_trusted
+from palaestra.core.importing import code_of, strange_code
 from palaestra.envs.suites import envpool
 from palaestra.multiagent import pettingzoo
 
 __all__ = []
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _KEY_SIZE = 32
-_LIBRARIES = (envpool.PREFIX, pettingzoo.PREFIX, "minari:")
+_LIBRARIES = {"env.name": (envpool.PREFIX, pettingzoo.PREFIX), "offline.data": ("minari:",)}
+"""What a setting begins with where it names something of a library's, and no code."""
 
 
 def require_trust(config: Mapping[str, Any], directory: Path) -> None:
@@ -34,14 +33,15 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     Raises:
         ConfigError: it names such code; the message says what would be imported, and from where.
     """
-    names = [(path, name) for path, name in _names(config) if not is_trusted(name, directory)]
+    strange = strange_code(config, directory)
+    names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
     if names and _signed(directory):
         trust(directory)
     elif names:
-        strange = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
+        listed = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
         raise ConfigError(
             f"the run {directory} was not made by you on this machine, and names code that is neither part of "
-            f"palaestra nor in the working directory: {strange}. Opening the run would import and run it. If you know "
+            f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. If you know "
             "where the run comes from, give --trust, or call palaestra.core.trust(directory)"
         )
 
@@ -76,15 +76,3 @@ def _signed(directory: Path) -> bool:
         return False
     mine = sign(directory)
     return mine is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), mine.encode())
-
-
-def _names(data: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where the data name code, and which; in arguments too, for what is made may import what it is given."""
-    if isinstance(data, str) and not data.startswith(_LIBRARIES):
-        yield from ((path, name) for name in _NAME.findall(data))
-    elif isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from _names(value, f"{path}.{key}".lstrip("."))
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from _names(value, path)

@@ -1,19 +1,21 @@
 """A policy as a directory to deploy: `policy.json` says what it is, `weights.safetensors` holds its tensors."""
 
 import dataclasses
-import itertools
 import json
+import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_json
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint
-from palaestra.core.importing import code_of, import_object, is_trusted
+from palaestra.core.importing import code_of, import_object, strange_code
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.network_policy import NetworkPolicy
@@ -40,6 +42,7 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
+_FACTORIES = (torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.rand, torch.randn, torch.zeros)
 
 
 def save_policy(policy: Policy, directory: str | Path) -> None:
@@ -77,10 +80,12 @@ def load_policy(
 
     Raises:
         CheckpointError: a file is missing, damaged, or of a format that this version cannot read.
-        ConfigError: the artefact names a policy class that is not known, or an encoder that cannot be found.
+        ConfigError: the artefact names a policy class that is not known, code that is not trusted (`core.trust`), or an
+            encoder that cannot be found.
     """
     directory = Path(directory)
     data = _description(directory)
+    _require_trust(data, directory / _JSON, network)
     known = {cls.__name__: cls for cls in (*_CLASSES, *classes)}
     name = data.get("policy")
     if not isinstance(name, str) or name not in known:
@@ -90,8 +95,8 @@ def load_policy(
         )
     tensors = _tensors(directory, data)
     config = _network_config(data, directory / _JSON, network)
-    _require_size(config, sum(tensor.numel() for tensor in tensors.values()), directory / _JSON)
-    policy = _built(known[name], data, config, directory / _JSON)
+    with _Sized(sum(tensor.numel() for tensor in tensors.values())):
+        policy = _built(known[name], data, config, directory / _JSON)
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -226,14 +231,18 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
     return dataclasses.replace(config, encoder=own)
 
 
+def _require_trust(data: dict[str, Any], path: Path, own: EncoderOption) -> None:
+    for place, name in strange_code(data, path.parent):
+        if place != "network.encoder" or own is None:  # an encoder that is given takes its place
+            raise ConfigError(
+                f"{path} has {place} = {name!r} ({code_of(name)}), which is neither part of palaestra nor in the "
+                "working directory. If you know where the policy comes from, call palaestra.core.trust(directory), or "
+                "give --trust"
+            )
+
+
 def _importable(name: str, path: Path) -> Any:
     """What a file names; code that makes no modules is not called because a file says so."""
-    if not is_trusted(name, path.parent):
-        raise ConfigError(
-            f"{path} names the encoder {name!r} of {code_of(name)}, which is neither part of palaestra nor in the "
-            "working directory. If you know where the policy comes from, call palaestra.core.trust(directory), or give "
-            "--trust"
-        )
     try:
         found = import_object(name)
     except ConfigError as error:
@@ -251,17 +260,21 @@ def _importable(name: str, path: Path) -> Any:
     )
 
 
-def _require_size(config: NetworkConfig, saved: int, path: Path) -> None:
-    """Refuses layers that are far larger than the weights that were saved, before memory is asked for."""
-    widths = [*config.hidden_sizes, config.image_size, config.recurrent_size if config.recurrent else 0]
-    if config.recurrent == "attention":
-        widths += [config.attention_window, config.attention_layers * config.recurrent_size]
-    described = sum(before * after for before, after in itertools.pairwise(config.hidden_sizes)) + 1000 * sum(widths)
-    if min(widths) < 0 or described > 100 * saved + 10**8:
-        raise CheckpointError(
-            f"{path} describes layers {config.hidden_sizes}, which do not fit the {saved:,} numbers in {_WEIGHTS}; "
-            "save the policy again"
-        )
+class _Sized(TorchFunctionMode):
+    """Refuses to make tensors of more numbers than were saved justify, before memory is asked for."""
+
+    def __init__(self, saved: int) -> None:
+        super().__init__()
+        self._left = 20 * saved + 10**7
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FACTORIES:
+            given = [*args, *(kwargs or {}).values()]
+            sizes = given[0] if given and isinstance(given[0], list | tuple) else given
+            self._left -= math.prod(size for size in sizes if type(size) is int)
+            if self._left < 0:
+                raise ValueError("it asks for far more memory than its weights do")
+        return func(*args, **(kwargs or {}))
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:
@@ -270,7 +283,7 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig
         policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} does not describe a {cls.__name__} ({reason}); save the policy again") from error
     return policy
