@@ -1,7 +1,8 @@
 """The robot of PARL's design document: `RL` learns every TRAINING_INTERVAL steps, `goal` when a goal is over.
 
-Put right where the document slips: steps are counted, the goal of the last step is remembered, and what is stored for
-the goal task is the observation that the goal was set on, with the reward summed since.
+Put right where the document slips: steps are counted, the goal of the last step is remembered, what is stored for the
+goal task is the observation that the goal was set on, with the reward summed since, and what is stored for `RL` is the
+observation with the goal that the next action is for.
 """
 
 import numpy as np
@@ -22,24 +23,23 @@ class DocumentAgent(Agent):
     def run_one_episode(self) -> None:
         goal_task, rl = self.helpers["goal"], self.helpers["RL"]
         sensors = self.env.reset()
-        goal_step, total_reward, step_counts, prev_goal, goal_age = sensors, 0.0, 0, None, 0
+        goal_step, total_reward, step_counts, goal_age = sensors, 0.0, 0, 0
+        prev_goal = PLACES[goal_task.predict(goal_step)]
         while not sensors.last:
-            if prev_goal is None:
-                prev_goal, goal_age, total_reward = PLACES[goal_task.predict(goal_step)], 0, 0.0
             seen = {**sensors.observation, "desired_goal": prev_goal}
             sensors = self.env.step(rl.predict(sensors._replace(observation=seen)))
-            step_counts, goal_age = step_counts + 1, goal_age + 1
+            step_counts, goal_age, total_reward = step_counts + 1, goal_age + 1, total_reward + sensors.reward
             near = float(np.linalg.norm(sensors.observation["observation"] - prev_goal))
-            seen = {**sensors.observation, "desired_goal": prev_goal}
-            rl.store_data(sensors._replace(observation=seen, reward=sensors.reward - near))
-            if step_counts % TRAINING_INTERVAL == 0:
-                rl.learn()
-            total_reward += sensors.reward
             if near < RADIUS or goal_age == PATIENCE or sensors.last:  # achieved or aborted
                 goal_step = sensors._replace(reward=total_reward)
                 goal_task.store_data(goal_step)
                 goal_task.learn()
-                prev_goal = None
+                if not sensors.last:
+                    prev_goal, goal_age, total_reward = PLACES[goal_task.predict(goal_step)], 0, 0.0
+            seen = {**sensors.observation, "desired_goal": prev_goal}  # that of the next action
+            rl.store_data(sensors._replace(observation=seen, reward=sensors.reward - near))
+            if step_counts % TRAINING_INTERVAL == 0:
+                rl.learn()
 
 
 class DocumentRobot(Robot):

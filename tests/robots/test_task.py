@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.algorithms import A2C, DQN, PPO, SAC, A2CConfig, BehaviourCloning, DQNConfig, PPOConfig, SACConfig
+from palaestra.algorithms import (
+    A2C,
+    DQN,
+    PPO,
+    SAC,
+    A2CConfig,
+    BehaviourCloning,
+    DQNConfig,
+    MuZero,
+    MuZeroConfig,
+    PPOConfig,
+    SACConfig,
+)
 from palaestra.buffers import HindsightSampler, UniformSampler
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, RunSeeds, TensorSpec, restart, transition
 from palaestra.nn import NetworkConfig
@@ -115,6 +127,33 @@ def test_a_reference_copy_shares_no_storage_and_no_generator_and_is_part_of_the_
     for a, b in zip(twin.acting_policy.parameters(), task.acting_policy.parameters(), strict=True):
         assert torch.equal(a, b)
     assert twin.rows_stored == 12
+
+
+def test_a_reference_copy_explores_by_the_schedule_of_the_run():
+    """PARL-14: else an epsilon that falls would stay at its first value."""
+    task = dqn_task(sync_every_updates=1)
+    task.algorithm.set_progress(1.0)
+    assert task.acting_policy.exploration.strength == task.algorithm.policy.exploration.strength == 0.05
+
+
+def test_a_reference_copy_predicts_while_the_algorithm_learns():
+    task = dqn_task(sync_every_updates=1)
+    answered = threading.Event()
+    with task.lock:  # as an update holds it
+        asking = threading.Thread(target=lambda: answered.set() if task.predict(inputs()) else None)
+        asking.start()
+        assert answered.wait(timeout=60)
+    asking.join()
+
+
+def test_an_algorithm_that_searches_takes_masks():
+    spec = {"x": OBSERVATION, "action_mask": TensorSpec((4,), torch.bool)}
+    config = MuZeroConfig(network=NetworkConfig(hidden_sizes=(8,)), num_simulations=4)
+    task = ComputationTask(MuZero(spec, CHOICE, config))
+    seen = Batch.of({"x": torch.ones(2, 3), "action_mask": torch.tensor([[False, True, False, False]] * 2)})
+    given = Batch.of({"observation": seen, "step_type": torch.ones(2, dtype=torch.int32)})
+    assert not task.acts_randomly
+    assert task.predict(given)["env_action"].tolist() == [1, 1]
 
 
 def test_chance_acts_before_anything_can_have_been_learned_and_nothing_learns_then():

@@ -1,6 +1,7 @@
 """`ComputationTask`: one algorithm of a robot, with inputs, data and a clock of its own."""
 
 import copy
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -145,9 +146,10 @@ class ComputationTask:
         """What was learned since it was last asked for."""
         policy = algorithm.policy
         self._fields = tuple(name for name in policy.behaviour_fields if name in algorithm.stored_fields)
-        self._random = RandomPolicy.of_raw_actions(policy)
         self._reference = None if sync_every_updates is None else copy.deepcopy(policy)
-        self._data_lock = threading.Lock()
+        if self._reference is not None:
+            self._reference.exploration = policy.exploration  # which follows schedules
+        self._data_lock, self._reference_lock = threading.Lock(), threading.RLock()
         self._since_sync = 0
 
     # -- what it is made of
@@ -205,6 +207,10 @@ class ComputationTask:
         """The policy that predictions come from: the reference copy, where there is one."""
         return self.algorithm.policy if self._reference is None else self._reference
 
+    @functools.cached_property
+    def _random(self) -> RandomPolicy:
+        return RandomPolicy.of_raw_actions(self.algorithm.policy)
+
     @property
     def acts_randomly(self) -> bool:
         """Whether nothing can have been learned yet, so that chance explores best."""
@@ -219,7 +225,7 @@ class ComputationTask:
         Returns:
             See `act`.
         """
-        with self.lock:
+        with self.lock if self._reference is None else self._reference_lock:
             self.predictions += len(inputs.step_type)
             random = self._random if self.acts_randomly else None
             return act(self.acting_policy, inputs, phase=Phase.COLLECT, fields=self._fields, random=random)
@@ -273,7 +279,7 @@ class ComputationTask:
 
     def sync(self) -> None:
         """Gives the reference copy the weights as they are now."""
-        with self.lock:
+        with self.lock, self._reference_lock:
             if self._reference is not None:
                 self._reference.load_state_dict(self.algorithm.policy.state_dict())
                 self._reference.version = self.algorithm.policy.version
