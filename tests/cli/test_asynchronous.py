@@ -60,6 +60,12 @@ def test_one_gradient_worker_changes_nothing_of_what_is_learned():
         (("--mode", "async"), "needs workers: give distributed.runtime"),
         (("--runtime", "local", "--asynchronous.max-lag", "2"), "is for distributed.mode=async"),
         (("--runtime", "local", "--mode", "async", "--distributed.max-lag", "2"), "max_lag is for mode=sync"),
+        (("--runtime", "local", "--mode", "async", "--distributed.grace-timeout-s", "2"), "grace_timeout_s is for"),
+        (("--runtime", "local", "--mode", "async", "--asynchronous.samples-per-insert", "2"), "every policy replays"),
+        (
+            ("--runtime", "process", "--trainer.eval-async", "--run.eval-vectorization", "process"),
+            "may start no processes; leave one of the three out",
+        ),
         (("--distributed.num-learners", "2"), "needs workers: give distributed.runtime"),
         (("--distributed.gradient-shards", "2"), "gradient_shards needs workers: give distributed.runtime"),
     ],
@@ -68,3 +74,19 @@ def test_settings_that_would_do_nothing_are_refused(options, message, capsys):
     """F27."""
     assert exit_code("train", "ppo", "CartPole-v1", *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_pace_of_unrolls_is_refused_where_everything_is_replayed(capsys):
+    """F27."""
+    options = (
+        "--runtime",
+        "local",
+        "--num-workers",
+        "1",
+        "--mode",
+        "async",
+        "--asynchronous.fragments-per-update",
+        "2",
+    )
+    assert exit_code("train", "dqn", "CartPole-v1", *options) == 2
+    assert "fragments_per_update is for policies that learn on-policy" in capsys.readouterr().err

@@ -43,14 +43,15 @@ def test_a_new_life_sees_no_episode_of_an_earlier_one(kind):
         worker.close()
         assert fragment.lanes is not None
         ((_, rows),) = fragment.pieces[POLICY]
-        return rows["observation"], {"lanes": fragment.lanes}
+        return rows["observation"], {"lanes": fragment.lanes}, worker._parts.policies[POLICY].generator.get_state()
 
     seen, position = [], None
     for number in range(3):
-        observation, after = life(position)
+        observation, after, _ = life(position)
         assert torch.equal(observation, life(position)[0]), number
         seen.append(observation)
         position = after
+    assert not torch.equal(life(None)[2], life(position)[2])  # nor does it make the same choices
     starts = np.concatenate([observation[0].numpy() for observation in seen])
     assert len(np.unique(starts, axis=0)) == 6
 

@@ -104,6 +104,19 @@ def test_too_few_that_begin_are_waited_for_as_long_as_a_start_may_take(clock):
         assert not group.faults
 
 
+def test_who_is_back_counts_while_the_others_are_still_at_work(clock):
+    """F14: their work may take longer than lost workers have to come back."""
+    with Apart(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=60.0, recover_timeout_s=20.0, min_workers=2)
+        lose(runtime, group)
+        runtime.submit = lambda *given: None  # type: ignore[method-assign]  # the other one goes on and on
+        group.give(group.workers[1], "work")
+        for _ in range(8):
+            clock[0] += 4.0
+            group.take(at_least=2, timeout_s=0.0)
+        assert group.workers[0].state == "idle"
+
+
 def test_work_that_is_given_after_a_long_update_is_as_old_as_it_is(clock):
     """Not younger by what the update took: a worker that is silent then is replaced as soon as any other."""
     with Apart(QUICK) as runtime:

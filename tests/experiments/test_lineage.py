@@ -1,5 +1,6 @@
 """Tests of `palaestra.experiments.run_directory`: what a run remembers, forks, overrides, faults, locks."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.distributed import WorkerFault
+from palaestra.distributed import DistributedConfig, WorkerFault
 from palaestra.envs import EventLog, Fault
 from palaestra.experiments import (
     ExperimentConfig,
@@ -19,11 +20,13 @@ from palaestra.experiments import (
     changes_between,
     config_from_mapping,
     list_runs,
+    load_config,
     preset,
     read_faults,
     read_metrics,
 )
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
+from palaestra.experiments.run import _computes_exactly
 from tests.experiments.parts import trained
 
 
@@ -77,6 +80,17 @@ def test_a_fork_goes_on_exactly_or_not_by_what_changes_from_its_parent(tmp_path,
     for budget, exactness in ((96, "exact"), (160, "statistical")):
         fork = palaestra.resume(parent, fork=True, trainer__total_env_steps=budget)
         assert RunDirectory(fork.directory).info["resume"] == exactness
+
+
+def test_shares_of_gradient_workers_by_experience_are_not_those_of_before(tmp_path):
+    """F25: what they follow is not in a checkpoint."""
+    config = load_config(trained(tmp_path).directory / "config.yaml")
+    shared = {"runtime": "local", "num_learners": 2}
+    for settings, exact in (({}, True), ({"allocation": "by-agent"}, True), ({"allocation": "by-experience"}, False)):
+        now = dataclasses.replace(config, distributed=DistributedConfig(**shared, **settings))
+        assert _computes_exactly(now, now) is exact
+    sharded = dataclasses.replace(now, distributed=dataclasses.replace(now.distributed, gradient_shards=2))
+    assert _computes_exactly(sharded, sharded)
 
 
 def test_a_period_that_changes_holds_from_where_the_run_goes_on(tmp_path):

@@ -17,7 +17,7 @@ from palaestra.core import (
     termination,
     transition,
 )
-from palaestra.distributed import AgentsFactory, DistributedConfig, RolloutManager
+from palaestra.distributed import AgentsFactory, AsynchronousConfig, DistributedConfig, worker_streams
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import (
     AgentSpec,
@@ -247,8 +247,8 @@ class Seldom(MultiAgentEnv):
 
 
 @pytest.mark.parametrize("n_step", [1, 4])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_agent_that_acts_seldom_learns_as_soon_as_it_can(workers, n_step):
+@pytest.mark.parametrize(("workers", "shards"), [(0, None), (2, None), (2, 2)])
+def test_an_agent_that_acts_seldom_learns_as_soon_as_it_can(workers, shards, n_step):
     """F1: until a window lies in a lane, or all that lies there was broken off, its policy waits."""
     config = EnvConfig(name=f"{__name__}:Seldom", num_envs=2, on_fault="restart")
 
@@ -265,8 +265,8 @@ def test_an_agent_that_acts_seldom_learns_as_soon_as_it_can(workers, n_step):
     with LocalRuntime() as runtime:
         if workers:
             factory = AgentsFactory(env=config, num_workers=workers, actors=made)
-            policies = {name: algorithm.policy for name, algorithm in algorithms.items()}
-            settings = DistributedConfig(runtime="local", num_workers=workers)
-            collector = RolloutManager(runtime, factory, policies, collector.buffers, settings, 2)
+            settings = DistributedConfig(runtime="local", num_workers=workers, replay_shards=shards)
+            given = (runtime, factory, algorithms, collector.buffers, settings, AsynchronousConfig(), 2)
+            collector = worker_streams(*given)
         Trainer(collector, manager, TrainerConfig(total_env_steps=240)).run()
     assert 0 < algorithms["seldom"].policy_version < algorithms["often"].policy_version

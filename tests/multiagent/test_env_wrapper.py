@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from palaestra import DQN, DQNConfig
-from palaestra.core import EnvError, SpecError, StepType
+from palaestra.core import EnvError, StepType
 from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies, evaluate_agents
 from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import Shop
@@ -143,7 +143,7 @@ def test_a_start_that_asks_nobody_ends_the_episode(empty):
     if empty < 100:
         assert evaluate_agents(policies, envs, policy_specs, episodes=empty + 1).length_mean == 11 / (empty + 1)
     else:
-        with pytest.raises(SpecError, match="100 episodes in a row were over before an agent had acted"):
+        with pytest.raises(EnvError, match="100 episodes in a row were over before an agent had acted"):
             evaluate_agents(policies, envs, policy_specs, episodes=empty)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from palaestra.core import DiscreteSpec, EnvError, SpecError, StepType, TensorSpec, restart, termination, transition
 from palaestra.core import truncation as truncated
+from palaestra.envs import FaultPolicy
 from palaestra.multiagent import AgentSpec, Meeting, MultiAgentEnv, MultiAgentEnvs, MultiAgentStep, assign_policies
 from tests.multiagent.parts import RandomWorld, Shop
 
@@ -75,7 +76,7 @@ def run(env):
 def test_a_environment_that_breaks_a_rule_is_told_which(mistake):
     """DESIGN.md's table of episode ends, for each agent."""
     outcomes, message = {**MISTAKES, **LATE}[mistake]
-    with pytest.raises(SpecError, match=rf"environment 0 in episode 0 \(seed \d+\), step \d.*{message}"):
+    with pytest.raises(EnvError, match=rf"environment 0 in episode 0 \(seed \d+\), step \d.*{message}"):
         run(Told(*outcomes, delayed=mistake in LATE))
 
 
@@ -186,7 +187,8 @@ def test_an_agent_is_named_before_its_name_is_read_as_a_pattern():
 )
 def test_an_action_outside_its_space_or_forbidden_is_refused(action, wrong):
     """A rule of the user's may say anything; as for one agent, nothing is executed that is no action."""
-    envs = MultiAgentEnvs([lambda: Meeting(num_agents=2, num_cells=2)], lane_seeds=[3])
+    made = FaultPolicy(on_fault="restart")  # which is for faults of environments
+    envs = MultiAgentEnvs([lambda: Meeting(num_agents=2, num_cells=2)], lane_seeds=[3], faults=made)
     (begun,) = envs.reset()
     mask = begun.time_steps["agent_0"].observation["action_mask"]
     assert mask.sum() == 2

@@ -80,6 +80,9 @@ def test_a_run_with_workers_says_how_they_are():
     for part in ("4 there, 1 late", "lag at most 3", "2 restarts, 5 fragments dropped"):
         assert part in text
     assert "workers" not in shown(True, [ROW])
+    del numbers["late"]  # as in an asynchronous run
+    text = shown(True, [ROW | {f"workers/{name}": float(number) for name, number in numbers.items()}])
+    assert "4 there " in text and "late" not in text
 
 
 def test_a_panel_has_no_thread_of_its_own():

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -75,7 +75,11 @@ class DistributedConfig:
         require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0)
         require_at_least(self, "distributed.", num_gpus=0, num_gpus_per_learner=0)
         if self.mode == "async":
-            defaults = {"min_finished_workers": None, "max_lag": 0}
+            defaults = {
+                "min_finished_workers": None,
+                "max_lag": 0,
+                "grace_timeout_s": DistributedConfig.grace_timeout_s,
+            }
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
                 raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
         needing = {
@@ -109,6 +113,19 @@ class DistributedConfig:
                 f"distributed.{given[0]} is {getattr(self, given[0])}, but distributed.runtime is {self.runtime}; it "
                 "is for runtime=ray"
             )
+
+    @property
+    def compile_needs(self) -> str:
+        """What compiled gradient steps need and do not have here, for messages; empty where they have it."""
+        elsewhere = self.num_policy_hosts or self.num_learners > 1 or self.gradient_shards
+        return "gradients of whole minibatches in one process" if elsewhere else ""
+
+    @property
+    def cuts(self) -> Any:
+        """What decides into how many parts minibatches are cut, by which sums round; `None` where nothing saves it."""
+        if self.gradient_shards or self.allocation is None:
+            return self.gradient_shards or self.num_learners
+        return None if self.allocation == "by-experience" else (self.num_learners, self.allocation)
 
 
 @dataclass(frozen=True, kw_only=True)

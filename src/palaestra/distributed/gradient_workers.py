@@ -461,7 +461,7 @@ def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, Gra
         algorithms: by policy name.
 
     Raises:
-        ConfigError: one states no losses, or is compiled.
+        ConfigError: one states no losses.
     """
     found: dict[str, GradientAlgorithm[Any]] = {}
     for name, algorithm in algorithms.items():

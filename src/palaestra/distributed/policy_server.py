@@ -83,12 +83,25 @@ class Pace:
         """Rows that all actors write in one time step."""
         self._first = min((plan.learns_after(num_envs) for plan in replayed), default=0)
         self._ratio = self.slack = 0.0
+        self._require_pace()
         if not self.on_policy:
             self._ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
             self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
         self.ahead: float | None = None
         """Rows that learning still has to draw for those that were written, within ±`slack`; negative where learning is
         ahead. None before learning may begin."""
+
+    def _require_pace(self) -> None:
+        if self.on_policy and self._config.samples_per_insert is not None:
+            raise ConfigError(
+                "asynchronous.samples_per_insert is for runs in which every policy replays; one here learns on-policy, "
+                "and the others follow it: leave it out, or give fragments_per_update"
+            )
+        if not self.on_policy and self._config.fragments_per_update != 1:
+            raise ConfigError(
+                "asynchronous.fragments_per_update is for policies that learn on-policy, and all here replay: leave it "
+                "out, or give samples_per_insert"
+            )
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.

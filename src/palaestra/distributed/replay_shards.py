@@ -252,6 +252,14 @@ class ShardedReplay:
         """Complete rows over all lanes."""
         return len(self.index)
 
+    def starts(self, length: int) -> np.ndarray:
+        """All rows that a draw may begin with; see `StreamReader.starts`.
+
+        Args:
+            length: so many rows must follow.
+        """
+        return self.index.starts(length)
+
     @property
     def sampler(self) -> Sampler:
         """Who chooses the rows of a draw."""

@@ -218,6 +218,9 @@ class RolloutWorker:
         elif position is not None:
             if position["lanes"] is not None:
                 env.load_lane_state(position["lanes"])
+                episodes = int(np.sum(position["lanes"]["episode"]))
+                for policy in self._parts.policies.values():  # else it would repeat the choices of who was there first
+                    policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", episodes))
             if isinstance(collector, MultiAgentCollector):
                 collector.adopt(position.get("opponents", {}))
         return env.resume

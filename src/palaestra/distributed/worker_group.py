@@ -258,7 +258,10 @@ class WorkerGroup:
                     what = f"did not answer within {self._config.timeout_s:g} s"
                     self.drop(worker.call, what)
                     self._replace(worker, what)
-            self._require_enough()
+            if self._of("joining"):
+                self.admit()  # else who is back would not count before the work is done
+            else:
+                self._require_enough()
             if len(taken) >= at_least or left <= 0:
                 break
         return taken

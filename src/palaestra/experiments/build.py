@@ -24,7 +24,7 @@ from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
-from palaestra.experiments.presets import PRESETS
+from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import network_lines
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
@@ -166,7 +166,7 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
     why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
     if isinstance(learner.manager, training.SelfPaced):
         why = "a robot's tasks learn at their own pace"
-    elif settings.num_policy_hosts or settings.num_learners > 1 or settings.gradient_shards:
+    elif settings.compile_needs:
         why = "policy hosts and gradient workers compute eagerly"
     elif config.run.device != "cpu":
         why = f"on {config.run.device} it is asked for with --compile"
@@ -306,7 +306,7 @@ def _entry(name: str) -> AlgorithmEntry:
         actions=actions,
         observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
         features=_features(kind),
-        tuned_for=tuple(env for algorithm, env in PRESETS if algorithm == name),
+        tuned_for=tuple(env for algorithm, env in tuned() if algorithm == name),
     )
 
 

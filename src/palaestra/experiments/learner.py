@@ -497,7 +497,7 @@ def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector)
         part: that learns, or collects.
     """
     if config.run.compile is True and isinstance(part, GradientAlgorithm | Collector):
-        if missing := compiler_missing(config.run.device):
+        if missing := config.distributed.compile_needs or compiler_missing(config.run.device):
             _log.warning("--compile needs %s; training runs without", missing)
         else:
             part.compile()

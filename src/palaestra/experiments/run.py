@@ -383,10 +383,10 @@ def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) ->
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
     """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
 
-    Another number of learners rounds otherwise, unless all cut minibatches into as many shards.
+    Minibatches that are cut into other parts round otherwise.
     """
-    old, new = ((one.distributed.gradient_shards or one.distributed.num_learners) for one in (before, now))
-    return old == new and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
+    same = now.distributed.cuts is not None and now.distributed.cuts == before.distributed.cuts
+    return same and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:

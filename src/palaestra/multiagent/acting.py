@@ -1,5 +1,6 @@
 """`MappedPolicy`: a policy that acts for its agents in several environments, each lane at its own times."""
 
+import functools
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,12 +168,15 @@ class MappedPolicy:
         self.policy, self.policy_spec, self.num_envs, self._delayed = policy, policy_spec, num_envs, delayed
         self.num_lanes = num_envs * policy_spec.lanes_per_env
         self._slot = {name: slot for slot, name in enumerate(policy_spec.agents)}
-        self._random = RandomPolicy.of_raw_actions(policy)
         self._member_dtypes = leaf_dtypes(policy_spec.member.observation)
         self._state_dtypes = leaf_dtypes(policy_spec.state_spec) if policy_spec.state_spec is not None else []
         self._alive_leaf = list(spec_leaves(policy_spec.observation_spec)).index("alive") if policy_spec.team else -1
         self._zero_action = _zeros(policy.raw_action_spec)
         self.begin()
+
+    @functools.cached_property
+    def _random(self) -> RandomPolicy:
+        return RandomPolicy.of_raw_actions(self.policy)
 
     def begin(self) -> None:
         """Forgets all running episodes."""

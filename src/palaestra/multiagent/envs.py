@@ -140,9 +140,9 @@ class MultiAgentEnvs(Closeable):
             actions: for each environment, of the agents that are to act, by name, as their action specs say.
 
         Raises:
-            EnvError: an environment failed, and may not be restarted; the message names it, its seed, episode, step and
-                actions.
-            SpecError: what it emitted breaks the contract, and it may not be restarted.
+            EnvError: an environment failed, or broke a rule, and may not be restarted; the message names it, its seed,
+                episode, step and actions.
+            SpecError: actions are missing, too many, outside their space or forbidden.
         """
         self._failed.clear()
         outcomes = [
@@ -214,7 +214,7 @@ class MultiAgentEnvs(Closeable):
         while True:
             try:
                 return self._stepped(number, lane, actions)
-            except PalaestraError:
+            except (EnvError, NonFiniteError):  # no SpecError: who gave the actions is to blame
                 if self._policy.on_fault == "raise":
                     raise
                 wait_s = self._budget.spend(number, self.faults[-1])
@@ -225,6 +225,11 @@ class MultiAgentEnvs(Closeable):
                 lane.gone, actions = True, {}
 
     def _stepped(self, number: int, lane: _Lane, actions: Mapping[str, Any]) -> MultiAgentStep:
+        if not lane.over:
+            try:
+                lane.check.require_actions(actions)
+            except SpecError as error:
+                raise SpecError(f"{self.where(number)}: {error}") from None
         try:
             if lane.gone:
                 lane.env, lane.gone = self._factories[number](), False
@@ -236,7 +241,6 @@ class MultiAgentEnvs(Closeable):
                 lane.attributes.begin(lane.env)
                 outcome = lane.env.begin_episode(lane.episode_seed)
             else:
-                lane.check.require_actions(actions)
                 lane.steps += 1
                 outcome = lane.env.advance(lane.log.add(actions))
             lane.check.take(outcome)
@@ -263,7 +267,7 @@ class MultiAgentEnvs(Closeable):
         self.faults.append(fault)
         self._failed.add(number)
         text = f"{self.where(number)}, with actions {fault.action or 'of none'}, {fault.what}: {detail}"
-        return ({"malformed": SpecError, "non-finite": NonFiniteError}.get(kind, EnvError))(text)
+        return (NonFiniteError if kind == "non-finite" else EnvError)(text)
 
     # -- checkpoints
 

@@ -263,11 +263,12 @@ class ConsoleLogger:
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         if "workers/there" in row:
-            there, late, lag, restarts, dropped = (
-                int(row[f"workers/{name}"]) for name in ("there", "late", "lag_max", "restarts", "dropped")
+            there, lag, restarts, dropped = (
+                int(row[f"workers/{name}"]) for name in ("there", "lag_max", "restarts", "dropped")
             )
+            late = f", {int(row['workers/late'])} late" if "workers/late" in row else ""  # actors never are
             lost = f"{restarts} restarts, {dropped} fragments dropped"
-            table.add_row("workers", f"{there} there, {late} late", f"lag at most {lag}", lost)
+            table.add_row("workers", f"{there} there{late}", f"lag at most {lag}", lost)
         acting = row["time/inference"] + row["time/storing"]
         split = Text(
             f"{'time':<12}environment {row['time/environment']:.0%} · acting {acting:.0%} · "
