@@ -42,6 +42,22 @@ def test_everything_but_the_actions_stays():
         assert new.action[:-1].tolist() == [10, 20, 0, 40]  # the third row is LAST: its action was not executed
 
 
+def test_what_environments_say_besides_stays():
+    """A loss may read `env_info`, and a mixture needs the fields of the run's own rows."""
+    info = {"cost": TensorSpec(())}
+    buffer = ReplayBuffer(8, 1, **SPECS, env_info_spec=info)
+    for kind, cost in ((FIRST, 0.0), (MID, 2.0), (LAST, 3.0)):
+        arrived = step([kind], torch.zeros(1, 1), torch.zeros(1), torch.ones(1))
+        arrived = arrived._replace(env_info=Batch(cost=torch.tensor([cost])))
+        if kind == FIRST:
+            buffer.open(arrived)
+        else:
+            buffer.append(torch.zeros(1, dtype=torch.int64), arrived)
+    made = with_actions(buffer, SPECS["action_spec"], lambda action: action)
+    assert made.options.get("env_info_spec") == info
+    assert made[made.in_time_order(0)].env_info.cost.tolist() == [0.0, 2.0, 3.0]
+
+
 def test_lanes_of_different_length_stay_apart():
     buffer = filled(3, only=[1])
     made = with_actions(buffer, SPECS["action_spec"], lambda action: action)

@@ -88,11 +88,12 @@ def test_a_tiny_last_minibatch_is_avoided():
     plan = OnPolicy(unroll_length=33, mini_batch_size=32, mini_batch_length=1)
     assert [len(part) for part in parts(numbered(33, 8), plan)] == [33] * 8
     for total, size, expected in [
-        (100, 32, [34, 34, 32]),
+        (100, 32, [34, 33, 33]),
         (10, 20, [10]),
         (10, 10, [10]),
         (11, 10, [11]),
-        (9, 2, [3] * 3),
+        (9, 2, [3, 2, 2, 2]),
+        (257, 16, [17] + [16] * 15),
         (500, 256, [250, 250]),
         (380, 256, [380]),
         (385, 256, [193, 192]),
@@ -178,3 +179,10 @@ def test_rows_that_are_left_over_are_an_error():
     plan = Replay(unroll_length=1, gradient_steps=3, mini_batch_size=3)
     with pytest.raises(ShapeError, match="3 equal minibatches are needed, but 1 rows or sequences are left over"):
         parts(Batch(row=torch.arange(10)), plan)
+
+
+def test_an_unroll_of_one_step_is_one_sequence_where_sequences_are_learned_from():
+    plan = OnPolicy(unroll_length=16, mini_batch_size=2, mini_batch_length=8)
+    found = parts(numbered(1, 4), plan)
+    assert [tuple(part.step.shape) for part in found] == [(1, 2), (1, 2)]
+    assert sorted(torch.cat([part.lane for part in found], 1).flatten().tolist()) == [0, 1, 2, 3]

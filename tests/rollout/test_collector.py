@@ -10,7 +10,9 @@ import torch
 
 from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
 from palaestra.core import ConfigError, NonFiniteError, Offline, Replay, StepType, join_state, split_state
+from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import collected, environment, make
+from tests.training.parts import Hooks
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -130,6 +132,17 @@ def test_a_replay_of_complete_episodes_samples_no_running_one():
         collector.unroll(10)
         drawn = collector.buffer.draw(algorithm.plan, torch.Generator().manual_seed(0))
         assert set((drawn.index // 2).tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_a_replay_of_complete_episodes_waits_until_one_has_ended():
+    """TS-24: learning may begin before, by the env steps."""
+    with environment("discrete", 2) as env:
+        algorithm = make("dqn", env, learning_starts=4, unroll_length=1)
+        collector = Collector.of(env, algorithm, complete_episodes_only=True)
+        versions: list[int] = []
+        note = Hooks(iteration_ended=lambda *_: versions.append(algorithm.policy_version))
+        Trainer(collector, algorithm, TrainerConfig(total_env_steps=16), callbacks=[note]).run()
+        assert versions[:5] == [0, 0, 0, 0, 1]
 
 
 def test_rows_carry_the_version_that_acted():

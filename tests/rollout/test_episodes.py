@@ -174,16 +174,15 @@ def test_rows_of_some_environments_leave_the_others_where_they_are(flush_every):
 
 
 def test_an_abandoned_episode_counts_for_nothing_in_later_ones():
-    tracker = EpisodeTracker(1)
-    for step_type, reward in ([FIRST, 0.0], [MID, 5.0]):
+    """And those that had ended before are reported, also after a checkpoint."""
+    tracker, again = EpisodeTracker(1), EpisodeTracker(1)
+    for step_type, reward in ([FIRST, 0.0], [MID, 5.0], [LAST, 7.0], [FIRST, 0.0], [MID, 9.0]):
         tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
-    assert tracker.finished() == []
-    tracker.add(TimeStep(torch.tensor([LAST]), torch.tensor([7.0])))  # waits
     tracker.abandon()
-    assert not tracker.finished()
+    again.load_state(join_state(*split_state(tracker.state())))
     for step_type, reward in ([FIRST, 0.0], [LAST, 1.0]):
-        tracker.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
-    assert [(episode.episode_return, episode.length) for episode in tracker.finished()] == [(1.0, 1)]
+        again.add(TimeStep(torch.tensor([step_type]), torch.tensor([reward])))
+    assert [(episode.episode_return, episode.length) for episode in again.finished()] == [(12.0, 2), (1.0, 1)]
 
 
 def test_whole_numbers_that_no_float_can_hold_are_the_largest_ones():

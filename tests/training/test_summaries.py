@@ -72,6 +72,15 @@ def test_histograms_of_observations_actions_and_gradients_change_nothing(name, k
         assert torch.equal(value, made.algorithm.model.state_dict()[key])
 
 
+def test_histograms_of_a_run_that_a_callback_ends_are_those_of_its_last_unroll():
+    """The row at its end comes without another unroll to draw from."""
+    recorder = Recorder()
+    stop = Hooks(logged=lambda trainer, row: trainer.stop("enough"))
+    made = trainer("ppo", total=200, log_every_steps=50, loggers=[recorder], callbacks=[Histograms(), stop])
+    assert made.run().reason == "enough"
+    assert ["histogram/action" in row for row in recorder.rows] == [True, False]
+
+
 def test_gradients_of_a_bonus_have_histograms_too():
     """ALF summaries: of the fields that losses read beside those of `preprocess`, too."""
     recorder, bonus = Recorder(), BonusConfig(kind="rnd")

@@ -50,6 +50,8 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         observation_spec=buffer.options["observation_spec"],
         action_spec=action_spec,
         reward_spec=buffer.options.get("reward_spec"),
+        env_info_spec=buffer.options.get("env_info_spec"),
+        untransformed_spec=buffer.options.get("untransformed_spec"),
         stack_num=stack_num,
         sample_avail=buffer.options.get("sample_avail", False),
     )
@@ -72,7 +74,8 @@ def _fragment(buffer: ReplayBuffer, rows: np.ndarray, convert: Callable[[Any], A
         return torch.where(mask, leaf, torch.zeros((), dtype=leaf.dtype))
 
     action = convert(buffer.take("action", rows[:-1]))
-    fields = {name: buffer.take(name, rows) for name in STEP_FIELDS}
+    kept = [name for name in ("env_info", "untransformed") if buffer.options.get(f"{name}_spec") is not None]
+    fields = {name: buffer.take(name, rows) for name in (*STEP_FIELDS, *kept)}
     if buffer.options.get("stack_num", 1) > 1:  # which are read as stacks: the newest is what was stored
         fields["observation"] = tree_map(lambda leaf: leaf[:, :, -1], fields["observation"])
     fields["action"] = action.map(zeroed) if isinstance(action, Batch) else zeroed(action)

@@ -54,6 +54,18 @@ class MixtureSource:
         """Complete rows over all buffers."""
         return sum(len(buffer) for buffer in self.buffers)
 
+    def starts(self, length: int) -> np.ndarray:
+        """All rows that draws may begin with, numbered as `index` is.
+
+        Args:
+            length: so many rows must follow.
+
+        Raises:
+            ShapeError: a buffer has none.
+        """
+        parts = zip(self.buffers, self._firsts(), strict=True)
+        return np.concatenate([buffer.starts(length) + first for buffer, first in parts])
+
     def _require_same_rows(self, number: int, buffer: ReplayBuffer) -> None:
         for name in ("observation_spec", "action_spec", "reward_spec"):
             first, other = (_layout(each.options.get(name)) for each in (self.buffers[0], buffer))

@@ -350,14 +350,10 @@ def collect_agents(
 
 def _unbounded(policy: Policy, specs: Environment | PolicySpec, num_lanes: int) -> ReplayBuffer:
     """A buffer for all that a policy experiences."""
-    return ReplayBuffer(
-        None,
-        num_lanes,
-        observation_spec=specs.observation_spec,
-        action_spec=policy.raw_action_spec,
-        reward_spec=specs.reward_spec,
-        state_spec=policy.stored_state_spec or None,
-    )
+    kept = {"observation_spec": specs.observation_spec, "reward_spec": specs.reward_spec}
+    kept = specs.row_specs if isinstance(specs, Environment) else kept
+    state = policy.stored_state_spec or None
+    return ReplayBuffer(None, num_lanes, action_spec=policy.raw_action_spec, state_spec=state, **kept)
 
 
 def collect_by_chance(

@@ -187,9 +187,10 @@ class EpisodeTracker:
         return reward * (self._gamma ** np.arange(most))[number]
 
     def abandon(self) -> None:
-        """Forgets running episodes and waiting rows."""
-        fresh = EpisodeTracker(len(self._return), self._gamma)
-        self.__dict__.update(fresh.__dict__)
+        """Forgets running episodes; those that have ended are reported next."""
+        ended = self.finished()
+        self.__dict__.update(EpisodeTracker(len(self._return), self._gamma).__dict__)
+        self._held = ended
 
     def _take_info(self, step_type: Any, elements: Any, rows: slice) -> None:
         for row, info in zip(range(rows.start, rows.stop), self._infos[rows], strict=True):

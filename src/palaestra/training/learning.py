@@ -275,7 +275,8 @@ class LearningRecord:
             if (name in info.rows_of and not new_rows) or not (ready or (updates and not taken)):
                 continue
             source = collector.sources[name]
-            if name in info.rows_of and not self._can_draw(name, source):
+            whole = algorithm.plan.data == "replay" and _of_whole_episodes(source)
+            if (name in info.rows_of or whole) and not self._can_draw(name, source):
                 continue
             found[name] = source
             if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
@@ -283,7 +284,10 @@ class LearningRecord:
         return found
 
     def _can_draw(self, name: str, source: DataSource) -> bool:
-        """Whether any row can be learned from: those of agents that act seldom are few, or only ends of episodes."""
+        """Whether any row can be learned from: those of agents that act seldom are few, or only ends of episodes.
+
+        So are those of episodes that have ended.
+        """
         plan, starts = self._algorithms[name].plan, getattr(source, "starts", None)
         if name in self._drawn or starts is None:
             return True
@@ -412,3 +416,7 @@ def episodes_of_each(number: int, num_lanes: int) -> int:
             "env.num_envs"
         )
     return number // num_lanes
+
+
+def _of_whole_episodes(source: Any) -> bool:
+    return bool(getattr(source, "options", {}).get("complete_episodes_only"))

@@ -186,6 +186,7 @@ class Histograms(Callback):
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
+        self._seen: dict[str, int] = {}
 
     def state(self) -> dict[str, Any]:
         """See `Callback.state`."""
@@ -198,7 +199,9 @@ class Histograms(Callback):
     def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""
         for policy, algorithm in trainer.algorithms.items():
-            if isinstance(algorithm, GradientAlgorithm) and algorithm.policy_version:
+            version = algorithm.policy_version
+            if isinstance(algorithm, GradientAlgorithm) and self._seen.get(policy, 0) != version:  # else nothing is new
+                self._seen[policy] = version
                 prefix = part_name("histogram", policy, "/")
                 row |= self._of_policy(prefix, algorithm, trainer.collector.sources[policy])
 
