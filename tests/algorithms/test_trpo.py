@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import TRPO, FixedPolicy, TRPOConfig
-from palaestra.core import Batch, DiscreteSpec, NonFiniteError, TensorSpec
+from palaestra.core import Batch, ConfigError, DiscreteSpec, NonFiniteError, TensorSpec
 from palaestra.nn import NetworkConfig
 from palaestra.policies import stochastic_policy
 from tests.algorithms.parts import collected
@@ -21,6 +21,12 @@ def softmax_policy(**settings):
         for parameter in algorithm.policy.parameters():
             parameter.zero_()
     return algorithm
+
+
+def test_another_optimizer_would_leave_the_trust_region():
+    with pytest.raises(ConfigError, match=r"leave out algorithm.optimizers.policy"):
+        softmax_policy(optimizers={"policy": "adam"})
+    assert softmax_policy(optimizers={"value": "sgd"})
 
 
 def batch(action, advantage):

@@ -73,7 +73,8 @@ def test_the_list_is_also_json(capsys):
     assert exit_code("list", "--json") == 0
     listing = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listing["algorithms"]] == sorted(ALGORITHMS)
-    assert listing["presets"] == [list(key) for key in PRESETS]
+    assert {tuple(key) for key in listing["presets"]} > set(PRESETS)
+    assert ["dqn", "ALE/*"] in listing["presets"]
     assert listing["runs"] == [{"path": "runs/first", "status": "done"}]
 
 

@@ -156,3 +156,16 @@ def test_data_that_begins_inside_an_episode_has_no_transition_over_the_end_of_a_
     assert following.max() < len(data.rows)
     lanes = data.rows % 4
     assert (lanes[following] == lanes[data.transitions]).all()
+
+
+def test_actions_count_as_the_environment_executes_them(tmp_path):
+    """A Gaussian's mean may lie outside of the box: 1 and 5 are the same there, and so is their value."""
+    saved(tmp_path / "data", PENDULUM)
+    policy: Any = policy_of(trained("ppo", "Pendulum-v1", tmp_path))
+    found = []
+    for mean in (1.0, 5.0):
+        with torch.no_grad():
+            policy.network.mean.mlp.layers[-1].weight.zero_()
+            policy.network.mean.mlp.layers[-1].bias.fill_(mean)
+        found.append(evaluate_offline(policy, str(tmp_path / "data"), gamma=GAMMA, updates=20).value)
+    assert found[0] == found[1]

@@ -1,6 +1,8 @@
 """Tests of `palaestra verify`: published rows, trained again."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from benchmarks.learning.rows import ROWS, Row
 from palaestra.core import ConfigError
 from palaestra.experiments import load_config, machine_kind, published_rows, train_published, verify
 from palaestra.experiments.published import PublishedRow
+from palaestra.training import Callback, StoppedError
 from tests.cli.parts import exit_code, output
 
 ROW = Row("ppo", "CartPole-v1", 256, seeds=2)
@@ -104,6 +107,21 @@ def test_an_interval_is_wider_for_fewer_seeds_and_can_fail(monkeypatch):
     assert (verify("r").verdict, verify("r").within) == ("nothing", None)
 
 
+class Interrupts(Callback):
+    """Presses Ctrl-C once."""
+
+    def logged(self, trainer, row):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_training_that_is_interrupted_says_nothing(tmp_path):
+    """A part of it is no receipt, neither for nor against the published numbers."""
+    settings = {"trainer__total_env_steps": 4096, "trainer__log_every_steps": 512, "trainer__eval_episodes": 1}
+    with pytest.raises(StoppedError, match="not whole") as stopped:
+        train_published("ppo", "CartPole-v1", 0, tmp_path, **settings, run__callbacks=(f"{__name__}:Interrupts",))
+    assert stopped.value.exit_code == 130
+
+
 def test_rows_and_seeds_that_are_not_there_are_named(results, tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"no published row 'ppo_CartPole-v2' — did you mean 'ppo_CartPole-v1'"):
         verify("ppo_CartPole-v2", results=results)
@@ -112,7 +130,9 @@ def test_rows_and_seeds_that_are_not_there_are_named(results, tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"an installed package has none. Run this in a checkout"):
         published_rows(tmp_path / "none")
     assert exit_code("verify", "--list", "--results", str(results), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == [{"row": ROW.name, "env_steps": 256, "seeds": 2, "hashes": True}]
+    assert exit_code("verify", "--results", str(results), "--json", "--list") == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == second == [{"row": ROW.name, "env_steps": 256, "seeds": 2, "hashes": True}]
 
 
 def test_every_committed_row_can_be_trained_again(capsys):

@@ -56,6 +56,11 @@ def test_the_space_has_rates_sizes_discounts_and_ends_of_schedules():
     assert ranges["algorithm.gamma"] == (0.9, 0.95) and "algorithm.n_step" not in ranges
 
 
+def test_a_configuration_of_another_task_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the configuration is for dqn on Acrobot-v1"):
+        searched(tmp_path, config=preset("dqn", "Acrobot-v1"))
+
+
 def test_every_corner_of_the_space_is_a_configuration():
     for algorithm, env in [
         ("dqn", "Acrobot-v1"),

@@ -253,3 +253,11 @@ def test_state_of_another_optimizer_of_pytorch_is_refused():
 def test_an_optimizer_that_cannot_train_these_parameters_is_refused_at_once(cls):
     with pytest.raises(ConfigError, match=rf"{cls} cannot train parameters of the shapes \[\(2,\)\]"):
         ComponentOptimizer({"bias": nn.Parameter(torch.ones(2))}, OptimizerOption(cls))
+
+
+def test_gradients_that_are_given_stay_as_they_are():
+    """Where they are too long, too."""
+    model = CoreModel({"q": nn.Linear(3, 1, bias=False)}, {"q": OptimizerOption("sgd", {"lr": 0.1}, max_grad_norm=0.1)})
+    gradient = {"q.weight": torch.full((1, 3), 5.0)}
+    model.apply_gradients([gradient])
+    assert gradient["q.weight"].tolist() == [[5.0, 5.0, 5.0]]

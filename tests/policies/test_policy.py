@@ -322,6 +322,12 @@ def test_a_number_in_a_batch_is_an_observation(given):
     assert RandomPolicy(DiscreteSpec(num=3), TWO)(Batch(obs=given)).act.shape == np.shape(given)
 
 
+def test_a_part_without_numbers_is_taken():
+    spec = {"a": TensorSpec((3,)), "none": TensorSpec((0,))}
+    policy = CategoricalPolicy.build(spec, DiscreteSpec(num=2), NetworkConfig(hidden_sizes=(4,)))
+    assert policy({"a": np.zeros(3, np.float32), "none": np.zeros(0, np.float32)}) in (0, 1)
+
+
 def test_a_part_without_anything_is_passed_over():
     assert RandomPolicy({"nothing": {}, "x": VECTOR}, TWO)({"nothing": {}, "x": np.zeros((2, 4))}).shape == (2,)
 

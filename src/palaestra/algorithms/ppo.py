@@ -65,7 +65,8 @@ class PPOConfig(AlgorithmConfig):
     max_grad_norm: Limit[float] = 0.5
     """Gradients are clipped to this Euclidean norm over all parameters."""
     value_clip: Positive[float | None] = None
-    """How far the value may move in an update, in its own units: Engstrom et al. 2020, section 3; none by default."""
+    """How far the value may move in an update, in its own units: Engstrom et al. 2020, section 3; none by default. With
+    `recompute_advantage` it is in a pass."""
     dual_clip: AboveOne[float | None] = None
     """c of Ye et al. 2020: the largest ratio that counts where the advantage is negative; off by default, 3 there."""
     normalize_return: bool = False

@@ -15,7 +15,16 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive, UpdateInfo
-from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
+from palaestra.core import (
+    ConfigError,
+    DataSource,
+    OnPolicy,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    minibatches,
+    seeded_initialisation,
+)
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
@@ -77,6 +86,11 @@ class TRPO(Algorithm[StochasticPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
+        if "policy" in config.optimizers:
+            raise ConfigError(
+                "TRPO takes the natural step of its policy as it is; leave out algorithm.optimizers.policy, or give "
+                "algorithm.optimizers.value, of the value network"
+            )
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)

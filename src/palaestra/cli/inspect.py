@@ -22,6 +22,7 @@ from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
+from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import package_version
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 
@@ -56,7 +57,7 @@ def _json(what: str, root: str) -> list[Any]:
     if what == "envs":
         return [env._asdict() for env in registered_environments()]
     if what == "presets":
-        return [list(key) for key in experiments.PRESETS]
+        return [list(key) for key in tuned()]
     runs, groups = experiments.list_runs(root), experiments.list_groups(root)
     return [{"path": str(path), "status": experiments.RunDirectory(path).status} for path in runs] + [
         {"path": str(path), "seeds": json.loads((path / "group.json").read_text()).get("seeds")} for path in groups
@@ -77,10 +78,10 @@ def _show(what: str, root: str) -> None:
         ]
         print_table(["environment", "suite", "time limit", "native vector"], rows)
     elif what == "presets":
-        tuned: dict[str, list[str]] = {}
-        for algorithm, env in experiments.PRESETS:
-            tuned.setdefault(algorithm, []).append(env)
-        print_table(["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in tuned.items()])
+        known: dict[str, list[str]] = {}
+        for algorithm, env in tuned():
+            known.setdefault(algorithm, []).append(env)
+        print_table(["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in known.items()])
     else:
         _show_runs(root)
 

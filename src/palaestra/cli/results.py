@@ -30,7 +30,7 @@ class EvalOptions(RunOptions):
     which: str = "best"
     """Which policy: best, last, or the env steps of a checkpoint."""
     stochastic: bool = False
-    """Sample actions instead of taking the best."""
+    """Sample actions instead of taking the best. Policies without a distribution, as of DQN and TD3, act the same."""
     target_return: float | None = None
     """Return to ask for, of a policy that acts for one (decision_transformer)."""
     baseline: bool = False

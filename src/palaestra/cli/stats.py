@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +44,16 @@ def stats(arguments: list[str]) -> int:
     parts = [environments] if references is not None else [[env] for env in environments]
     if options.output is not None and len(parts) > 1:
         raise ConfigError("--output draws one environment, or several with --references; name runs of one")
-    results = [experiments.stats(_scores(groups, part), references=references) for part in parts]
+    until = {env: _until(groups, env) for env in environments}
+    results = [experiments.stats(_scores(groups, part, until), references=references) for part in parts]
     metrics = {name: sorted({r.metric for runs in t.values() for r in runs}) for name, t in groups.items()}
     text = "\n\n".join(map(str, results))
+    at = [f"{env} {end:,.0f}" for env, end in until.items() if 0 < end < math.inf]
+    text += f"\n\nup to where the shortest run ends, env steps: {', '.join(at)}" if at else ""
     if len({tuple(kinds) for kinds in metrics.values()}) > 1:
         text += "\n\nnote: the scores are of different kinds: " + str(metrics)
-    record = {"stats": [result.to_json() for result in results], "metrics": metrics, "plot": options.output}
+    record = {"stats": [result.to_json() for result in results], "metrics": metrics, "env_steps": until}
+    record["plot"] = options.output
     if options.output is not None:
         curves = {n: {e: [r.points for r in runs] for e, runs in table.items()} for n, table in groups.items()}
         efficiency = experiments.sample_efficiency(curves, references=references)
@@ -84,13 +88,18 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
     return groups
 
 
-def _scores(groups: Groups, environments: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+def _until(groups: Groups, env: str) -> float:
+    """Env steps that all runs in an environment have reached."""
+    return min(float(run.points[-1, 0]) for table in groups.values() for run in table.get(env, []))
+
+
+def _scores(
+    groups: Groups, environments: Sequence[str], until: Mapping[str, float]
+) -> dict[str, dict[str, list[float]]]:
     """Each run's score at env steps that all runs in its environment have reached."""
     scores: dict[str, dict[str, list[float]]] = {}
     for env in environments:
-        members = [run for table in groups.values() for run in table.get(env, [])]
-        until = min((float(run.points[-1, 0]) for run in members), default=math.inf)
         for name, table in groups.items():
             if env in table:
-                scores.setdefault(name, {})[env] = [run.score(until) for run in table[env]]
+                scores.setdefault(name, {})[env] = [run.score(until[env]) for run in table[env]]
     return scores

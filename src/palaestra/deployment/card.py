@@ -56,7 +56,7 @@ def _results(facts: Mapping[str, Any]) -> str:
     evaluation, seeds = facts["evaluation"], facts["seeds"]
     kind = "deterministic" if evaluation["deterministic"] else "stochastic"
     text = (
-        f"## Results\n\nThis policy (seed {facts['seed']}, {facts['env_steps']:,} env steps): "
+        f"## Results\n\nThe best policy of a run of {facts['env_steps']:,} env steps (seed {facts['seed']}): "
         f"**{evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}** (mean and standard deviation of "
         f"{evaluation['episodes']} episodes, {kind}, none of those by which it was chosen)."
     )

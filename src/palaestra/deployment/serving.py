@@ -58,7 +58,7 @@ class ServingConfig:
     reload_s: float = 1.0
     """Seconds between looks for a better policy."""
     stochastic: bool = False
-    """Sample actions instead of taking the best."""
+    """Sample actions instead of taking the best. Policies without a distribution, as of DQN and TD3, act the same."""
 
     def __post_init__(self) -> None:
         require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_connections=1, max_sessions=1)

@@ -29,7 +29,7 @@ from palaestra.core import (
 from palaestra.experiments.data import read_for
 from palaestra.experiments.stats import Interval
 from palaestra.nn import EnsembleNetwork, NetworkConfig
-from palaestra.policies import ObservationNormalizer, Policy
+from palaestra.policies import ObservationNormalizer, Policy, raw_actions
 
 __all__ = ["OfflineEvaluation", "evaluate_offline"]
 
@@ -84,13 +84,15 @@ class _Data:
         self.unit = reward.square().mean().sqrt().clamp(min=1e-8)
         """A reward of the usual size."""
         self.reward = reward / self.unit
-        self.done = buffer.take("action", self.rows)
+        self.done = _executed(policy, buffer.take("action", self.rows))
         self.chosen = _in_parts(self._choice(policy), self.rows)
 
     def _choice(self, policy: Policy) -> Callable[[np.ndarray], Any]:
         def choose(rows: np.ndarray) -> Any:
             step_type, observation = (self._buffer.take(name, rows) for name in ("step_type", "observation"))
-            return policy.act(TimeStep(step_type, observation=observation), deterministic=True).action
+            return _executed(
+                policy, policy.act(TimeStep(step_type, observation=observation), deterministic=True).action
+            )
 
         return choose
 
@@ -219,6 +221,11 @@ def _fit(
         with torch.no_grad():
             for ours, average in zip(value.network.parameters(), target.network.parameters(), strict=True):
                 average.lerp_(ours, _TAU)
+
+
+def _executed(policy: Policy, action: Any) -> Any:
+    """What the environment executes where a policy samples an action, in the policy's units."""
+    return raw_actions(policy.env_action(action), policy.action_spec, policy.raw_action_spec)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from palaestra.experiments.records import package_version, processor, read_evalu
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
+from palaestra.training import StoppedError
 
 __all__ = ["PublishedRow", "Verification", "machine_kind", "published_rows", "train_published", "verify"]
 
@@ -172,6 +173,9 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
 
     Returns:
         What a seed's entry in the row's results holds, as JSON values.
+
+    Raises:
+        StoppedError: Ctrl-C or SIGTERM ended the training.
     """
     done = train(
         algorithm,
@@ -182,6 +186,8 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
         run__tensorboard=False,
         **settings,
     )
+    if done.result.status == "interrupted":
+        raise StoppedError("the run is not whole, so it says nothing", done.result.exit_code)
     evaluations = read_evaluations(done.directory)
     assert isinstance(done.policy, Policy)
     policies = {"last": done.policy, "best": load_policy(done.directory / "policy")}

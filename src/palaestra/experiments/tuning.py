@@ -22,9 +22,10 @@ from palaestra.experiments.dimensions import Dimension, first_values, search_spa
 from palaestra.experiments.evaluation import evaluate_run
 from palaestra.experiments.presets import preset
 from palaestra.experiments.records import read_evaluations
+from palaestra.experiments.run import require_same_task
 from palaestra.experiments.run_directory import find_runs
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
-from palaestra.training import StopSignals, TrainerConfig
+from palaestra.training import StoppedError, StopSignals, TrainerConfig
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
@@ -160,6 +161,7 @@ def tune(
     """
     search, tell = search or Search(), on_trial or (lambda _: None)
     base = settings.pop("config", None) or preset(algorithm, env)
+    require_same_task(base, algorithm, env)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
     dimensions = search_space(config, space)
     if not config.trainer.eval_episodes:
@@ -235,11 +237,11 @@ def _search(
                 if stop.received is not None:
                     leave.set()
         except KeyboardInterrupt as stopped:  # of a trial, or of someone who ended only its processes
-            raise _interrupt(stop.exit_code) if stop.received else stopped from None
+            raise StoppedError("trials are saved", stop.exit_code) if stop.received else stopped from None
         finally:
             leave.set()  # trials in other threads end as after Ctrl-C
     if stop.received is not None:
-        raise _interrupt(stop.exit_code)
+        raise StoppedError("trials are saved", stop.exit_code)
 
 
 def _number_asked(study: Any) -> int:
@@ -356,17 +358,11 @@ def _trained(
             time.sleep(_POLL_S)  # they save, as their parent has ended
         done = resume_seeds(path, ended=ended)
     if done.exit_code in (130, 143):
-        raise _interrupt(done.exit_code)
+        raise StoppedError("the seeds are saved", done.exit_code)
     for seed in done.seeds:
         if seed.exit_code or seed.best_return is None or not math.isfinite(seed.best_return):
             raise PalaestraError(f"seed {seed.seed} {seed.status}: {seed.error or 'no finite evaluation was made'}")
     return done
-
-
-def _interrupt(exit_code: int) -> KeyboardInterrupt:
-    stopped = KeyboardInterrupt()
-    stopped.exit_code = exit_code  # type: ignore[attr-defined]
-    return stopped
 
 
 def _result(

@@ -242,7 +242,7 @@ class ComponentOptimizer:
         scale = 1.0 if limit is None or norm <= limit else limit / (norm + 1e-6)
         if self._vector_sizes:
             if scale < 1:
-                measured *= scale
+                measured = measured * scale  # of one gradient it is that itself
             if self._fused:
                 grads = measured.split_with_sizes(self._vector_sizes)
             else:

@@ -34,6 +34,7 @@ def set_products(precision: Precision, device: torch.device) -> None:
         raise ConfigError(f"run.precision is 'tf32', but this {device.type} has no products in TF32; leave it out")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of convolutions and recurrent cells
 
 
 def _require_bfloat16(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """`Policy`: how to act."""
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -96,7 +97,7 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
     if spec.dtype.is_floating_point:
         if not rows.isfinite().all():
             raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
-        return rows.reshape((-1, *spec.shape))
+        return rows.reshape((math.prod(leading), *spec.shape))
     given, found, allowed = array.numpy(force=True), rows.numpy(force=True), ""  # numpy compares all types
     fits = found == given
     if spec.bounds is not None:
@@ -104,7 +105,7 @@ def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int
         fits, allowed = fits & (found >= low) & (found <= high), f" from {low.tolist()} to {high.tolist()}"
     if not fits.all():
         raise ShapeError(f"{name} is {given.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
-    return rows.reshape((-1, *spec.shape))
+    return rows.reshape((math.prod(leading), *spec.shape))
 
 
 def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:

@@ -25,7 +25,7 @@ __all__ = ["ActionRepeat", "NormalizeAction"]
 
 @final
 class ActionRepeat(EnvironmentWrapper):
-    """Executes every action K times: rewards are summed, the last observation is kept, an end cuts the repeat short.
+    """Executes every action K times: rewards are summed, the last observation and info are kept, an end cuts it short.
 
     So does an `action_mask` that forbids the action for the next frame.
 
