@@ -10,7 +10,7 @@ from palaestra import NetworkConfig
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
 from palaestra.core import ConfigError
 from palaestra.experiments import RunConfig, make_algorithm, preset
-from palaestra.nn import bfloat16_products
+from palaestra.nn import bfloat16_products, set_products
 from tests.algorithms.parts import CASES, SETTINGS, collector_for, environment, make
 
 GRADIENT_CASES = [(name, kind) for name, kind in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)]
@@ -81,6 +81,20 @@ def test_tf32_is_for_a_gpu():
     config = preset("dqn", "CartPole-v1")
     with pytest.raises(ConfigError, match=r"run.precision is .tf32., but this cpu has no products in TF32"):
         make_algorithm(dataclasses.replace(config, run=RunConfig(precision="tf32", num_threads=1)))
+
+
+def test_single_precision_on_a_gpu_is_that_of_convolutions_and_recurrent_cells_too(monkeypatch):
+    """PyTorch's default rounds what these multiply to TF32."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    try:
+        for precision, rounds in (("float32", False), ("tf32", True)):
+            set_products(precision, torch.device("cuda"))
+            assert torch.backends.cudnn.allow_tf32 is rounds
+            assert torch.get_float32_matmul_precision() == ("high" if rounds else "highest")
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
 
 
 def test_an_algorithm_without_gradients_is_an_error():

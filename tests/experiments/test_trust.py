@@ -123,6 +123,14 @@ def test_f12_a_name_means_only_what_is_of_its_kind(name, field):
         create_environment(EnvConfig(**config)).reset()
 
 
+def test_f12_devices_and_plain_texts_name_no_code(stranger, monkeypatch):
+    """Although there may be packages of these names: PyTorch for GPUs brings one called cuda."""
+    run, _ = stranger
+    (run.parents[1] / "code" / "cuda").mkdir()
+    change(run, env__kwargs={"render_mode": None, "note": "json: 3, time:12"}, run__device="cuda:1")
+    assert RunDirectory(run).config.run.device == "cuda:1"
+
+
 def test_f12_a_trusted_run_is_opened(stranger, capsys, monkeypatch):
     run, mark = stranger
     monkeypatch.setattr(importing, "_trusted", set())
@@ -228,6 +236,7 @@ SIZES = {
     "deep": {"network": {"hidden_sizes": [64] * 200_000}},
     "negative": {"network": {"hidden_sizes": [-1]}},
     "a text": {"network": {"hidden_sizes": "64"}},
+    "many atoms": {"policy": "SearchPolicy", "options": {"planning": [1.0, 10.0, 10**9, [8, 4, 0.1, 0.0], 0, ""]}},
     "much to observe": {
         "observation_spec": {"kind": "TensorSpec", "shape": [50_000_000], "dtype": "float32"},
         "normalizer": None,

@@ -78,7 +78,7 @@ def test_ctrl_c_twice_stops_at_once_with_the_last_checkpoint_intact(tmp_path, wa
         terminal.type("\x03")
         wait_until(terminal.ended, 20.0, what="the end of the process")
         assert terminal.process.returncode == 130
-        assert "at once; the last checkpoint, if there is one, is intact" in terminal.read()
+        assert "at once, by a second signal; the last checkpoint, if there is one, is intact" in terminal.read()
         wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
     assert steps_of(run) == before
     assert check_saved(run) == before[-1]

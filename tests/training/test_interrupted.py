@@ -86,7 +86,7 @@ def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_inta
         return step(action)
 
     made.collector.env.step = hanging
-    with pytest.raises(StoppedError, match=r"not finished 0.05 s after the signal") as caught:
+    with pytest.raises(StoppedError, match=r"at once, 0.05 s after the signal") as caught:
         made.run()
     assert caught.value.exit_code == 143
     assert store.load_newest()[0] in range(100, 250)

@@ -18,6 +18,8 @@ from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
 
+_BESIDES = ("env_info", "untransformed")  # kept where the environment is asked to; of the first buffer, if it has them
+
 _OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed")  # of `Windows`: [n+1, N]
 
 
@@ -74,6 +76,14 @@ class MixtureSource:
                     f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
                     f"that of buffer {number} is {other}"
                 )
+        for name in _BESIDES:
+            if (spec := self.buffers[0].options.get(f"{name}_spec")) is not None:
+                other = buffer.options.get(f"{name}_spec")
+                if other is None or _layout(other) != _layout(spec):
+                    raise ShapeError(
+                        f"rows of buffer 0 keep {name}, and those of buffer {number} do not, or other parts of it; "
+                        "collect the data with the same env.info and env.untransformed, or leave these out"
+                    )
 
     def rows(self, mini_batch_size: int) -> list[int]:
         """How many rows, or sequences, of a minibatch each buffer gives.
@@ -123,7 +133,7 @@ class MixtureSource:
             for part in drawn:
                 part.__dict__.setdefault("weight", torch.ones(len(part.index), device=part.index.device))
         names = [set(part.keys()) for part in drawn]
-        if any(other != names[0] for other in names):
+        if any(other - set(_BESIDES) != names[0] - set(_BESIDES) for other in names):
             raise ShapeError(f"the buffers of a mixture have different fields: {[sorted(other) for other in names]}")
         fields: dict[str, Any] = {}
         for name in drawn[0].keys():  # noqa: SIM118

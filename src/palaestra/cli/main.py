@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stopped:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
         saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
-        _print("stopped", f"at once{saved}")
+        _print("stopped", f"{str(stopped) or 'at once'}{saved}")
         code = getattr(stopped, "exit_code", 130)
     except Exception as error:
         code = _exit_code(error)

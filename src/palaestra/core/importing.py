@@ -17,7 +17,8 @@ __all__ = ["import_extra", "import_maker", "import_module", "import_object", "im
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NAMED = re.compile(r"([\w.]+):(?!//)([\w.]*)")  # in a text; never an address such as http://localhost
+_NAMED = re.compile(r"([\w.]+):([^\W\d][\w.]*)")  # in a text: no cuda:1, and no address
+_ENVIRONMENT = re.compile(r"([\w.]+):(?!//)([\w.]*)")  # may also be an id of a registry, such as my_package:2048-v0
 _trusted: set[Path] = set()
 
 
@@ -211,7 +212,8 @@ def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[t
         Where it is named, and its name.
     """
     if isinstance(data, str):
-        names = (f"{module}:{attribute}" for module, attribute in _NAMED.findall(data))
+        pattern = _ENVIRONMENT if path.rpartition(".")[2] == "name" else _NAMED
+        names = (f"{module}:{attribute}" for module, attribute in pattern.findall(data))
         yield from ((path, name) for name in names if not is_trusted(name, directory))
     elif isinstance(data, Mapping):
         for key, value in data.items():

@@ -75,11 +75,7 @@ class DistributedConfig:
         require_at_least(self, "distributed.", grace_timeout_s=0, backoff_s=0, recover_timeout_s=0)
         require_at_least(self, "distributed.", num_gpus=0, num_gpus_per_learner=0)
         if self.mode == "async":
-            defaults = {
-                "min_finished_workers": None,
-                "max_lag": 0,
-                "grace_timeout_s": DistributedConfig.grace_timeout_s,
-            }
+            defaults = {"min_finished_workers": None, "max_lag": 0}
             if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
                 raise ConfigError(f"distributed.{given[0]} is for mode=sync; for mode=async see asynchronous.*")
         needing = {
@@ -117,8 +113,8 @@ class DistributedConfig:
     @property
     def compile_needs(self) -> str:
         """What compiled gradient steps need and do not have here, for messages; empty where they have it."""
-        elsewhere = self.num_policy_hosts or self.num_learners > 1 or self.gradient_shards
-        return "gradients of whole minibatches in one process" if elsewhere else ""
+        parts = self.num_learners > 1 or self.gradient_shards
+        return "gradients of whole minibatches in one process" if parts else ""
 
     @property
     def cuts(self) -> Any:

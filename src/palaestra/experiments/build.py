@@ -166,7 +166,7 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
     why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
     if isinstance(learner.manager, training.SelfPaced):
         why = "a robot's tasks learn at their own pace"
-    elif settings.compile_needs:
+    elif settings.num_policy_hosts or settings.compile_needs:
         why = "policy hosts and gradient workers compute eagerly"
     elif config.run.device != "cpu":
         why = f"on {config.run.device} it is asked for with --compile"

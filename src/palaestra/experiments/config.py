@@ -176,12 +176,6 @@ class ExperimentConfig:
             object.__setattr__(self, "algorithm", dataclasses.replace(self.algorithm, **own))
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
-        beside = self.trainer.eval_async and self.distributed.runtime == "process"
-        if beside and self.run.eval_vectorization == "process":
-            raise ConfigError(
-                "run.eval_vectorization is process, but with trainer.eval_async a worker of distributed.runtime "
-                "evaluates, which may start no processes; leave one of the three out"
-            )
         if (number := self.trainer.episodes_per_iteration) is not None:
             given = "distributed.mode=async" if self.distributed.mode == "async" else ""
             if given := given or ("env.num_ready" if self.env.num_ready is not None else ""):

@@ -304,7 +304,8 @@ def collect_data(
         ConfigError: the folder exists, or `steps` is less than 1.
     """
     require_new(directory, steps=steps)
-    with create_environment(env.for_evaluation(env.num_envs), seed=seed) as made:
+    plain = replace(env.for_evaluation(env.num_envs), info=env.info, untransformed=env.untransformed)
+    with create_environment(plain, seed=seed) as made:
         actor = RandomPolicy(made.observation_spec, made.action_spec) if policy is None else policy
         actor.generator.manual_seed(RunSeeds(seed).integer("acting"))
         buffer = _unbounded(actor, made, env.num_envs)

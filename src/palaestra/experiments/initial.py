@@ -36,6 +36,14 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             f"distributed.{given[0]} is {settings[given[0]]}, but this run has no workers; give distributed.runtime as "
             "local, process or ray, or leave it out"
         )
+    if config.distributed.mode == "async" and "grace_timeout_s" in given:
+        raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
+    beside = config.trainer.eval_async and config.distributed.runtime == "process"
+    if beside and config.run.eval_vectorization == "process":
+        raise ConfigError(
+            "run.eval_vectorization is process, but with trainer.eval_async a worker of distributed.runtime evaluates, "
+            "which may start no processes; leave one of the three out"
+        )
     source = config.run.initial_policy
     if source is None:
         return config

@@ -237,11 +237,15 @@ def _search(
                 if stop.received is not None:
                     leave.set()
         except KeyboardInterrupt as stopped:  # of a trial, or of someone who ended only its processes
-            raise StoppedError("trials are saved", stop.exit_code) if stop.received else stopped from None
+            raise (
+                StoppedError("the study is saved, and the same call goes on", stop.exit_code)
+                if stop.received
+                else stopped
+            ) from None
         finally:
             leave.set()  # trials in other threads end as after Ctrl-C
     if stop.received is not None:
-        raise StoppedError("trials are saved", stop.exit_code)
+        raise StoppedError("the study is saved, and the same call goes on", stop.exit_code)
 
 
 def _number_asked(study: Any) -> int:

@@ -157,7 +157,7 @@ class MultiAgentEnvs(Closeable):
 
         Raises:
             EnvError: an environment raised; names it.
-            SpecError: a state is not as `state_spec` says.
+            EnvError: a state is not as `state_spec` says.
             NonFiniteError: a state is NaN or infinite.
         """
         return [self._state_of(number, lane) for number, lane in enumerate(self._lanes)]

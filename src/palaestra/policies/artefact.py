@@ -42,7 +42,7 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
-_FACTORIES = (torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.rand, torch.randn, torch.zeros)
+_OF_SHAPES = (torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros)
 
 
 def save_policy(policy: Policy, directory: str | Path) -> None:
@@ -268,13 +268,22 @@ class _Sized(TorchFunctionMode):
         self._left = 20 * saved + 10**7
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FACTORIES:
-            given = [*args, *(kwargs or {}).values()]
-            sizes = given[0] if given and isinstance(given[0], list | tuple) else given
-            self._left -= math.prod(size for size in sizes if type(size) is int)
-            if self._left < 0:
-                raise ValueError("it asks for far more memory than its weights do")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _OF_SHAPES:
+            sizes = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+            self._take(math.prod(size for size in sizes if type(size) is int))
+        elif func is torch.eye:
+            self._take(args[0] ** 2)
+        elif func is torch.linspace:
+            self._take(kwargs.get("steps", args[2] if len(args) > 2 else 0))
+        elif func is torch.arange:
+            self._take(max(args, default=0) - min(0, *args))
+        return func(*args, **kwargs)
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0 or count < 0:
+            raise ValueError("it asks for far more memory than its weights do, or for less than none")
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:
@@ -283,7 +292,7 @@ def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig
         policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} does not describe a {cls.__name__} ({reason}); save the policy again") from error
     return policy

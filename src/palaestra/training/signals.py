@@ -12,7 +12,7 @@ _LONGEST_GRACE_S = 1e8  # a timer of the system takes no longer
 
 
 class StoppedError(KeyboardInterrupt):
-    """A second signal, or no time left after the first: the run stops at once.
+    """A signal ended what was under way: at once after a second one, or when no time was left after the first.
 
     Args:
         why: for people.
@@ -61,9 +61,9 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM:
-            raise StoppedError(f"not finished {self._grace_s} s after the signal", self.exit_code)
+            raise StoppedError(f"at once, {self._grace_s} s after the signal", self.exit_code)
         if self.received is not None:
-            raise StoppedError("a second signal", 128 + number)
+            raise StoppedError("at once, by a second signal", 128 + number)
         self.received = number
         if self._grace_s is not None:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle)
