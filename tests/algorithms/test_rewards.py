@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import palaestra
 from palaestra import Collector, EnvConfig, Trainer, TrainerConfig, create_environment
 from palaestra.algorithms import ALGORITHMS, RewardConfig, RewardWeights
 from palaestra.algorithms.parts import kept_besides
 from palaestra.core import Batch, ConfigError
+from palaestra.experiments import collect_data
 from palaestra.policies import Phase
 from tests.cli.parts import exit_code
 
@@ -127,9 +129,53 @@ def test_a_constrained_run_resumes_bit_for_bit(tmp_path, monkeypatch):
         assert torch.equal(again[key], value), key
     assert any("reward_weights" in key and float(value[1]) > 0 for key, value in whole.items())
     rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["eval/return_mean"] == rows[-1]["eval/info/reward_0"] + rows[-1]["eval/info/reward_1"]
+    assert rows[-1]["eval/return_mean"] == rows[-1]["eval/info/reward_0"]  # what has no threshold
+    info = json.loads((tmp_path / "runs/whole/run.json").read_text())
+    assert info["best_return"] == rows[-1]["eval/return_mean"]  # of the newest policy, whatever came before
     assert rows[-1]["eval/info/reward_0"] in (2, 10)
     assert rows[-1]["learning/reward_weight/0"] == 1 and rows[-1]["learning/reward_weight/1"] > 0
+
+
+def test_the_best_policy_is_the_best_by_the_weights(tmp_path, monkeypatch):
+    """What costs most by the plain sum is best where costs count nothing."""
+    monkeypatch.chdir(tmp_path)
+    rewards = ("--algorithm.rewards.weights", "1", "0")
+    short = ("--trainer.total-env-steps", "2000", "--trainer.eval-every-steps", "500", "--run.no-tensorboard")
+    options = ("--env.num-envs", "8", "--algorithm.learning-rate", "0.01", *rewards, *short, "--run.name", "run")
+    assert exit_code("train", "a2c", BARGAIN, *options) == 0
+    found = palaestra.experiments.evaluate_run("runs/run", episodes=4)
+    assert (found.return_mean, found.parts["reward_1"]) == (10, -10)
+
+
+def test_other_weights_of_a_resumed_run_are_those_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"algorithm__rewards__weights": (1.0, 0.0), "trainer__total_env_steps": 64, "trainer__eval_episodes": 0}
+    palaestra.train("a2c", BARGAIN, **settings, run__name="run", run__tensorboard=False)
+    done = palaestra.resume("run", algorithm__rewards__weights=(5.0, 7.0), trainer__total_env_steps=128)
+    last = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
+    assert [last[f"learning/reward_weight/{number}"] for number in range(2)] == [5.0, 7.0]
+
+
+def test_vectors_of_data_are_learned_from_by_their_weights(tmp_path):
+    """Data of numbers do not fit, which is said before anything starts."""
+    data, numbers = str(tmp_path / "vectors"), str(tmp_path / "numbers")
+    collect_data(None, EnvConfig(name=BARGAIN), data, steps=60)
+    collect_data(None, EnvConfig(name=f"{__name__}:Plain"), numbers, steps=60)
+    settings = {"trainer__total_env_steps": 20, "run__directory": str(tmp_path / "runs"), "run__tensorboard": False}
+    settings |= {"algorithm__rewards__weights": (1.0, 0.5), "algorithm__mini_batch_size": 8}
+    assert palaestra.train("discrete_cql", BARGAIN, offline__data=data, **settings).result.status == "done"
+    with pytest.raises(ConfigError, match=r"its rewards have the shape \(\), but \(2,\) are needed"):
+        palaestra.train("discrete_cql", BARGAIN, offline__data=numbers, **settings)
+
+
+class Plain(Bargain):
+    """Its rewards are numbers."""
+
+    reward_space = None
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, float(reward.sum()), *rest
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import os
 import resource
 import shutil
 import sys
@@ -17,6 +18,7 @@ import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.core import CheckpointError, ConfigError, import_maker, importing
 from palaestra.experiments import RunDirectory
+from palaestra.experiments.trust import sign
 from tests.cli.parts import exit_code, output
 
 EVIL = """
@@ -98,6 +100,8 @@ STRANGE = {
         "env__kwargs": {"name": "palaestra.experiments.stats:np.load", "kwargs": {"file": "x", "allow_pickle": True}},
     },
     "number after the colon": {"env__name": "evil_code:0"},
+    "path with underscores": {"env__name": "x", "note": {"env__name": "evil_code:2048-v0"}},
+    "escape in a call": {"env__wrappers": ["RewardMap(function='evil_code\\x3arun')"]},
     "library where code is named": {"run__callbacks": ["pettingzoo:utils.parallel_to_aec"]},
     "installed elsewhere": {"env__name": "pygments:lex", "env__kwargs": {"code": "", "lexer": 0}},
 }
@@ -127,7 +131,7 @@ def test_f12_devices_and_plain_texts_name_no_code(stranger, monkeypatch):
     """Although there may be packages of these names: PyTorch for GPUs brings one called cuda."""
     run, _ = stranger
     (run.parents[1] / "code" / "cuda").mkdir()
-    change(run, env__kwargs={"render_mode": None, "note": "json: 3, time:12"}, run__device="cuda:1")
+    change(run, env__kwargs={"render_mode": None, "note": "json: 3"}, run__device="cuda:1")
     assert RunDirectory(run).config.run.device == "cuda:1"
 
 
@@ -236,6 +240,7 @@ SIZES = {
     "deep": {"network": {"hidden_sizes": [64] * 200_000}},
     "negative": {"network": {"hidden_sizes": [-1]}},
     "a text": {"network": {"hidden_sizes": "64"}},
+    "many layers": {"network": {"recurrent": "attention", "recurrent_size": 4, "attention_layers": 5000}},
     "many atoms": {"policy": "SearchPolicy", "options": {"planning": [1.0, 10.0, 10**9, [8, 4, 0.1, 0.0], 0, ""]}},
     "much to observe": {
         "observation_spec": {"kind": "TensorSpec", "shape": [50_000_000], "dtype": "float32"},
@@ -299,14 +304,77 @@ def test_f12_a_terminal_shows_what_a_stranger_wrote_and_does_not_obey_it(strange
     assert not {"\x1b", "\x07"} & set(said)
 
 
-def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger):
+def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger, monkeypatch):
     run, _ = stranger
+    monkeypatch.setattr(importing, "_trusted", set())
     secret = run.parent / "secret"
     secret.write_text("the password")
     (run / "videos").mkdir(exist_ok=True)
     (run / "videos" / "film.gif").symlink_to(secret)
     (run / "videos" / "film.mp4").symlink_to(secret)
-    assert exit_code("report", str(run)) == 0
+    assert exit_code("report", str(run), "--trust") == 0
     page = (run / "report.html").read_text()
     assert base64.b64encode(b"the password").decode() not in page
     assert "data:image/gif" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("report.html", "link"), ("run.lock", "dangling link"), ("videos/play.mp4", "pipe"), ("metrics.jsonl", "pipe")],
+)
+def test_f12_a_run_with_links_or_devices_is_not_opened(stranger, name, kind, capsys):
+    """Through them, writing a report or a film would reach any file of the reader."""
+    run, _ = stranger
+    (run / name).unlink(missing_ok=True)
+    secret = run.parents[1] / "secret"
+    if kind == "link":
+        secret.write_text("the password")
+    if kind == "pipe":
+        os.mkfifo(run / name)
+    else:
+        (run / name).symlink_to(secret)
+    for verb in VERBS:
+        assert exit_code(verb, *[str(run)] * (2 if verb == "compare" else 1)) == 2
+        assert "is a link or a device" in output(capsys)
+    assert secret.exists() == (kind == "link") and (kind != "link" or secret.read_text() == "the password")
+
+
+@pytest.mark.parametrize("beside", [".", "..", "../.."])
+def test_f12_what_lies_beside_a_run_may_have_been_packed_with_it(stranger, monkeypatch, beside):
+    run, mark = stranger
+    home = run.parents[2]
+    place = (run / beside).resolve()
+    (place / "evil_beside.py").write_text(EVIL.format(mark=str(mark)))
+    (place / "__init__.py").touch()
+    (run.parent / "__init__.py").touch()
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    change(run, env__name=".".join([*place.relative_to(home).parts, "evil_beside"]) + ":run")
+    assert exit_code("eval", str(run)) == 2
+    assert not mark.exists()
+
+
+def test_f12_what_writes_or_connects_as_a_stranger_says_is_refused(stranger, capsys):
+    run, _ = stranger
+    for settings in (
+        {"env__wrappers": ["RecordVideo(directory='/tmp/elsewhere')"]},
+        {"env__wrappers": [], "distributed__address": "ray://127.0.0.1:1"},
+    ):
+        change(run, **settings)
+        assert exit_code("eval", str(run)) == 2
+        assert "would write files of its choice or connect elsewhere" in output(capsys)
+
+
+def test_f12_a_signature_is_of_what_the_configuration_names_alone(stranger):
+    """A run of this user may have been somebody else's meanwhile."""
+    run, mark = stranger
+    change(run, env__name="mine:Env")
+    (run / "run.json").write_text(json.dumps({**RunDirectory(run).info, "signature": sign(run)}))
+    file = run / "policy" / "policy.json"
+    policy = json.loads(file.read_text())
+    policy["network"]["encoder"] = "evil_code:run"
+    file.write_text(json.dumps(policy))
+    assert RunDirectory(run).config.env.name == "mine:Env"
+    with pytest.raises(ConfigError, match=r"palaestra.core.trust"):
+        palaestra.load_policy(file.parent)
+    assert not mark.exists()

@@ -53,6 +53,7 @@ class HindsightSampler(Sampler):
             raise ConfigError(f"HindsightSampler(share={share}): give a probability in [0, 1]")
         self.reward, self.terminated = reward, terminated
         self.strategy, self.share, self.base = strategy, share, UniformSampler() if base is None else base
+        self._reward_shape: tuple[int, ...] = ()
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         return self.base.starts(buffer, count, length, generator)
@@ -63,6 +64,7 @@ class HindsightSampler(Sampler):
             raise ShapeError(
                 "hindsight needs observations with the keys 'observation', 'achieved_goal', 'desired_goal'"
             )
+        self._reward_shape = tuple(batch.reward.shape[2:])
         index = batch.index.numpy()
         uniform = torch.rand(2, len(index), generator=generator, dtype=torch.float64).numpy()
         changed = np.flatnonzero(uniform[0] < self.share)
@@ -98,10 +100,11 @@ class HindsightSampler(Sampler):
 
     def _computed(self, function: Callable[..., Any], name: str, achieved: np.ndarray, desired: np.ndarray) -> Any:
         given = np.asarray(function(achieved, desired, {}), np.float32)
-        if given.shape != achieved.shape[:-1]:
+        needed = achieved.shape[:-1] + (self._reward_shape if name == "reward" else ())
+        if given.shape != needed:
             raise ShapeError(
                 f"{name}(achieved_goal, desired_goal, info) gave shape {given.shape} for goals {achieved.shape}; "
-                f"it must compute all rows at once and give {achieved.shape[:-1]}"
+                f"it must compute all rows at once and give {needed}"
             )
         return torch.from_numpy(given)
 

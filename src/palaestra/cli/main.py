@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
             stream.reconfigure(errors="replace")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[_handler()])
     try:
         if verb in ("", "-h", "--help", "help"):
             print(_USAGE, end="")
@@ -151,6 +151,14 @@ def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
         console.print(_plain(line), markup=False, soft_wrap=True)
     for note in notes:
         console.print(_plain(note), markup=False, soft_wrap=True)
+
+
+def _handler() -> logging.Handler:
+    handler, formatter = logging.StreamHandler(), logging.Formatter("%(levelname)s  %(message)s")
+    handler.setFormatter(formatter)
+    shown = formatter.format
+    formatter.format = lambda record: _plain(shown(record))
+    return handler
 
 
 def _plain(line: str) -> str:

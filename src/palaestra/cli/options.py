@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from palaestra.core import ConfigError, Schedule
+from palaestra.core.errors import printable
 from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
 from palaestra.experiments.config import Setting, algorithms_with, meant, settings_of
@@ -41,7 +42,7 @@ class JsonOptions:
             record: JSON values, for `--json`.
             text: for people.
         """
-        print(json.dumps(record) if self.json else text)
+        print(json.dumps(record) if self.json else printable(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """
     table = Table(Column(head[0], overflow="fold"), *head[1:], box=None)
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*(escape(printable(str(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else _NO_LIMIT, emoji=False).print(table)
 
 

@@ -1,6 +1,7 @@
 """Objects by name: `my_package.module:attribute` on the Python path, never a registry."""
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -17,9 +18,10 @@ __all__ = ["import_extra", "import_maker", "import_module", "import_object", "im
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NAMED = re.compile(r"([\w.]+):([^\W\d][\w.]*)")  # in a text: no cuda:1, and no address
-_ENVIRONMENT = re.compile(r"([\w.]+):(?!//)([\w.]*)")  # may also be an id of a registry, such as my_package:2048-v0
+_NAMED = re.compile(r"(?<![\w.])([\w.]++):(\w[\w.]*)")  # also an id of a registry, such as my_package:2048-v0
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 _trusted: set[Path] = set()
+_trusted_names: set[tuple[Path, str]] = set()
 
 
 def import_module(module_name: str, name: str) -> Any:
@@ -42,6 +44,8 @@ def import_module(module_name: str, name: str) -> Any:
         )
     if not _MODULE.fullmatch(module_name):
         raise ConfigError(f"{name!r} names the module {module_name!r}, which an import statement could not name")
+    if ":" in name and not re.match(r"\w", name.partition(":")[2]):
+        raise ConfigError(f"{name!r} names nothing in the module {module_name!r}; write my_package.module:attribute")
     try:
         return importlib.import_module(module_name)
     except PalaestraError:
@@ -170,32 +174,50 @@ def code_of(name: str) -> Path | None:
     return Path(str(places[0]), *inner).resolve() if places[0] else Path()
 
 
-def trust(directory: str | Path) -> None:
+def trust(directory: str | Path, name: str | None = None) -> None:
     """Lets this process import the code that files below a directory name, wherever that code lies.
 
     Args:
         directory: of a run, of a group of runs, or a folder of them.
+        name: only this code; all of it by default.
     """
-    _trusted.add(Path(directory).resolve())
+    if name is None:
+        _trusted.add(Path(directory).resolve())
+    else:
+        _trusted_names.add((Path(directory).resolve(), name))
+
+
+def trusts(directory: str | Path) -> bool:
+    """Whether everything that files of a directory ask for was allowed by `trust`.
+
+    Args:
+        directory: of the files.
+    """
+    return any(Path(directory).resolve().is_relative_to(trusted) for trusted in _trusted)
 
 
 def is_trusted(name: str, directory: str | Path) -> bool:
     """Whether code may be imported because a file of a directory names it.
 
     It may if the directory was trusted; else if it is this library's own, and not what a module of it imports from
-    elsewhere; or if the code lies in the working directory: neither installed there, nor within `directory` or a run.
+    elsewhere; or if the code lies in the working directory as a module or a package: neither installed there, nor in
+    the folder of it that holds `directory`, nor in a run.
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.
         directory: of the file.
     """
-    code, run = code_of(name), Path(directory).resolve()
-    if code is None or any(run.is_relative_to(trusted) for trusted in _trusted):
+    code, run, here = code_of(name), Path(directory).resolve(), Path.cwd()
+    if code is None or trusts(run) or any((place, name) in _trusted_names for place in (run, *run.parents)):
         return True
     if code.is_relative_to(_PACKAGE):
         return _is_of_this_library(name)
-    own = code.is_relative_to(Path.cwd()) and not {"site-packages", "dist-packages"} & set(code.parts)
-    return own and not code.is_relative_to(run) and not in_run(code)
+    if not code.is_relative_to(here) or {"site-packages", "dist-packages"} & set(code.parts) or in_run(code):
+        return False
+    if run.is_relative_to(here) and code.is_relative_to(Path(here, *run.relative_to(here).parts[:1])):
+        return False  # somebody may have packed it beside the run
+    packages = [place for place in code.parents if place != here and place.is_relative_to(here)]
+    return all((place / "__init__.py").is_file() for place in packages)
 
 
 def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[tuple[str, str]]:
@@ -212,9 +234,12 @@ def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[t
         Where it is named, and its name.
     """
     if isinstance(data, str):
-        pattern = _ENVIRONMENT if path.rpartition(".")[2] == "name" else _NAMED
-        names = (f"{module}:{attribute}" for module, attribute in pattern.findall(data))
+        names = [] if _DEVICE.fullmatch(data) else _NAMED.findall(data)
+        names = dict.fromkeys(f"{module}:{attribute}" for module, attribute in names)
         yield from ((path, name) for name in names if not is_trusted(name, directory))
+        if "\\" in data:  # in a call, which is read as Python
+            with contextlib.suppress(ConfigError):
+                yield from strange_code(parse_call(data, "", "")[1], directory, path)
     elif isinstance(data, Mapping):
         for key, value in data.items():
             yield from strange_code(value, directory, f"{path}.{key}".lstrip("."))

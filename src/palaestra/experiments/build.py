@@ -30,7 +30,7 @@ from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import RunningPool, TeamLearner
-from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
+from palaestra.multiagent import AgentsConfig, AgentSpec, is_multi_agent, team_specs
 from palaestra.nn import compiler_missing
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
@@ -52,10 +52,8 @@ def learner_of(config: ExperimentConfig) -> Learner:
     """
     if is_multi_agent(config.env.name):
         return TeamLearner(config)
-    if config.agents.mapping or config.agents.policies:
-        raise ConfigError(
-            f"agents.mapping and agents.policies are for environments with many agents, and {config.env.name} has one"
-        )
+    if config.agents != AgentsConfig():
+        raise ConfigError(f"settings of agents are for environments with many of them, and {config.env.name} has one")
     single = issubclass(algorithm_class(config.algorithm_name), Algorithm)
     return SingleLearner(config) if single else RobotLearner(config)
 

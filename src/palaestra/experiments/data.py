@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -214,8 +215,9 @@ def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...])
     if given != needed:
         return f"its observations are {given}, but {needed} is needed"
     reward = buffer.options.get("reward_spec")
-    if reward is not None and reward.shape != reward_shape:
-        return f"its rewards have the shape {reward.shape}, but {reward_shape or 'numbers'} are needed"
+    given_shape = () if reward is None else reward.shape
+    if given_shape != reward_shape:
+        return f"its rewards have the shape {given_shape}, but {reward_shape or 'numbers'} are needed"
     actions = spec_leaves(buffer.options["action_spec"])
     if actions not in (spec_leaves(policy.action_spec), spec_leaves(policy.raw_action_spec)):
         return (
@@ -395,6 +397,8 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
         CheckpointError: the folder holds no data set, or it is damaged.
         ConfigError: Minari is not installed, refuses the id, or would change the data.
     """
+    if not re.search(r"-v\d+$", dataset_id):
+        raise ConfigError(f"Minari's ids end with a version: {dataset_id}-v0, say, and not {dataset_id!r}")
     buffer = ReplayBuffer.load(directory)
     observations, actions = (space_from_spec(buffer.options[name]) for name in ("observation_spec", "action_spec"))
     try:

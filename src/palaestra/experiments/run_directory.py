@@ -21,7 +21,7 @@ from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, pr
 from palaestra.core.files import fingerprint, replace_text
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
 from palaestra.experiments.records import crash_of, is_number, provenance, read_evaluations
-from palaestra.experiments.trust import require_trust, sign
+from palaestra.experiments.trust import require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
 
 __all__ = ["RunDirectory", "changed_config", "changes_between", "find_run", "find_runs", "list_groups", "list_runs"]
@@ -99,6 +99,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
+        require_plain(self.path)
         data = read_config(self.path / "config.yaml")
         require_trust(data, self.path)
         if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
@@ -322,7 +323,7 @@ def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
         ConfigError: it is a group of several.
     """
     if str(name) == "last" and (runs := list_runs(root)):
-        return RunDirectory(max(runs, key=_begun))
+        name = max(runs, key=_begun)
     found = find_runs([name], root)
     if len(found) > 1:
         raise ConfigError(f"{name} is a group of {len(found)} runs; name one of them, such as {found[0].path}")
@@ -346,9 +347,11 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 runs = sorted(path.glob("*/config.yaml"), key=_natural)
                 if not runs:
                     raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
+                require_plain(path)
                 found += [RunDirectory(config.parent) for config in runs]
                 break
             if (path / "config.yaml").is_file():
+                require_plain(path)
                 found.append(RunDirectory(path))
                 break
         else:

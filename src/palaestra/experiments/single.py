@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import torch
 
-from palaestra.algorithms import Algorithm
+from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.distributed import CollectorFactory, ShardedReplay
@@ -74,7 +74,8 @@ class SingleLearner(PolicyLearner):
         _ = self._sampler  # an environment is played to see that hindsight is possible
 
     def load_data(self) -> dict[str, ReplayBuffer]:
-        loaded = load_for(self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name)
+        given = self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name
+        loaded = load_for(*given, reward_shape=self._made[1][2].shape)
         return {} if loaded is None else {POLICY: loaded}
 
     def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
@@ -109,7 +110,8 @@ class SingleLearner(PolicyLearner):
         return OfflineFirst(collector, data, updates) if updates else collector
 
     def evaluation(self) -> Evaluate:
-        return functools.partial(learner.evaluate_one, self.config)
+        weights = objective_of(self.config.algorithm)
+        return functools.partial(learner.evaluate_one, self.config, reward_weights=weights)
 
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         return {POLICY: load_policy(path / "policy")}  # without making an environment

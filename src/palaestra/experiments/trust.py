@@ -4,13 +4,15 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from palaestra.core import ConfigError, trust
-from palaestra.core.importing import code_of, strange_code
+from palaestra.core.errors import printable
+from palaestra.core.importing import code_of, strange_code, trusts
 from palaestra.envs.suites import envpool
 from palaestra.multiagent import pettingzoo
 
@@ -35,8 +37,16 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     """
     strange = strange_code(config, directory)
     names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
-    if names and _signed(directory):
-        trust(directory)
+    reaches = [] if trusts(directory) else [*_reaches(config)]
+    if (names or reaches) and _signed(directory):
+        for _, name in names:
+            trust(directory, name)
+    elif reaches:
+        raise ConfigError(
+            f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
+            f"elsewhere: {'; '.join(reaches)}. If you know where the run comes from, give --trust, or call "
+            "palaestra.core.trust(directory)"
+        )
     elif names:
         listed = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
         raise ConfigError(
@@ -44,6 +54,43 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
             f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. If you know "
             "where the run comes from, give --trust, or call palaestra.core.trust(directory)"
         )
+
+
+def require_plain(directory: Path) -> None:
+    """Refuses a folder with links or devices in it, through which reading and writing would reach other files.
+
+    Args:
+        directory: of a run, or of a group.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    folders = [] if trusts(directory) else [directory]
+    for folder in folders:
+        try:
+            entries = [*os.scandir(folder)]
+        except OSError:
+            continue  # a run that goes on removes folders, and what cannot be read is missed where it is needed
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            elif entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or not Path(entry.path).exists()):
+                raise ConfigError(
+                    f"{printable(entry.path)} is a link or a device, through which a stranger's run could reach your "
+                    "files. If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+                )
+
+
+def _reaches(data: Any, path: str = "") -> Iterator[str]:
+    """What writes where it is told to, or connects to an address."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _reaches(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _reaches(value, path)
+    elif isinstance(data, str) and ("RecordVideo" in data or re.split(r"\.|__", path)[-1] == "address"):
+        yield f"{path} = {data!r}"
 
 
 def sign(directory: Path) -> str | None:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def load_policy(
         )
     tensors = _tensors(directory, data)
     config = _network_config(data, directory / _JSON, network)
-    with _Sized(sum(tensor.numel() for tensor in tensors.values())):
+    with _Sized(tensors.values()):
         policy = _built(known[name], data, config, directory / _JSON)
     try:
         policy.load_state_dict(tensors)
@@ -263,9 +263,10 @@ def _importable(name: str, path: Path) -> Any:
 class _Sized(TorchFunctionMode):
     """Refuses to make tensors of more numbers than were saved justify, before memory is asked for."""
 
-    def __init__(self, saved: int) -> None:
+    def __init__(self, saved: Collection[torch.Tensor]) -> None:
         super().__init__()
-        self._left = 20 * saved + 10**7
+        self._left = 20 * sum(tensor.numel() for tensor in saved) + 10**7
+        self._calls_left = 20 * len(saved) + 1000
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -281,9 +282,9 @@ class _Sized(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _take(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0 or count < 0:
-            raise ValueError("it asks for far more memory than its weights do, or for less than none")
+        self._left, self._calls_left = self._left - count, self._calls_left - 1
+        if self._left < 0 or self._calls_left < 0 or count < 0:
+            raise ValueError("it asks for far more than its weights do, or for less than nothing")
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:

@@ -123,6 +123,7 @@ def evaluate(
     seeds: Sequence[int] = (),
     generator_seed: int = 0,
     time_limit_s: float | None = None,
+    reward_weights: Sequence[float] = (),
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
@@ -137,6 +138,7 @@ def evaluate(
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.
+        reward_weights: of a vector of rewards; returns are then weighted sums, instead of sums.
 
     Raises:
         ConfigError: no episode is asked for, or none ended within the time limit; or environments are stepped as they
@@ -153,7 +155,14 @@ def evaluate(
             finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
         env.interrupted = True
+    if reward_weights:
+        finished = [_weighted(episode, reward_weights) for episode in finished]
     return evaluation_of(finished, list(seeds), deterministic=deterministic)
+
+
+def _weighted(episode: Episode, weights: Sequence[float]) -> Episode:
+    earned = sum(weight * episode.info[f"reward_{number}"] for number, weight in enumerate(weights))
+    return episode._replace(episode_return=earned)
 
 
 def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:

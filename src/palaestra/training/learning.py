@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, Shap
 from palaestra.rollout import CollectInfo
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
 
-__all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
+__all__ = ["Averages", "LearningRecord", "ask_for_episodes", "is_best"]
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
@@ -420,3 +421,15 @@ def episodes_of_each(number: int, num_lanes: int) -> int:
 
 def _of_whole_episodes(source: Any) -> bool:
     return bool(getattr(source, "options", {}).get("complete_episodes_only"))
+
+
+def is_best(return_mean: float, before: float | None, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+    """Whether an evaluation counts as the best. With constraints the newest does: returns do not tell how they are met.
+
+    Args:
+        return_mean: of the evaluation.
+        before: of the best before it.
+        algorithms: that learn, by policy name.
+    """
+    constrained = any(one.rewards is not None and one.rewards.learns for one in algorithms.values())
+    return constrained or before is None or math.isnan(before) or return_mean >= before

@@ -1,7 +1,6 @@
 """`Trainer`: the one training loop."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from palaestra.training.callbacks import Callback, Evaluated, callback_states, l
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
-from palaestra.training.learning import LearningRecord, ask_for_episodes
+from palaestra.training.learning import LearningRecord, ask_for_episodes, is_best
 from palaestra.training.loggers import Logger, LoggerGroup, plain_row
 from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
 from palaestra.training.signals import StopSignals
@@ -277,7 +276,7 @@ class Trainer:
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
         self._evaluation, before = evaluation, self.best_return
-        best = before is None or math.isnan(before) or evaluation.return_mean >= before
+        best = is_best(evaluation.return_mean, before, self.algorithms)
         self.best_return = evaluation.return_mean if best else before
         for callback in self.callbacks:
             try:
