@@ -200,8 +200,8 @@ def is_trusted(name: str, directory: str | Path) -> bool:
     """Whether code may be imported because a file of a directory names it.
 
     It may if the directory was trusted; else if it is this library's own, and not what a module of it imports from
-    elsewhere; or if the code lies in the working directory as a module or a package: neither installed there, nor in
-    the folder of it that holds `directory`, nor in a run.
+    elsewhere; or if the code lies in the working directory: neither installed there, nor in the folder of it that
+    holds `directory`, nor in a run.
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.
@@ -214,10 +214,8 @@ def is_trusted(name: str, directory: str | Path) -> bool:
         return _is_of_this_library(name)
     if not code.is_relative_to(here) or {"site-packages", "dist-packages"} & set(code.parts) or in_run(code):
         return False
-    if run.is_relative_to(here) and code.is_relative_to(Path(here, *run.relative_to(here).parts[:1])):
-        return False  # somebody may have packed it beside the run
-    packages = [place for place in code.parents if place != here and place.is_relative_to(here)]
-    return all((place / "__init__.py").is_file() for place in packages)
+    # somebody may have packed it beside the run
+    return not (run.is_relative_to(here) and code.is_relative_to(Path(here, *run.relative_to(here).parts[:1])))
 
 
 def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ def learner_of(config: ExperimentConfig) -> Learner:
     if is_multi_agent(config.env.name):
         return TeamLearner(config)
     if config.agents != AgentsConfig():
-        raise ConfigError(f"settings of agents are for environments with many of them, and {config.env.name} has one")
+        raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
     single = issubclass(algorithm_class(config.algorithm_name), Algorithm)
     return SingleLearner(config) if single else RobotLearner(config)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from palaestra import distributed
-from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
 from palaestra.core.importing import import_maker, parse_call
@@ -483,9 +483,8 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
         return config.run.num_threads or most
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
         return 1
-    algorithm: Any = config.algorithm
-    whole = int(getattr(algorithm, "unroll_length", 0)) * config.env.num_envs
-    rows = getattr(algorithm, "mini_batch_size", None) or whole
+    whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
+    rows = getattr(config.algorithm, "mini_batch_size", None) or whole
     return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
 
 
@@ -555,7 +554,8 @@ def evaluate_one(
     env, lanes = evaluation_environment(config, seed, evaluation_count(config, episodes))
     with env:
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
-        evaluation = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+        sums = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+    evaluation = sums.weighted(objective_of(config.algorithm))
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     return evaluation
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import torch
 
-from palaestra.algorithms import Algorithm, objective_of
+from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.distributed import CollectorFactory, ShardedReplay
@@ -110,8 +110,7 @@ class SingleLearner(PolicyLearner):
         return OfflineFirst(collector, data, updates) if updates else collector
 
     def evaluation(self) -> Evaluate:
-        weights = objective_of(self.config.algorithm)
-        return functools.partial(learner.evaluate_one, self.config, reward_weights=weights)
+        return functools.partial(learner.evaluate_one, self.config)
 
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         return {POLICY: load_policy(path / "policy")}  # without making an environment

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,19 @@ class Evaluation:
     where many agents were evaluated, also what each agent and policy earned."""
     env_ids: list[int] = field(default_factory=list)
     """In which environment each episode was played."""
+    rewards: list[list[float]] = field(default_factory=list)
+    """Of vectors of rewards, what every episode earned of each; nothing where a reward is a number."""
+
+    def weighted(self, weights: Sequence[float]) -> "Evaluation":
+        """The same episodes with weighted sums as their returns, instead of sums.
+
+        Args:
+            weights: [K] of a vector of rewards; nothing leaves all as it is.
+        """
+        if not weights:
+            return self
+        mean, std, interval, returns = _statistics([float(np.dot(weights, earned)) for earned in self.rewards])
+        return replace(self, return_mean=mean, return_std=std, return_ci95=interval, returns=returns)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -123,7 +136,6 @@ def evaluate(
     seeds: Sequence[int] = (),
     generator_seed: int = 0,
     time_limit_s: float | None = None,
-    reward_weights: Sequence[float] = (),
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
@@ -138,7 +150,6 @@ def evaluate(
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.
-        reward_weights: of a vector of rewards; returns are then weighted sums, instead of sums.
 
     Raises:
         ConfigError: no episode is asked for, or none ended within the time limit; or environments are stepped as they
@@ -155,14 +166,7 @@ def evaluate(
             finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
         env.interrupted = True
-    if reward_weights:
-        finished = [_weighted(episode, reward_weights) for episode in finished]
     return evaluation_of(finished, list(seeds), deterministic=deterministic)
-
-
-def _weighted(episode: Episode, weights: Sequence[float]) -> Episode:
-    earned = sum(weight * episode.info[f"reward_{number}"] for number, weight in enumerate(weights))
-    return episode._replace(episode_return=earned)
 
 
 def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:
@@ -250,16 +254,22 @@ def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministi
         seeds: lane seeds of their environments.
         deterministic: whether the policy took its most probable or most valuable action.
     """
-    returns = [episode.episode_return for episode in episodes]
-    mean = float(np.mean(returns))
-    std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
-    half = 1.96 * std / math.sqrt(len(returns))
+    mean, std, interval, returns = _statistics([episode.episode_return for episode in episodes])
     length = float(np.mean([episode.length for episode in episodes]))
     infos = AverageOf("", lambda episode: episode.info, window=len(episodes))
     infos.add(0, episodes)
-    interval, parts = (mean - half, mean + half), dict(infos.result())
-    lanes = [episode.env_id for episode in episodes]
-    return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts, lanes)
+    parts, lanes = dict(infos.result()), [episode.env_id for episode in episodes]
+    names = [name for number in range(len(parts)) if (name := f"reward_{number}") in episodes[0].info]
+    rewards = [[episode.info[name] for name in names] for episode in episodes] if names else []
+    return Evaluation(mean, std, interval, length, len(returns), seeds, deterministic, returns, parts, lanes, rewards)
+
+
+def _statistics(returns: list[float]) -> tuple[float, float, tuple[float, float], list[float]]:
+    """Mean, standard deviation and 95% interval of returns, and these."""
+    mean = float(np.mean(returns))
+    std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
+    half = 1.96 * std / math.sqrt(len(returns))
+    return mean, std, (mean - half, mean + half), returns
 
 
 def returns_of_variants(evaluation: Evaluation, num_variants: int) -> dict[str, float]:
