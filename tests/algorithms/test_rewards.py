@@ -147,13 +147,12 @@ def test_the_best_policy_is_the_best_by_the_weights(tmp_path, monkeypatch):
     assert (found.return_mean, found.parts["reward_1"]) == (10, -10)
 
 
-def test_other_weights_of_a_resumed_run_are_those_that_it_has(tmp_path, monkeypatch):
+def test_weights_cannot_change_in_a_run_that_continues(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"algorithm__rewards__weights": (1.0, 0.0), "trainer__total_env_steps": 64, "trainer__eval_episodes": 0}
     palaestra.train("a2c", BARGAIN, **settings, run__name="run", run__tensorboard=False)
-    done = palaestra.resume("run", algorithm__rewards__weights=(5.0, 7.0), trainer__total_env_steps=128)
-    last = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
-    assert [last[f"learning/reward_weight/{number}"] for number in range(2)] == [5.0, 7.0]
+    with pytest.raises(ConfigError, match=r"algorithm.rewards.weights cannot change in a run that continues"):
+        palaestra.resume("run", algorithm__rewards__weights=(5.0, 7.0), trainer__total_env_steps=128)
 
 
 def test_vectors_of_data_are_learned_from_by_their_weights(tmp_path):

@@ -101,6 +101,7 @@ STRANGE = {
     },
     "number after the colon": {"env__name": "evil_code:0"},
     "path with underscores": {"env__name": "x", "note": {"env__name": "evil_code:2048-v0"}},
+    "texts side by side": {"env__wrappers": ["RewardMap(function='evil_code' ':run')"]},
     "escape in a call": {"env__wrappers": ["RewardMap(function='evil_code\\x3arun')"]},
     "library where code is named": {"run__callbacks": ["pettingzoo:utils.parallel_to_aec"]},
     "installed elsewhere": {"env__name": "pygments:lex", "env__kwargs": {"code": "", "lexer": 0}},
@@ -325,6 +326,7 @@ def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger, monkeypatch):
 def test_f12_a_run_with_links_or_devices_is_not_opened(stranger, name, kind, capsys):
     """Through them, writing a report or a film would reach any file of the reader."""
     run, _ = stranger
+    change(run, trainer__eval_episodes=1)  # else it is still a run of this user, whose links are followed
     (run / name).unlink(missing_ok=True)
     secret = run.parents[1] / "secret"
     if kind == "link":
@@ -365,16 +367,19 @@ def test_f12_what_writes_or_connects_as_a_stranger_says_is_refused(stranger, cap
         assert "would write files of its choice or connect elsewhere" in output(capsys)
 
 
-def test_f12_a_signature_is_of_what_the_configuration_names_alone(stranger):
-    """A run of this user may have been somebody else's meanwhile."""
+def test_f12_a_signature_trusts_no_code_in_the_run(stranger, monkeypatch):
+    """A run of this user may have been somebody else's meanwhile. Links in it are followed."""
     run, mark = stranger
-    change(run, env__name="mine:Env")
+    change(run, env__name="evil_code:Env")
     (run / "run.json").write_text(json.dumps({**RunDirectory(run).info, "signature": sign(run)}))
     file = run / "policy" / "policy.json"
     policy = json.loads(file.read_text())
-    policy["network"]["encoder"] = "evil_code:run"
+    policy["network"]["encoder"] = "runs.stranger.beside:run"
     file.write_text(json.dumps(policy))
-    assert RunDirectory(run).config.env.name == "mine:Env"
+    (run / "beside.py").write_text(EVIL.format(mark=str(mark)))
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert RunDirectory(run).config.env.name == "evil_code:Env"
     with pytest.raises(ConfigError, match=r"palaestra.core.trust"):
         palaestra.load_policy(file.parent)
     assert not mark.exists()

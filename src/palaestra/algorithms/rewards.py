@@ -77,11 +77,9 @@ class RewardWeights(nn.Module):
         super().__init__()
         thresholds = config.thresholds or (None,) * len(config.weights)
         self._rate, self.learns = config.multiplier_learning_rate, any(limit is not None for limit in thresholds)
-        self._given = config.weights
         self.register_buffer("value", torch.tensor(config.weights))
         limits = [math.nan if limit is None else limit for limit in thresholds]
         self.register_buffer("threshold", torch.tensor(limits), persistent=False)
-        self.register_load_state_dict_post_hook(_keep_given)
 
     def require(self, reward_spec: TensorSpec) -> None:
         """Refuses rewards that the weights do not fit.
@@ -158,9 +156,3 @@ def objective_of(algorithm_config: Any) -> tuple[float, ...]:
     rewards: RewardConfig = getattr(algorithm_config, "rewards", RewardConfig())
     thresholds = rewards.thresholds or (None,) * len(rewards.weights)
     return tuple(w if limit is None else 0.0 for w, limit in zip(rewards.weights, thresholds, strict=True))
-
-
-def _keep_given(weights: RewardWeights, incompatible: Any) -> None:
-    """A resumed run may have other weights; only the multipliers are learned."""
-    given = torch.tensor(weights._given).to(weights.value)
-    weights.value.copy_(torch.where(weights.threshold.isnan(), given, weights.value))

@@ -21,7 +21,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAMED = re.compile(r"(?<![\w.])([\w.]++):(\w[\w.]*)")  # also an id of a registry, such as my_package:2048-v0
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 _trusted: set[Path] = set()
-_trusted_names: set[tuple[Path, str]] = set()
+_own: set[Path] = set()
 
 
 def import_module(module_name: str, name: str) -> Any:
@@ -174,17 +174,22 @@ def code_of(name: str) -> Path | None:
     return Path(str(places[0]), *inner).resolve() if places[0] else Path()
 
 
-def trust(directory: str | Path, name: str | None = None) -> None:
+def trust(directory: str | Path) -> None:
     """Lets this process import the code that files below a directory name, wherever that code lies.
 
     Args:
         directory: of a run, of a group of runs, or a folder of them.
-        name: only this code; all of it by default.
     """
-    if name is None:
-        _trusted.add(Path(directory).resolve())
-    else:
-        _trusted_names.add((Path(directory).resolve(), name))
+    _trusted.add(Path(directory).resolve())
+
+
+def trust_own(directory: str | Path) -> None:
+    """Lets this process import what files of the user's own run name, but for code in the run.
+
+    Args:
+        directory: where the run is.
+    """
+    _own.add(Path(directory).resolve())
 
 
 def trusts(directory: str | Path) -> bool:
@@ -208,11 +213,15 @@ def is_trusted(name: str, directory: str | Path) -> bool:
         directory: of the file.
     """
     code, run, here = code_of(name), Path(directory).resolve(), Path.cwd()
-    if code is None or trusts(run) or any((place, name) in _trusted_names for place in (run, *run.parents)):
+    if code is None or trusts(run):
         return True
     if code.is_relative_to(_PACKAGE):
         return _is_of_this_library(name)
-    if not code.is_relative_to(here) or {"site-packages", "dist-packages"} & set(code.parts) or in_run(code):
+    if code.is_relative_to(run) or in_run(code):
+        return False
+    if any(place in _own for place in (run, *run.parents)):
+        return True
+    if not code.is_relative_to(here) or {"site-packages", "dist-packages"} & set(code.parts):
         return False
     # somebody may have packed it beside the run
     return not (run.is_relative_to(here) and code.is_relative_to(Path(here, *run.relative_to(here).parts[:1])))
@@ -235,7 +244,7 @@ def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[t
         names = [] if _DEVICE.fullmatch(data) else _NAMED.findall(data)
         names = dict.fromkeys(f"{module}:{attribute}" for module, attribute in names)
         yield from ((path, name) for name in names if not is_trusted(name, directory))
-        if "\\" in data:  # in a call, which is read as Python
+        if "(" in data:  # a call, whose arguments are read as Python
             with contextlib.suppress(ConfigError):
                 yield from strange_code(parse_call(data, "", "")[1], directory, path)
     elif isinstance(data, Mapping):

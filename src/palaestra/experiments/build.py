@@ -23,6 +23,7 @@ from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, Mult
 from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
+from palaestra.experiments.initial import require_effect
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
 from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import network_lines
@@ -30,7 +31,7 @@ from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.experiments.single import SingleLearner
 from palaestra.experiments.team import RunningPool, TeamLearner
-from palaestra.multiagent import AgentsConfig, AgentSpec, is_multi_agent, team_specs
+from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.nn import compiler_missing
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
@@ -52,8 +53,10 @@ def learner_of(config: ExperimentConfig) -> Learner:
     """
     if is_multi_agent(config.env.name):
         return TeamLearner(config)
-    if config.agents != AgentsConfig():
-        raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+    if config.agents.mapping or config.agents.policies:
+        raise ConfigError(
+            f"agents.mapping and agents.policies are for environments with many agents, and {config.env.name} has one"
+        )
     single = issubclass(algorithm_class(config.algorithm_name), Algorithm)
     return SingleLearner(config) if single else RobotLearner(config)
 
@@ -66,9 +69,11 @@ def make_learner(config: ExperimentConfig) -> Learner:
 
     Raises:
         ConfigError: the device is not there, an algorithm does not fit the environment, the agents' mapping does not
-            fit the agents, or the policies cannot learn where they are to, or as they are to.
+            fit the agents, or the policies cannot learn where they are to, or as they are to; or a setting would do
+            nothing.
     """
     require_device(config.run.device, "run.device")
+    require_effect(config)
     learner = learner_of(config)
     learner.require()
     return learner

@@ -14,6 +14,7 @@ from palaestra.distributed import DistributedConfig
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, new_directory
+from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.policies import RandomPolicy, load_weights
 
 __all__ = []
@@ -27,7 +28,23 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
 
     Raises:
         CheckpointError: there is no such run.
-        ConfigError: it is a group of several; or a setting of workers would do nothing.
+        ConfigError: it is a group of several.
+    """
+    source = config.run.initial_policy
+    if source is None:
+        return config
+    path = str(find_run(source, config.run.directory).path.resolve())
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
+
+
+def require_effect(config: ExperimentConfig) -> None:
+    """Refuses settings that would do nothing, and those that could not work; not of runs that are looked at.
+
+    Args:
+        config: of a run that is to train.
+
+    Raises:
+        ConfigError: names the setting.
     """
     defaults, settings = vars(DistributedConfig()), vars(config.distributed)
     given = [name for name, value in settings.items() if value != defaults[name]]
@@ -44,11 +61,11 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             "run.eval_vectorization is process, but with trainer.eval_async a worker of distributed.runtime evaluates, "
             "which may start no processes; leave one of the three out"
         )
-    source = config.run.initial_policy
-    if source is None:
-        return config
-    path = str(find_run(source, config.run.directory).path.resolve())
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
+    if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
+        raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+    self_play = config.agents.self_play
+    if not self_play.pool_size and self_play != SelfPlayConfig():
+        raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
 
 
 def begin_from(learner: Learner) -> dict[str, Any] | None:

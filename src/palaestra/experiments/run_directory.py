@@ -191,6 +191,8 @@ class RunDirectory:
         return "crashed" if crash_of(self.path) else "killed"
 
     def _is_locked(self) -> bool:
+        if not (self.path / "run.lock").is_file():  # nor is a pipe of a stranger's, which would not open
+            return False
         try:
             with (self.path / "run.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -347,7 +349,8 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 runs = sorted(path.glob("*/config.yaml"), key=_natural)
                 if not runs:
                     raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
-                require_plain(path)
+                for folder in (path, *(config.parent for config in runs)):
+                    require_plain(folder)
                 found += [RunDirectory(config.parent) for config in runs]
                 break
             if (path / "config.yaml").is_file():
@@ -380,7 +383,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 _FIXED = (
-    *("algorithm_name", "env", "algorithm.network"),
+    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards"),
     *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""

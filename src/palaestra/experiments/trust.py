@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from palaestra.core import ConfigError, trust
+from palaestra.core import ConfigError
 from palaestra.core.errors import printable
-from palaestra.core.importing import code_of, strange_code, trusts
+from palaestra.core.importing import code_of, strange_code, trust_own, trusts
 from palaestra.envs.suites import envpool
 from palaestra.multiagent import pettingzoo
 
@@ -39,8 +39,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
     reaches = [] if trusts(directory) else [*_reaches(config)]
     if (names or reaches) and _signed(directory):
-        for _, name in names:
-            trust(directory, name)
+        trust_own(directory)
     elif reaches:
         raise ConfigError(
             f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
@@ -59,21 +58,23 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
 def require_plain(directory: Path) -> None:
     """Refuses a folder with links or devices in it, through which reading and writing would reach other files.
 
+    A run of this user may have links: they may lead to a larger disk, and services leave some.
+
     Args:
-        directory: of a run, or of a group.
+        directory: of a run; or of a group, whose own files are looked at.
 
     Raises:
         ConfigError: names the first one.
     """
-    folders = [] if trusts(directory) else [directory]
+    folders, group = [] if trusts(directory) or _signed(directory) else [directory], (directory / "group.json").exists()
     for folder in folders:
         try:
             entries = [*os.scandir(folder)]
         except OSError:
             continue  # a run that goes on removes folders, and what cannot be read is missed where it is needed
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
+            if entry.is_dir(follow_symlinks=group):
+                folders += [] if group else [Path(entry.path)]
             elif entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or not Path(entry.path).exists()):
                 raise ConfigError(
                     f"{printable(entry.path)} is a link or a device, through which a stranger's run could reach your "
@@ -89,7 +90,7 @@ def _reaches(data: Any, path: str = "") -> Iterator[str]:
     elif isinstance(data, list | tuple):
         for value in data:
             yield from _reaches(value, path)
-    elif isinstance(data, str) and ("RecordVideo" in data or re.split(r"\.|__", path)[-1] == "address"):
+    elif isinstance(data, str) and ("RecordVideo" in data or re.split(r"\.|__", path) == ["distributed", "address"]):
         yield f"{path} = {data!r}"
 
 

@@ -219,9 +219,6 @@ class SelfPlayConfig:
     def __post_init__(self) -> None:
         if self.pool_size < 0:
             raise ConfigError(f"self_play.pool_size is {self.pool_size}; it must not be negative")
-        others = (self.snapshot_period, self.newest_probability)
-        if not self.pool_size and others != (SelfPlayConfig.snapshot_period, SelfPlayConfig.newest_probability):
-            raise ConfigError("self_play.pool_size is 0, so that there is no self-play against snapshots; give a size")
         if self.snapshot_period < 1:
             raise ConfigError(f"self_play.snapshot_period is {self.snapshot_period}; it must be at least 1")
         if not 0 <= self.newest_probability <= 1:

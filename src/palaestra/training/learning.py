@@ -16,7 +16,7 @@ from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, Shap
 from palaestra.rollout import CollectInfo
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
 
-__all__ = ["Averages", "LearningRecord", "ask_for_episodes", "is_best"]
+__all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
