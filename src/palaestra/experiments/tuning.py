@@ -166,8 +166,8 @@ def tune(
     config = config_from_mapping(ExperimentConfig, settings, base=base)
     if getattr(config.algorithm, "rewards", RewardConfig()).thresholds:
         raise ConfigError(
-            "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that break "
-            "them would win. Leave them out, and give weights"
+            "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
+            "break them would win. Leave them out, and give weights"
         )
     dimensions = search_space(config, space)
     if not config.trainer.eval_episodes:
