@@ -26,7 +26,8 @@ _LIBRARIES = {"env.name": (envpool.PREFIX, pettingzoo.PREFIX), "offline.data": (
 def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     """Refuses a run whose configuration names code that is neither this library's nor its reader's (`is_trusted`).
 
-    A run that this user made on this machine is trusted as long as its configuration is the one that was written.
+    A run that this user made on this machine is trusted, but for code in it, as long as its configuration is the one
+    that was written.
 
     Args:
         config: what `config.yaml` holds.
@@ -35,24 +36,29 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     Raises:
         ConfigError: it names such code; the message says what would be imported, and from where.
     """
+    if own := _signed(directory):
+        trust_own(directory)
     strange = strange_code(config, directory)
     names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
-    reaches = [] if trusts(directory) else [*_reaches(config)]
-    if (names or reaches) and _signed(directory):
-        trust_own(directory)
-    elif reaches:
+    if not (own or trusts(directory)) and (reaches := [*_reaches(config)]):
         raise ConfigError(
             f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
             f"elsewhere: {'; '.join(reaches)}. If you know where the run comes from, give --trust, or call "
             "palaestra.core.trust(directory)"
         )
-    elif names:
-        listed = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
+    if not names:
+        return
+    listed = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
+    if own:
         raise ConfigError(
-            f"the run {directory} was not made by you on this machine, and names code that is neither part of "
-            f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. If you know "
-            "where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+            f"the run {directory} names code that lies in a run, where others may have put it: {listed}. Move the code "
+            "elsewhere, or give --trust, or call palaestra.core.trust(directory)"
         )
+    raise ConfigError(
+        f"the run {directory} was not made by you on this machine, and names code that is neither part of "
+        f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. If you know "
+        "where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+    )
 
 
 def require_plain(directory: Path) -> None:
