@@ -4,7 +4,7 @@ Paper: Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, algorithm 1 a
 Departures: goals are exchanged when rows are drawn, not when they are stored, so that storage does not grow with k.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -53,7 +53,6 @@ class HindsightSampler(Sampler):
             raise ConfigError(f"HindsightSampler(share={share}): give a probability in [0, 1]")
         self.reward, self.terminated = reward, terminated
         self.strategy, self.share, self.base = strategy, share, UniformSampler() if base is None else base
-        self._reward_shape: tuple[int, ...] = ()
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         return self.base.starts(buffer, count, length, generator)
@@ -64,7 +63,6 @@ class HindsightSampler(Sampler):
             raise ShapeError(
                 "hindsight needs observations with the keys 'observation', 'achieved_goal', 'desired_goal'"
             )
-        self._reward_shape = tuple(batch.reward.shape[2:])
         index = batch.index.numpy()
         uniform = torch.rand(2, len(index), generator=generator, dtype=torch.float64).numpy()
         changed = np.flatnonzero(uniform[0] < self.share)
@@ -81,9 +79,11 @@ class HindsightSampler(Sampler):
         achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
         achieved = achieved.cpu().numpy()
         desired = np.broadcast_to(goal.cpu().numpy(), achieved.shape)
-        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved, desired).to(batch.reward.device)
+        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved, desired, batch.reward.shape[2:]).to(
+            batch.reward.device
+        )
         if self.terminated is not None:
-            over = self._computed(self.terminated, "terminated", achieved, desired)
+            over = self._computed(self.terminated, "terminated", achieved, desired, ())
             batch.discount[1:, changed] = 1 - over.to(batch.discount.device)
         return batch
 
@@ -98,9 +98,11 @@ class HindsightSampler(Sampler):
             first = last
         return buffer.after(start, first + (uniform * (last - first + 1)).astype(np.int64))
 
-    def _computed(self, function: Callable[..., Any], name: str, achieved: np.ndarray, desired: np.ndarray) -> Any:
+    def _computed(
+        self, function: Callable[..., Any], name: str, achieved: np.ndarray, desired: np.ndarray, element: Sequence[int]
+    ) -> Any:
         given = np.asarray(function(achieved, desired, {}), np.float32)
-        needed = achieved.shape[:-1] + (self._reward_shape if name == "reward" else ())
+        needed = (*achieved.shape[:-1], *element)
         if given.shape != needed:
             raise ShapeError(
                 f"{name}(achieved_goal, desired_goal, info) gave shape {given.shape} for goals {achieved.shape}; "

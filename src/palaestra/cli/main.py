@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
             stream.reconfigure(errors="replace")
-    logging.basicConfig(level=logging.WARNING, handlers=[_handler()])
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter("%(levelname)s  %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         if verb in ("", "-h", "--help", "help"):
             print(_USAGE, end="")
@@ -153,12 +155,9 @@ def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
         console.print(_plain(note), markup=False, soft_wrap=True)
 
 
-def _handler() -> logging.Handler:
-    handler, formatter = logging.StreamHandler(), logging.Formatter("%(levelname)s  %(message)s")
-    handler.setFormatter(formatter)
-    shown = formatter.format
-    formatter.format = lambda record: _plain(shown(record))
-    return handler
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _plain(super().format(record))
 
 
 def _plain(line: str) -> str:

@@ -1,7 +1,6 @@
 """`palaestra stats`: what runs of any library say about algorithms, and what they do not."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ def stats(arguments: list[str]) -> int:
     results = [experiments.stats(_scores(groups, part, until), references=references) for part in parts]
     metrics = {name: sorted({r.metric for runs in t.values() for r in runs}) for name, t in groups.items()}
     text = "\n\n".join(map(str, results))
-    at = [f"{env} {end:,.0f}" for env, end in until.items() if 0 < end < math.inf]
+    at = [f"{env} {end:,.0f}" for env, end in until.items() if end]
     text += f"\n\nup to where the shortest run ends, env steps: {', '.join(at)}" if at else ""
     if len({tuple(kinds) for kinds in metrics.values()}) > 1:
         text += "\n\nnote: the scores are of different kinds: " + str(metrics)

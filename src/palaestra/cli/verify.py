@@ -31,11 +31,8 @@ def verify(arguments: list[str]) -> int:
         0 where the row is verified, 1 where it is not.
     """
     usage = "palaestra verify ROW [--seeds 0 1], or palaestra verify --list"
-    names, rest = (
-        ([], arguments)
-        if "--list" in arguments and arguments[0].startswith("-")
-        else positional(arguments, usage, "the row")
-    )
+    listing = "--list" in arguments and arguments[0].startswith("-")
+    names, rest = ([], arguments) if listing else positional(arguments, usage, "the row")
     options = parse(VerifyOptions, rest, usage)
     if options.list:
         rows = experiments.published_rows(options.results).values()

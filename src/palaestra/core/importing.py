@@ -205,8 +205,8 @@ def is_trusted(name: str, directory: str | Path) -> bool:
     """Whether code may be imported because a file of a directory names it.
 
     It may if the directory was trusted; else if it is this library's own, and not what a module of it imports from
-    elsewhere; or if the code lies in the working directory: neither installed there, nor in the folder of it that
-    holds `directory`, nor in a run.
+    elsewhere. Code in a run may not. Other code may if the run is the user's own (`trust_own`), or if it lies in the
+    working directory: neither installed there, nor in the folder of it that holds `directory`.
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.

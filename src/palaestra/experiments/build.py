@@ -47,16 +47,9 @@ def learner_of(config: ExperimentConfig) -> Learner:
 
     Args:
         config: everything the run depends on.
-
-    Raises:
-        ConfigError: it says who acts by which policy, and there is one agent.
     """
     if is_multi_agent(config.env.name):
         return TeamLearner(config)
-    if config.agents.mapping or config.agents.policies:
-        raise ConfigError(
-            f"agents.mapping and agents.policies are for environments with many agents, and {config.env.name} has one"
-        )
     single = issubclass(algorithm_class(config.algorithm_name), Algorithm)
     return SingleLearner(config) if single else RobotLearner(config)
 

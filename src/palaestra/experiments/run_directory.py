@@ -99,7 +99,6 @@ class RunDirectory:
         Raises:
             ConfigError: there is none, or it holds mistakes.
         """
-        require_plain(self.path)
         data = read_config(self.path / "config.yaml")
         require_trust(data, self.path)
         if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:

@@ -72,7 +72,9 @@ def require_plain(directory: Path) -> None:
     Raises:
         ConfigError: names the first one.
     """
-    folders, group = [] if trusts(directory) or _signed(directory) else [directory], (directory / "group.json").exists()
+    if trusts(directory) or _signed(directory):
+        return
+    folders, group = [directory], (directory / "group.json").exists()
     for folder in folders:
         try:
             entries = [*os.scandir(folder)]

@@ -242,12 +242,9 @@ def _search(
                     _tell(study, running.pop(future), future, tell)
                 if stop.received is not None:
                     leave.set()
-        except KeyboardInterrupt as stopped:  # of a trial, or of someone who ended only its processes
-            raise (
-                StoppedError("the study is saved, and the same call goes on", stop.exit_code)
-                if stop.received
-                else stopped
-            ) from None
+        except KeyboardInterrupt:  # of a trial, or of someone who ended only its processes
+            if stop.received is None:
+                raise
         finally:
             leave.set()  # trials in other threads end as after Ctrl-C
     if stop.received is not None:

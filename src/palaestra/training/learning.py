@@ -285,10 +285,7 @@ class LearningRecord:
         return found
 
     def _can_draw(self, name: str, source: DataSource) -> bool:
-        """Whether any row can be learned from: those of agents that act seldom are few, or only ends of episodes.
-
-        So are those of episodes that have ended.
-        """
+        """Whether any row can be learned from: there are few of agents that act seldom, or of episodes that ended."""
         plan, starts = self._algorithms[name].plan, getattr(source, "starts", None)
         if name in self._drawn or starts is None:
             return True
