@@ -39,10 +39,13 @@ WaitUntil = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def process_as_it_was() -> Iterator[None]:
-    """No test sees the threads that a run chose, or the handler that a stopped command leaves for the next Ctrl-C."""
+    """No test sees what a run chose to compute with, or the handler that a stopped command leaves for Ctrl-C."""
     interrupted = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, interrupted)
+    from palaestra.core.computing import prefer_onednn  # not before the hook above
+
+    prefer_onednn(False)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 

@@ -52,7 +52,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import StepType, TensorSpec, TimeStep
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
-from palaestra.experiments.learner import choose_threads
+from palaestra.experiments.making import choose_threads
 from palaestra.nn import Precision
 from palaestra.rollout import OfflineData
 from palaestra.training import FileLogger

@@ -14,7 +14,6 @@ TEXT_FOLDERS = ("src", "tests", "tools", "docs", "examples", "benchmarks")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt"}
 # What is private to PyTorch, and the one file that may use it. `_buffers` is also a name of ours, outside modules.
 FAST = "src/palaestra/nn/fast.py"
-PRODUCTS = "src/palaestra/nn/products.py"  # those of PyTorch are measured beside, and taken where they are as fast
 # PyTorch has no public way to say that a class is a tree; `vmap` and compiled code have to know it.
 REGISTRATION = ("src/palaestra/core/tree.py", "torch.utils._pytree")
 MODULE_INTERNALS = {
@@ -58,7 +57,7 @@ def sleeping(source: Source) -> list[str]:
 
 
 def private_torch(source: Source) -> list[str]:
-    if source.path in (FAST, PRODUCTS):
+    if source.path == FAST:
         return []
     roots = {"torch", "nn"}
     found = [

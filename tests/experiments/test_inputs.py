@@ -15,7 +15,7 @@ import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS
 from palaestra.core import Batch, ConfigError
-from palaestra.experiments.learner import attempt
+from palaestra.experiments.making import attempt
 from palaestra.policies import load_policy
 from tests.cli.parts import exit_code, output
 

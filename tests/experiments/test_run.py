@@ -26,7 +26,7 @@ from palaestra.experiments import (
     read_evaluations,
 )
 from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.learner import choose_threads
+from palaestra.experiments.making import choose_threads
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
@@ -299,7 +299,7 @@ def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypat
 
 def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(monkeypatch):
     """What a convolutional network encodes; a small box is flattened, whatever its axes."""
-    monkeypatch.setattr("palaestra.experiments.learner.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.experiments.making.num_cores", lambda: 8)
     config = preset("sac", "Pendulum-v1")
     assert choose_threads(config, TensorSpec((2, 2, 2))) == 1
     assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8
@@ -307,10 +307,10 @@ def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(mon
 
 def test_a_resumed_run_keeps_the_threads_that_were_measured(tmp_path, monkeypatch):
     """F25: others round sums otherwise, and the machine may be busier now."""
-    monkeypatch.setattr("palaestra.experiments.learner.choose_threads", lambda config, _: config.run.num_threads or 2)
+    monkeypatch.setattr("palaestra.experiments.making.choose_threads", lambda config, _: config.run.num_threads or 2)
     run = trained(tmp_path, trainer__total_env_steps=8)
     assert json.loads((run.directory / "run.json").read_text())["threads"] == 2
-    monkeypatch.setattr("palaestra.experiments.learner.choose_threads", lambda config, _: config.run.num_threads or 1)
+    monkeypatch.setattr("palaestra.experiments.making.choose_threads", lambda config, _: config.run.num_threads or 1)
     palaestra.resume(run.directory, trainer__total_env_steps=16)
     assert torch.get_num_threads() == 2
     assert json.loads((run.directory / "run.json").read_text())["threads"] == 2

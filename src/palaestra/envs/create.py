@@ -14,8 +14,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
+from palaestra.core.computing import num_cores
 from palaestra.core.importing import import_maker, import_module
-from palaestra.core.threads import num_cores
 from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.chaos import ChaosEnv, chaos_of
 from palaestra.envs.driver import Driver

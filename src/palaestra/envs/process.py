@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, ConfigError, EnvError, SpecError
-from palaestra.core.threads import num_cores
+from palaestra.core.computing import num_cores
 from palaestra.envs.attributes import Found
 from palaestra.envs.boundary import ActionReader
 from palaestra.envs.driver import CLOSE_S, Driver, Outcome

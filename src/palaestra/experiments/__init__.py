@@ -9,6 +9,7 @@ from palaestra.experiments.dimensions import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.learner import *
 from palaestra.experiments.logs import *
+from palaestra.experiments.making import *
 from palaestra.experiments.measure import *
 from palaestra.experiments.offline_evaluation import *
 from palaestra.experiments.presets import *

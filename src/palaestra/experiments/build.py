@@ -24,7 +24,8 @@ from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.initial import require_effect
-from palaestra.experiments.learner import Collecting, Evaluate, Learner, attempt, make_callbacks
+from palaestra.experiments.learner import Collecting, Evaluate, Learner
+from palaestra.experiments.making import attempt, make_callbacks
 from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import network_lines
 from palaestra.experiments.robot import RobotLearner

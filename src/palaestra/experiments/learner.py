@@ -1,11 +1,7 @@
 """`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
 
 import dataclasses
-import functools
-import importlib.util
-import inspect
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -15,25 +11,22 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from palaestra import distributed
-from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm, objective_of
+from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, CheckpointError, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.core.importing import import_maker, parse_call
-from palaestra.core.threads import faster_threads, num_cores
-from palaestra.envs import EnvConfig, Environment, create_environment, probe_specs
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.core import POLICY, CheckpointError, ConfigError, RunSeeds
+from palaestra.envs import EnvConfig, Environment, create_environment
+from palaestra.experiments import making
+from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import mixed
 from palaestra.experiments.records import Reporter
-from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
-from palaestra.rollout import Collector, Evaluation, OfflineData, evaluate, returns_of_variants
+from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
 
-__all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment", "suitable_algorithms"]
+__all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment"]
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +140,7 @@ class Learner(ABC):
             side_by_side: runs that share the machine.
         """
         specs = [algorithm.policy.observation_spec for algorithm in self.algorithms.values()]
-        return max(choose_threads(self.config, spec, side_by_side=side_by_side) for spec in specs)
+        return max(making.choose_threads(self.config, spec, side_by_side=side_by_side) for spec in specs)
 
     # -- what is refused before anything starts
 
@@ -337,171 +330,6 @@ class PolicyLearner(Learner):
 # -- what learners of several kinds are made with
 
 
-def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, SpecTree, Any]]:
-    """The algorithm or robot of a configuration, on the specs of its environment, and these specs.
-
-    Args:
-        config: everything the run depends on.
-
-    Raises:
-        ConfigError: it does not fit the environment; the message names the algorithms that do.
-    """
-    require_parts(config)
-    specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
-    _require_same_specs(config, observation_spec, action_spec)
-    seeds = RunSeeds(config.run.seed)
-    made = made_of(config, config.algorithm_name, config.algorithm, (observation_spec, action_spec), seeds)
-    if isinstance(made, Algorithm):
-        made.require_reward(reward_spec)
-    return made, specs
-
-
-def made_of(
-    config: ExperimentConfig,
-    name: str,
-    settings: Any,
-    specs: tuple[SpecTree, SpecTree],
-    seeds: RunSeeds,
-    *,
-    policy: str = "",
-) -> Any:
-    """An algorithm or robot, on the run's device.
-
-    Args:
-        config: of the run.
-        name: of the algorithm.
-        settings: of the algorithm.
-        specs: of observations and actions.
-        seeds: of the algorithm.
-        policy: what to call the policy in messages, where there are several.
-
-    Raises:
-        ConfigError: it does not fit the specs; the message names the algorithms that do.
-    """
-    set_up_torch(config, specs[0])
-    kind: Any = algorithm_class(name)
-    try:
-        made = kind(*specs, settings, seeds)
-    except ConfigError as error:
-        others = suitable_algorithms(*specs, team=getattr(kind, "team", False))
-        hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
-        raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
-    made.to(config.run.device)
-    for algorithm in [made] if isinstance(made, Algorithm) else made.algorithms.values():
-        algorithm.set_precision(config.run.precision)
-        compile_if_asked(config, algorithm)
-    return made
-
-
-def require_parts(config: ExperimentConfig) -> None:
-    """Refuses tracking services that are not installed, callbacks that are none, and variants never seen.
-
-    Args:
-        config: names them.
-    """
-    for text in config.run.callbacks:
-        _callback_maker(text)
-    for name in (*config.run.loggers, *(["tensorboard"] if config.run.tensorboard else [])):
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtraError(name, name, f"run.{'loggers=' if name in config.run.loggers else ''}{name}")
-    _require_every_variant(config)
-
-
-def make_callbacks(config: ExperimentConfig) -> list[Callback]:
-    """The callbacks that a configuration names, made.
-
-    Args:
-        config: has their names.
-
-    Raises:
-        ConfigError: a name leads to no callback, or it does not take the arguments; or something else was made.
-    """
-    made = [_callback_maker(text)() for text in config.run.callbacks]
-    for text, callback in zip(config.run.callbacks, made, strict=True):
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"run.callbacks has {text!r}, which made {callback!r}; a training.Callback is needed")
-    return made
-
-
-def _callback_maker(text: str) -> Callable[[], Any]:
-    name, kwargs = parse_call(text, "the callback", "my_package:MyCallback(goal=475)")
-    maker = import_maker(name, "a callback", lambda kind: issubclass(kind, Callback))
-    try:
-        inspect.signature(maker).bind(**kwargs)
-    except TypeError as error:
-        needs = f"{name}{inspect.signature(maker)}"
-        raise ConfigError(f"run.callbacks has {text!r}, which does not fit {needs}: {error}") from None
-    return functools.partial(maker, **kwargs)
-
-
-def _require_every_variant(config: ExperimentConfig) -> None:
-    """Refuses runs in which a variant of the environment would never be trained or evaluated."""
-    count = len(config.env.variants)
-    for name, given in (("env.num_envs", config.env.num_envs), ("trainer.eval_episodes", config.trainer.eval_episodes)):
-        if 0 < given < count:
-            raise ConfigError(f"{name} is {given}, and env.variants has {count} entries; give at least one for each")
-
-
-def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
-    """Refuses what is for training alone where a policy could not be evaluated without it."""
-    if not (config.env.train_wrappers or config.env.train_kwargs):
-        return
-    observed, acted, _ = probe_specs(config.env.for_evaluation(1))
-    for what, training, evaluation in (("observations", observation_spec, observed), ("actions", action_spec, acted)):
-        if training != evaluation:
-            raise ConfigError(
-                f"env.train_wrappers or env.train_kwargs change the {what} from {evaluation} to {training}, and the "
-                "policy is evaluated without them; put what does that into env.wrappers or env.kwargs"
-            )
-
-
-def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
-    """Chooses threads and kernels.
-
-    Args:
-        config: of the run.
-        observation_spec: of its environment.
-    """
-    torch.set_num_threads(choose_threads(config, observation_spec))
-    _log.info("torch uses %d thread(s)", torch.get_num_threads())
-    if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
-        torch.use_deterministic_algorithms(config.run.deterministic)
-
-
-def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
-    """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
-
-    Args:
-        config: of the run.
-        observation_spec: of its environment; pictures need large networks.
-        side_by_side: runs that share the machine.
-    """
-    network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
-    if config.run.num_threads or has_pictures(observation_spec):
-        return config.run.num_threads or most
-    if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
-        return 1
-    whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
-    rows = getattr(config.algorithm, "mini_batch_size", None) or whole
-    return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
-
-
-def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:
-    """Compiles gradient steps, or acting and stepping, where the run asks for it and this machine can.
-
-    Args:
-        config: of the run.
-        part: that learns, or collects.
-    """
-    if config.run.compile is True and isinstance(part, GradientAlgorithm | Collector):
-        if missing := config.distributed.compile_needs or compiler_missing(config.run.device):
-            _log.warning("--compile needs %s; training runs without", missing)
-        else:
-            part.compile()
-
-
 def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
     """Environments for evaluation; their seeds are never those of training.
 
@@ -520,23 +348,6 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
     env = env.for_evaluation(num_envs)
     env = env if kind == "auto" else dataclasses.replace(env, vectorization=kind)
     return create_environment(env, lane_seeds=lanes), lanes
-
-
-def refuse_eval_vectorization(config: ExperimentConfig, what: str) -> None:
-    """Refuses to evaluate elsewhere than in this process.
-
-    Args:
-        config: of the run.
-        what: it is that cannot be evaluated elsewhere.
-
-    Raises:
-        ConfigError: the run asks for it.
-    """
-    if config.run.eval_vectorization not in ("auto", "serial"):
-        raise ConfigError(
-            f"run.eval_vectorization is {config.run.eval_vectorization!r}, but {what} evaluated in this process; "
-            "leave it out"
-        )
 
 
 def evaluate_one(
@@ -587,34 +398,3 @@ def make_runtime(config: distributed.DistributedConfig) -> Runtime:
     if config.runtime == "ray":
         return RayRuntime(restarts, address=config.address)
     return ProcessRuntime(restarts) if config.runtime == "process" else LocalRuntime(restarts)
-
-
-def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree, *, team: bool = False) -> list[str]:
-    """The algorithms that can be made for these spaces: each is asked with its default settings.
-
-    Args:
-        observation_spec: of an environment.
-        action_spec: of an environment.
-        team: whether for a team of agents.
-    """
-    with torch.device("meta"):  # the weights are not used, and those for large pictures take seconds to initialise
-        return [
-            name
-            for name, kind in sorted(ALGORITHMS.items())
-            if kind.team == team and attempt(kind, observation_spec, action_spec)
-        ]
-
-
-def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
-    """An algorithm for these spaces; `None` if it refuses them.
-
-    Args:
-        kind: the algorithm's class.
-        observation_spec: of an environment.
-        action_spec: of an environment.
-        config: its settings; the defaults if left out.
-    """
-    try:
-        return kind(observation_spec, action_spec, config or kind.config_class(), RunSeeds(0))
-    except PalaestraError:
-        return None

@@ -14,7 +14,7 @@ import torch
 from rich.filesize import decimal
 
 from palaestra.core import ConfigError, StepType, tree_leaves
-from palaestra.core.threads import num_cores
+from palaestra.core.computing import num_cores
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.create import is_pool
 from palaestra.experiments.build import make_learner

@@ -24,7 +24,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.core.threads import num_cores
+from palaestra.core.computing import num_cores
 from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded

@@ -15,7 +15,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, TimeStep
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
-from palaestra.experiments import learner
+from palaestra.experiments import learner, making
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
 from palaestra.policies import NetworkPolicy, Policy, load_policy
@@ -32,7 +32,7 @@ class RobotLearner(Learner):
     @cached_property
     def robot(self) -> Robot:
         """Its tasks learn."""
-        return learner.make_from_specs(self.config)[0]
+        return making.make_from_specs(self.config)[0]
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
@@ -43,7 +43,7 @@ class RobotLearner(Learner):
         return self.robot
 
     def require(self) -> None:
-        learner.refuse_eval_vectorization(self.config, "a robot is")
+        making.refuse_eval_vectorization(self.config, "a robot is")
         name, used = self.config.algorithm_name, ("runtime", "num_workers", "address")
         unused = [field.name for field in dataclasses.fields(DistributedConfig) if field.name not in used]
         given = _changed("distributed", self.config.distributed, unused)

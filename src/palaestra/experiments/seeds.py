@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
-from palaestra.core.threads import num_cores
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot

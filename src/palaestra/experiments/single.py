@@ -27,7 +27,7 @@ from palaestra.envs import (
 from palaestra.envs.faults import describe
 from palaestra.envs.gym_environment import gym_env_of
 from palaestra.envs.spaces import sample_allowed
-from palaestra.experiments import learner
+from palaestra.experiments import learner, making
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.data import DataSummary, collect_data, going_online, load_for, mixed
 from palaestra.experiments.learner import Collecting, Evaluate, PolicyLearner, Scene
@@ -45,7 +45,7 @@ class SingleLearner(PolicyLearner):
 
     @cached_property
     def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
-        algorithm, specs = learner.make_from_specs(self.config)
+        algorithm, specs = making.make_from_specs(self.config)
         going_online(algorithm, self.config, self.config.algorithm_name)
         return algorithm, specs
 
@@ -103,7 +103,7 @@ class SingleLearner(PolicyLearner):
 
     def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector | OfflineFirst:
         collector = Collector.of(env, self.algorithm)
-        learner.compile_if_asked(self.config, collector)
+        making.compile_if_asked(self.config, collector)
         if POLICY in data:
             collector.source = mixed(self.config, collector.buffer, data[POLICY])
         updates = self.config.offline.updates

@@ -18,7 +18,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
-from palaestra.experiments import learner
+from palaestra.experiments import learner, making
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, on_cpu
 from palaestra.experiments.data import MINARI, DataSummary, collect_agents, load_for, mixed
 from palaestra.experiments.learner import Evaluate, PolicyLearner, Scene
@@ -47,7 +47,7 @@ class TeamLearner(PolicyLearner):
 
     @cached_property
     def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
-        learner.require_parts(self.config)
+        making.require_parts(self.config)
         return _make_agents(self.config)
 
     @property
@@ -75,7 +75,7 @@ class TeamLearner(PolicyLearner):
     def require(self) -> None:
         super().require()
         self.config.agents.self_play.require(self.policy_specs)
-        learner.refuse_eval_vectorization(self.config, "many agents are")
+        making.refuse_eval_vectorization(self.config, "many agents are")
         if (number := self.config.trainer.episodes_per_iteration) is not None:
             raise ConfigError(
                 f"trainer.episodes_per_iteration is {number}, but {self.config.env.name} has many agents, whose "
@@ -321,7 +321,7 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
                 (spec.observation_spec, spec.action_spec),
                 f"the policy {name!r} of {', '.join(spec.agents)}",
             )
-            actors[name] = learner.made_of(config, kind, settings, specs, own, policy=policy)
+            actors[name] = making.made_of(config, kind, settings, specs, own, policy=policy)
         else:
             rule: Policy = kind(spec.observation_spec, spec.action_spec)
             rule.seed(own.integer("acting"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from palaestra.algorithms import RewardConfig
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
-from palaestra.core.threads import num_cores
+from palaestra.core.computing import num_cores
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values

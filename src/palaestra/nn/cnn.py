@@ -50,6 +50,8 @@ class ConvolutionalNetwork(nn.Module):
         self.linear = kind(self._num_channels * self._pixels_out(height) * self._pixels_out(width), out_size)
 
     _num_channels: ClassVar[int]
+    _channels_last: ClassVar[bool] = False
+    """Whether pixels lie one after another on a CPU, each with its channels: large convolutions take half the time."""
 
     @abstractmethod
     def _layers(self, channels: int) -> list[nn.Module]:
@@ -79,6 +81,8 @@ class ConvolutionalNetwork(nn.Module):
         """
         leading = image.shape[:-3]
         image = image.reshape(-1, *self.shape)
+        if self._channels_last and image.is_cpu:
+            image = image.contiguous(memory_format=torch.channels_last)
         image = image.float().mul_(1 / 255) if image.dtype == torch.uint8 else image.float()
         return torch.relu_(self.linear(self.convolutions(image))).reshape(*leading, self.out_size)
 
@@ -104,6 +108,7 @@ class NatureCNN(ConvolutionalNetwork):
 
     smallest = 36  # below, the third convolution has nothing to look at
     _num_channels = 64
+    _channels_last = True
 
     def __init__(self, shape: Sequence[int], out_size: int = 512, *, layer_norm: bool = False) -> None:
         super().__init__(shape, out_size, layer_norm=layer_norm)
@@ -219,6 +224,7 @@ class ImpalaCNN(ConvolutionalNetwork):
     """
 
     _num_channels = 32
+    _channels_last = True
 
     def __init__(self, shape: Sequence[int], out_size: int = 256, *, layer_norm: bool = False) -> None:
         super().__init__(shape, out_size, layer_norm=layer_norm)

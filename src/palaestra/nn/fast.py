@@ -1,8 +1,7 @@
 """Everything private of PyTorch that this library uses, each piece with a public one that gives the same numbers.
 
 Which of the two is taken is decided once, when this module is imported, by what this version of PyTorch has. The public
-way costs 10 to 60 microseconds more for each gradient step, which small networks notice. What changes compiled graphs
-stands apart, in `products`.
+way costs 10 to 60 microseconds more for each gradient step, which small networks notice.
 """
 
 import functools
@@ -470,12 +469,9 @@ def _inductor(graph: Any, example: Any, **options: Any) -> Any:
     """
     from torch._inductor.compile_fx import compile_fx  # takes seconds
 
-    from palaestra.nn.products import graph_pass
-
     graph._backend_id = None
     on_cpu = all(leaf.is_cpu for leaf in example if isinstance(leaf, Tensor))  # on a GPU the call is recorded
     settings: dict[str, Any] = {"size_asserts": False, "cpp_wrapper": on_cpu, "cpp.use_decompose_tanh": True}
-    settings |= {"post_grad_custom_post_pass": graph_pass() if on_cpu else None}
     # The key holds the code of a loop's body, as it does for the subgraphs that PyTorch caches by itself.
     loops = {f"torch.ops.higher_order.{name}": "" for name in ("scan", "while_loop")}
     return compile_fx(graph, example, config_patches={**settings, "unsafe_marked_cacheable_functions": loops})

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import ConfigError, PalaestraError
+from palaestra.core.computing import prefer_onednn
 from palaestra.runtime.memory import keep_freed_memory
 
 __all__ = ["Parcel", "ParcelLostError", "Shared", "sendable"]
@@ -450,11 +451,13 @@ class Performer:
     Args:
         factory: makes the object; called by `begin`.
         threads: of torch, where the worker has a process of its own; `None` leaves the process as it is.
+        onednn: whether oneDNN is preferred there, as in the process that made the worker.
     """
 
-    def __init__(self, factory: Callable[[], Any], threads: int | None = None) -> None:
+    def __init__(self, factory: Callable[[], Any], threads: int | None = None, *, onednn: bool = False) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
+            prefer_onednn(onednn)
             keep_freed_memory()
             torch.set_flush_denormal(True)  # as training does, so that equal calls give equal numbers everywhere
         self._factory, self._target, self._shared = factory, None, SharedCache()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.core import ConfigError
+from palaestra.core.computing import prefers_onednn
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.memory import SharedArrays
 from palaestra.runtime.messages import (
@@ -82,7 +83,7 @@ class ProcessRuntime(Runtime):
         if script is not None and not os.path.exists(script):
             raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
         name = f"{worker.name} (incarnation {worker.incarnation})" if worker.incarnation else worker.name
-        arguments = (worker.factory, self._threads)
+        arguments = (worker.factory, self._threads, prefers_onednn())
         process = SupervisedProcess(_serve, arguments, context=self._context, name=name, preload=_PRELOAD)
         seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)
         return seat
@@ -280,8 +281,8 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 # -- in the worker
 
 
-def _serve(connection: Connection, factory: Callable[[], Any], threads: int) -> None:
-    performer, requests, answers = Performer(factory, threads), _Slab(), _Slab()
+def _serve(connection: Connection, factory: Callable[[], Any], threads: int, onednn: bool) -> None:
+    performer, requests, answers = Performer(factory, threads, onednn=onednn), _Slab(), _Slab()
     mapped: dict[int, Message] = {}
     connection.send((0, performer.begin()))
     while (asked := _next(connection)) is not None:

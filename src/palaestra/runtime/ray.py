@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from palaestra.core import ConfigError, import_extra
+from palaestra.core.computing import prefers_onednn
 from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.messages import Failed, Mapped, Message, ParcelLostError, Performer, Request, SharedCache, decode
 from palaestra.runtime.ray_cluster import ClusterError, ClusterLine, RayProcesses, placed, reach
@@ -93,7 +94,7 @@ class RayRuntime(Runtime):
             in_group = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             strategy = in_group(worker.group.handle, placement_group_bundle_index=worker.bundle)
         actor = self._actor_class.options(max_restarts=0, scheduling_strategy=strategy, **options).remote(
-            worker.factory, self._threads
+            worker.factory, self._threads, prefers_onednn()
         )
         self._placed[worker.id] = actor.__ray_ready__.remote()
         self._asked[actor.begin.remote()] = worker, worker.running
@@ -260,12 +261,12 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 class _Actor:
     """A worker, on its machine."""
 
-    def __init__(self, factory: Callable[[], Any], threads: int) -> None:
+    def __init__(self, factory: Callable[[], Any], threads: int, onednn: bool) -> None:
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
             ignore_sigterm()
         # of shared values, which nobody changes
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        self._performer = Performer(factory, threads)
+        self._performer = Performer(factory, threads, onednn=onednn)
 
     def begin(self) -> Failed | None:
         return self._performer.begin()

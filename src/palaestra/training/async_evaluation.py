@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import torch
 
 from palaestra.core import ConfigError
+from palaestra.core.computing import prefer_onednn, prefers_onednn
 from palaestra.policies import Policy
 from palaestra.rollout import BrokenOffError, Evaluation, NoEpisodeError, breakable, continue_evaluation
 from palaestra.runtime import WorkerDiedError
@@ -160,8 +161,8 @@ class Evaluator:
         if (submit := getattr(self._evaluate, "submit", None)) is not None:
             return submit(policy)
         if self._pool is None:
-            spawn, one_thread = multiprocessing.get_context("spawn"), functools.partial(torch.set_num_threads, 1)
-            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=one_thread)
+            spawn, begin = multiprocessing.get_context("spawn"), functools.partial(_begin, onednn=prefers_onednn())
+            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=begin)
         return self._pool.submit(self._evaluate, policy)
 
     def _take_next(self) -> None:
@@ -201,6 +202,12 @@ class Evaluator:
             self._to_begin += [waiting[:2] for waiting in self._waiting]
             self._pool, self._waiting = None, []
         self._broken_off = False
+
+
+def _begin(*, onednn: bool) -> None:
+    """In the other process: by one thread, and by the library that this one prefers."""
+    torch.set_num_threads(1)
+    prefer_onednn(onednn)
 
 
 def _copied(acting: Acting) -> Acting:

@@ -17,6 +17,7 @@ import torch
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm
 from palaestra.core import ConfigError, Plan
+from palaestra.core.computing import prefer_onednn, prefers_onednn
 from palaestra.policies import Policy
 from palaestra.rollout import Collector, CompiledStep, Evaluation
 from palaestra.runtime import Companion
@@ -400,8 +401,9 @@ class CompiledLater(Callback):
 
     def _start(self, prepare: Sequence[Callable[[], None]]) -> None:
         exact = torch.are_deterministic_algorithms_enabled()
+        alike = functools.partial(_prepare, prepare, torch.get_num_threads(), exact=exact, onednn=prefers_onednn())
         try:
-            self._companion = Companion(functools.partial(_prepare, prepare, torch.get_num_threads(), exact))
+            self._companion = Companion(alike)
         except (ConfigError, OSError) as error:
             _log.warning("no other process compiles beside this one, so that training waits for it later: %s", error)
 
@@ -480,9 +482,10 @@ def _rows(algorithm: Algorithm[Any]) -> int:
     return max(1, int(getattr(algorithm.plan, "unroll_length", 1)))
 
 
-def _prepare(functions: Sequence[Callable[[], None]], threads: int, exact: bool) -> None:
+def _prepare(functions: Sequence[Callable[[], None]], threads: int, *, exact: bool, onednn: bool) -> None:
     """In the other process, as the first one is."""
     torch.set_num_threads(threads)
+    prefer_onednn(onednn)
     torch.set_flush_denormal(True)
     if exact:
         torch.use_deterministic_algorithms(True)
