@@ -14,6 +14,8 @@ from torch import Tensor
 __all__ = ["computing_thread"]
 
 _GAIN = 1.25  # less is not worth the cores, which environments and other programs may want
+_LARGE = 5_000_000
+"""Floating-point operations of a product from which oneDNN is faster, if it ever is: its calls take microseconds."""
 _preferred = False
 # Activations of a layer: several threads are never faster below; more need not be tried.
 _LEAST, _MOST = 1 << 15, 1 << 18
@@ -63,6 +65,7 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
     widest = max(widths, default=0)
     if most == 1 or rows * widest < _LEAST:
         return 1
+    choose_library(2 * rows * max((a * b for a, b in itertools.pairwise(widths)), default=0))
     before, generator = torch.get_num_threads(), torch.Generator().manual_seed(0)
     inputs = torch.randn(min(rows, _MOST // widest), widths[0], generator=generator)
     weights = [torch.randn(pair, generator=generator, requires_grad=True) for pair in itertools.pairwise(widths)]
@@ -82,8 +85,17 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
     return most if fastest[1] > _GAIN * fastest[most] else 1
 
 
+def choose_library(largest: int) -> None:
+    """Chooses who makes this process's products of matrices on the CPU: oneDNN where it is faster, else MKL.
+
+    Args:
+        largest: product of a gradient step, in floating-point operations.
+    """
+    prefer_onednn(largest >= _LARGE)
+
+
 def prefer_onednn(wanted: bool) -> None:
-    """Decides who makes this process's products of matrices on the CPU: oneDNN where it is faster, else MKL.
+    """Lets oneDNN make this process's products of matrices on the CPU, if it is faster and as exact as MKL.
 
     PyTorch leaves those in single precision to Intel's MKL, which takes vectors of 256 bits on every processor of AMD:
     those that have units for 512 bits then run at half their speed. With `torch.set_float32_matmul_precision` at
@@ -91,7 +103,7 @@ def prefer_onednn(wanted: bool) -> None:
     taken: that no digit is lost is looked at as well.
 
     Args:
-        wanted: whether products are large; a call of oneDNN takes microseconds longer.
+        wanted: whether it may; else MKL makes them.
     """
     global _preferred
     _preferred = wanted and _onednn_is_better()

@@ -12,7 +12,7 @@ import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.core.computing import faster_threads, num_cores, prefer_onednn
+from palaestra.core.computing import choose_library, faster_threads, num_cores
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
@@ -23,9 +23,6 @@ from palaestra.training import Callback
 __all__ = ["suitable_algorithms"]
 
 _log = logging.getLogger(__name__)
-
-_LARGE = 5_000_000
-"""Floating-point operations of a product from which oneDNN is faster, if it ever is: its calls take microseconds."""
 
 
 def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, SpecTree, Any]]:
@@ -126,7 +123,7 @@ def choose_products(config: ExperimentConfig, algorithms: Iterable[Algorithm[Any
     """Sets the precision of products, and on the CPU the library that makes them: oneDNN if the largest are large."""
     learning = [one for one in algorithms if isinstance(one, GradientAlgorithm)]
     factors = [parameter for one in learning for parameter in one.model.parameters() if parameter.ndim in (2, 3)]
-    prefer_onednn(2 * _rows(config) * max((factor.numel() for factor in factors), default=0) >= _LARGE)
+    choose_library(2 * _rows(config) * max((factor.numel() for factor in factors), default=0))
     for algorithm in algorithms:
         algorithm.set_precision(config.run.precision)
 
