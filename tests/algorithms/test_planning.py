@@ -75,7 +75,7 @@ def test_targets_of_values_are_the_two_atoms_beside_them_and_values_lead_back():
     for row, value in zip(probs, returns.tolist(), strict=True):
         np.testing.assert_allclose(row, two_atoms(value, 5.0, 7), atol=1e-5)
     back = network.values(probs.clamp(min=1e-30).log())
-    torch.testing.assert_close(back, returns.clamp(-5, 5), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(back, returns.clamp(-5, 5), rtol=1e-5, atol=1e-5)
 
 
 def test_the_targets_of_muzero_end_with_their_episode():

@@ -4,7 +4,8 @@ Paper: Foerster et al. 2018, https://arxiv.org/abs/1705.08926, equations (4) and
 Departures: the team's reward is the mean over its members; an entropy bonus instead of a floor under all
 probabilities; Adam instead of RMSProp; members share a network that is told who acts, and have no memory; returns
 bootstrap from joint actions that the policy draws where none was taken: at the end of an unroll, and where an episode
-was cut off. The critic learns from all moments; a member that does not act has no action there.
+was cut off. The critic learns from all moments; a member that does not act has no action there. It sees the
+global state, or all observations where there is none, and not the actions before.
 """
 
 from dataclasses import dataclass, field

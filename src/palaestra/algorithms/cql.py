@@ -40,7 +40,7 @@ class CQLConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1
-    """Rewards summed before bootstrapping, without off-policy correction."""
+    """Rewards summed before bootstrapping, without off-policy correction, or the entropy of the steps between."""
     tau: Fraction[Schedule] = 0.005
     """Polyak coefficient: how far target networks move towards the online ones in a gradient step, in [0, 1]."""
     num_critics: Positive[int] = 2

@@ -44,7 +44,7 @@ class CrossQConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1
-    """Rewards summed before bootstrapping, without off-policy correction."""
+    """Rewards summed before bootstrapping, without off-policy correction, or the entropy of the steps between."""
     num_critics: Positive[int] = 2
     """K, critics of the ensemble."""
     policy_period: Positive[int] = 3

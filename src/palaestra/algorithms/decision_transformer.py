@@ -67,12 +67,13 @@ class DecisionTransformerConfig(AlgorithmConfig):
             activation="relu",
             recurrent="attention",
             recurrent_size=128,
-            attention_window=20,
+            attention_window=19,
             attention_layers=3,
             attention_heads=1,
         )
     )
-    """The memory, and the layers on top of it."""
+    """The memory, and the layers on top of it. When it acts, each layer sees as far back as in training, and of the
+    layers below as well: three reach back 57 steps."""
     max_grad_norm: Limit[float] = 0.25
     """Gradients are clipped to this Euclidean norm over all parameters."""
     target_return: Finite[float | None] = None

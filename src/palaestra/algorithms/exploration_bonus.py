@@ -29,6 +29,9 @@ class ExplorationBonus(ABC):
 
         r' = r + weight · novelty / σ,   σ the running standard deviation of novelty
 
+    Departure from Burda et al. 2019, who divide by the deviation of discounted sums of novelty and give these a value
+    of their own: novelty is part of the reward.
+
     A subclass fills `trained` and `fixed` with its networks and defines `novelty` and `errors`.
 
     Args:
@@ -164,7 +167,7 @@ def _valid(drawn: Any) -> Tensor:
     return starts if "index" in drawn else starts * drawn["valid"]  # of later episodes in a sequence, too, for memories
 
 
-_FORWARD_SHARE = 0.2  # β of equation (7)
+_FORWARD_SHARE = 0.2  # β of equation (7) of Pathak et al. 2017
 
 
 @final
@@ -172,6 +175,8 @@ class RandomNetworkDistillation(ExplorationBonus):
     """Novel is what a trained network cannot yet say about an observation that a random network says.
 
         novelty = mean (f̂(x') − f(x'))²
+
+    Paper: Burda et al. 2019, https://arxiv.org/abs/1810.12894, section 2.2.
 
     Args:
         config: see `BonusConfig`.
@@ -197,6 +202,9 @@ class CuriosityModule(ExplorationBonus):
     """Novel is a change that could not be foreseen from observation and action, in features that an action can change.
 
         novelty = ½ mean (φ̂(φ(x), a) − φ(x'))²,   loss = (1 − β) (−log p(a | φ(x), φ(x'))) + β novelty
+
+    Paper: Pathak et al. 2017, https://arxiv.org/abs/1705.05363, equations (2) to (7). Departure: φ learns from the
+    first term of the loss alone.
 
     Args:
         config: see `BonusConfig`.

@@ -282,7 +282,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         own = self._compiled if compiled else None
         steps = own if gradient_step is None else functools.partial(map, gradient_step)
         info = UpdateInfo(self.policy_version + 1, 0, 0)
-        self._asks_later = compiled and gradient_step is None and self.device.type == "cuda"
+        self._asks_later = compiled and gradient_step is None and self.device.type == "cuda" and not self.mixes_rows
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
             rewarded = self._rewarded(drawn, info)

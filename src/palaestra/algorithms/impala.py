@@ -4,7 +4,7 @@ Paper: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation (1), rem
 Departures: policy and value have networks of their own, trained together by RMSProp with means, not sums, over rows;
 gradients are clipped by norm. Targets are computed with the weights of each gradient step, so an unroll may be learned
 from several times. A recurrent network begins each unroll with the memory that the acting policy had there, and the
-value looks at the policy's memory.
+value looks at the policy's memory. The memory sees the last action and reward only where `env.inputs` shows them.
 """
 
 from dataclasses import dataclass, field

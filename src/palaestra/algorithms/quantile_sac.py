@@ -41,7 +41,7 @@ class QuantileSACConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1
-    """Rewards summed before bootstrapping, without off-policy correction."""
+    """Rewards summed before bootstrapping, without off-policy correction, or the entropy of the steps between."""
     unroll_length: Positive[float] = 1
     """Time steps collected from every environment before each update."""
     capacity: Positive[int] = 1_000_000

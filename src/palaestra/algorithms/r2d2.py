@@ -3,7 +3,9 @@
 Paper: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, sections 2.3 and 3: stored states, burn-in,
 n-step double Q-learning, and priorities that mix the largest and the mean error of a sequence.
 Departures: the Huber loss on unscaled values instead of the squared error on rescaled ones; sequences do not end with
-their episode, the memory starts anew in the next one; they are drawn uniformly unless `prioritized` is set.
+their episode, the memory starts anew in the next one; they are drawn uniformly unless `prioritized` is set; all
+environments explore with the same epsilon; the memory sees the last action and reward only where `env.inputs` shows
+them.
 """
 
 import copy

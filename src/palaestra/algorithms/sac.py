@@ -43,7 +43,7 @@ class SACConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1
-    """Rewards summed before bootstrapping, without off-policy correction."""
+    """Rewards summed before bootstrapping, without off-policy correction, or the entropy of the steps between."""
     tau: Fraction[Schedule] = 0.005
     """Share of the way that target critics go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 2

@@ -1,7 +1,8 @@
 """TD3 with behaviour cloning, for a fixed data set.
 
 Paper: Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860, equations (3) to (5). Departures: those of `TD3`; the
-scale of the action values in (5) is their mean over all the data of an update, before its first gradient step.
+scale of the action values in (5) is their mean at the policy's actions, over all the data of an update and before its
+first gradient step; the squared distance is a mean over action dimensions.
 """
 
 import copy

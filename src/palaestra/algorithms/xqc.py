@@ -57,7 +57,7 @@ class XQCConfig(AlgorithmConfig):
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1
-    """Rewards summed before bootstrapping, without off-policy correction."""
+    """Rewards summed before bootstrapping, without off-policy correction, or the entropy of the steps between."""
     tau: Fraction[Schedule] = 0.05
     """Share of the way that the target critics go towards the online ones, in [0, 1]."""
     num_critics: Positive[int] = 2

@@ -318,9 +318,9 @@ def _scaled(value: Tensor) -> Tensor:
 
 
 def _unscaled(scaled: Tensor) -> Tensor:
-    size = scaled.abs()
-    root = ((1 + 4 * _SLOPE * (size + 1 + _SLOPE)).sqrt() - 1) / (2 * _SLOPE)
-    return scaled.sign() * (root.square() - 1)
+    size = scaled.abs() + 1 + _SLOPE
+    root = 2 * size / ((1 + 4 * _SLOPE * size).sqrt() + 1)  # with a difference of roots three digits are lost
+    return scaled.sign() * (root - 1) * (root + 1)
 
 
 def _in_unit_range(state: Tensor) -> Tensor:
