@@ -25,7 +25,7 @@ from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
 from palaestra.experiments.initial import require_effect
 from palaestra.experiments.learner import Collecting, Evaluate, Learner
-from palaestra.experiments.making import attempt, make_callbacks
+from palaestra.experiments.making import attempt, choose_products, make_callbacks
 from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import network_lines
 from palaestra.experiments.robot import RobotLearner
@@ -70,6 +70,8 @@ def make_learner(config: ExperimentConfig) -> Learner:
     require_effect(config)
     learner = learner_of(config)
     learner.require()
+    lanes = {name: config.env.num_envs * number for name, number in learner.num_agents.items()}
+    choose_products(learner.algorithms, lanes)
     return learner
 
 
@@ -82,7 +84,9 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     Raises:
         ConfigError: the algorithm does not fit the environment; the message names those that do.
     """
-    return SingleLearner(config).algorithm
+    algorithm = SingleLearner(config).algorithm
+    choose_products({POLICY: algorithm}, {POLICY: config.env.num_envs})
+    return algorithm
 
 
 def evaluate_training(
@@ -152,14 +156,16 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
         tell: as `CompiledLater` takes it.
     """
     config, settings = learner.config, learner.config.distributed
-    if config.run.compile != "auto":
-        return training.CompiledLater({})
     budget, lanes = config.trainer.total_env_steps, config.env.num_envs
     planned = {
         name: training.planned_gradient_steps(algorithm.plan, budget, lanes * learner.num_agents[name])
         for name, algorithm in learner.algorithms.items()
         if isinstance(algorithm, GradientAlgorithm)
     }
+    for name in [name for name, number in planned.items() if not number]:
+        _log.warning("policy %r makes no gradient step in %s env steps: its first comes later", name, f"{budget:,}")
+    if config.run.compile != "auto":
+        return training.CompiledLater({})
     why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
     if isinstance(learner.manager, training.SelfPaced):
         why = "a robot's tasks learn at their own pace"
