@@ -1,7 +1,6 @@
 """Threads that compute use as many cores as who starts them; products are made by the faster library."""
 
 import dataclasses
-import functools
 import itertools
 
 import pytest
@@ -9,8 +8,9 @@ import torch
 
 from palaestra import preset
 from palaestra.algorithms import ALGORITHMS
-from palaestra.core import computing, computing_thread
-from palaestra.experiments import make_algorithm
+from palaestra.core import computing, computing_thread, prefer_onednn
+from palaestra.experiments import make_algorithm, make_learner
+from palaestra.experiments.config import config_from_mapping
 from palaestra.runtime import ProcessRuntime
 from tests.robots.parts import OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
@@ -46,6 +46,7 @@ def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, monkeypatch)
     monkeypatch.delenv("OMP_NUM_THREADS")
     now = itertools.accumulate(itertools.repeat(0), lambda total, _: total + 1e-4 / (gain ** (cores() > 1)), initial=0)
     cores = torch.get_num_threads
+    monkeypatch.setattr(computing, "choose_library", lambda largest: None)
     monkeypatch.setattr(computing.time, "perf_counter", lambda: next(now))
     torch.set_num_threads(3)
     assert computing.faster_threads(256, (256, 256), 4) == chosen
@@ -83,37 +84,48 @@ class Multiplier:
         return precision_of(), computing.prefers_onednn()
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, gain: float) -> bool:
-    """Whether oneDNN is, if the clock says that its products take so much less time."""
-    choose = computing._onednn_is_better.__wrapped__
+@pytest.mark.parametrize(("gain", "faster"), [(2.0, True), (1.1, False), (0.5, False)])
+def test_products_are_made_by_onednn_where_it_is_much_faster(gain, faster, monkeypatch):
+    """The clock says what a product took, by the library that made it."""
     now = itertools.accumulate(
         itertools.repeat(0), lambda total, _: total + 1e-4 / (gain if precision_of() == "medium" else 1), initial=0
     )
-    with monkeypatch.context() as patched:
-        patched.setattr(computing.time, "perf_counter", lambda: next(now))
-        return choose()
-
-
-def test_products_are_made_by_onednn_where_it_is_much_faster(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    exact = not any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "amx_tile"))
-    assert chosen(monkeypatch, 2.0) == exact
-    assert not chosen(monkeypatch, 1.1)
-    assert not chosen(monkeypatch, 0.5)
+    monkeypatch.setattr(computing.time, "perf_counter", lambda: next(now))
+    torch.set_num_threads(2)
+    assert computing._onednn_is_faster.__wrapped__() == faster
+    assert precision_of() == "highest"
+    assert torch.get_num_threads() == 2
 
 
 def test_a_library_that_loses_digits_makes_no_products(monkeypatch):
+    assert computing._onednn_is_exact.__wrapped__() != torch.cpu.get_capabilities().get("amx_bf16", False)
     monkeypatch.setattr(torch, "full", lambda size, value: torch.rand(size))
-    assert not chosen(monkeypatch, 2.0)
+    assert not computing._onednn_is_exact.__wrapped__()
 
 
 def test_where_a_gpu_would_round_the_library_stays(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not chosen(monkeypatch, 2.0)
+    assert not computing._onednn_is_exact.__wrapped__()
 
 
-def test_large_networks_prefer_onednn_and_small_ones_do_not(monkeypatch):
-    monkeypatch.setattr(computing, "_onednn_is_better", lambda: True)
+@pytest.fixture
+def better(monkeypatch):
+    """oneDNN is faster, and as exact."""
+    monkeypatch.setattr(computing, "_onednn_is_exact", lambda: True)
+    monkeypatch.setattr(computing, "_onednn_is_faster", lambda: True)
+
+
+def test_what_was_set_before_is_put_back(better):
+    torch.set_float32_matmul_precision("high")
+    try:
+        for wanted in (False, True, True, False, False):
+            prefer_onednn(wanted)
+            assert precision_of() == ("medium" if wanted else "high")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_large_networks_prefer_onednn_and_small_ones_do_not(better):
     make_algorithm(preset("sac", "Pendulum-v1"))  # 256 x 256 units, minibatches of 256
     assert computing.prefers_onednn()
     assert precision_of() == "medium"
@@ -125,12 +137,24 @@ def test_large_networks_prefer_onednn_and_small_ones_do_not(monkeypatch):
     assert not computing.prefers_onednn()
 
 
-def test_a_worker_multiplies_as_the_process_that_made_it(monkeypatch):
-    monkeypatch.setattr(computing, "_onednn_is_better", functools.cache(lambda: True))
+def test_the_largest_network_of_many_agents_decides(better):
+    for names in (("large", "small"), ("small", "large")):
+        config = preset("ppo", "palaestra.multiagent:Meeting")
+        sizes = {"large": (256, 256), "small": (8,)}
+        policies = {
+            name: {"algorithm": "ppo", "mini_batch_size": 256, "network": {"hidden_sizes": sizes[name]}}
+            for name in names
+        }
+        settings = {"agents": {"mapping": {"agent_0": names[0], "*": names[1]}, "policies": policies}}
+        make_learner(config_from_mapping(type(config), settings, base=config))
+        assert computing.prefers_onednn()
+
+
+def test_a_worker_multiplies_as_the_process_that_made_it():
+    exact = computing._onednn_is_exact()
     for wanted in (True, False):
-        computing.prefer_onednn(wanted)
+        prefer_onednn(wanted)
         with ProcessRuntime() as runtime:
             worker = runtime.start(Multiplier, name="worker")
-            library, preferred = runtime.wait([runtime.call(worker, "library")], timeout_s=60)[0].unwrap()
-        assert preferred == (library == "medium")
-        assert preferred <= wanted
+            library = runtime.wait([runtime.call(worker, "library")], timeout_s=60)[0].unwrap()
+        assert library == (("medium", True) if wanted and exact else ("highest", False))

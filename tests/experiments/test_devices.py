@@ -145,7 +145,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_made(tmp_path,
     def never(*arguments, **named):
         raise AssertionError("an environment was made")
 
-    monkeypatch.setattr("palaestra.experiments.learner.probe_specs", never)
+    monkeypatch.setattr("palaestra.experiments.making.probe_specs", never)
     with pytest.raises(ConfigError, match=r"run.device is 'cuda:77', but this process can compute on cpu.*give one"):
         trained(tmp_path, run__device="cuda:77")
     arguments = ["train", "ppo", "CartPole-v1", "--run.directory", str(tmp_path)]

@@ -149,3 +149,25 @@ def test_what_was_built_for_small_images_is_said():
     assert network_summary(Encoder(TensorSpec((32, 32, 3), torch.uint8), image_size=16)) == (
         "SmallCNN 3x32x32 (below the 36 pixels of NatureCNN) → 16, 121,872 parameters"
     )
+
+
+@pytest.mark.parametrize(("kind", "size"), [(NatureCNN, 40), (ImpalaCNN, 16)])
+def test_pixels_beside_each_other_give_the_same_features_and_gradients(kind, size, monkeypatch):
+    network, image = kind((4, size, size), 8), torch.randint(0, 256, (3, 4, size, size), dtype=torch.uint8)
+
+    def features_and_gradients() -> list[torch.Tensor]:
+        features = network(image)
+        return [features, *torch.autograd.grad(features.square().sum(), list(network.parameters()))]
+
+    beside = features_and_gradients()
+    monkeypatch.setattr(kind, "_channels_last", False)
+    torch.testing.assert_close(beside, features_and_gradients(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(NatureCNN, 40), (ImpalaCNN, 16)])
+def test_a_population_of_networks_sees_pictures(kind, size):
+    """Evolution strategies act with one network for each lane."""
+    network, images = kind((4, size, size), 8), torch.rand(3, 4, size, size)
+    several = {name: value.detach().expand(3, *value.shape) for name, value in network.named_parameters()}
+    found = torch.func.vmap(lambda own, image: torch.func.functional_call(network, own, (image,)))(several, images)
+    torch.testing.assert_close(found, network(images), rtol=1e-4, atol=1e-5)

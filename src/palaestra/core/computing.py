@@ -2,21 +2,22 @@
 
 import functools
 import itertools
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
-__all__ = ["computing_thread"]
+__all__ = ["computing_thread", "prefer_onednn"]
 
 _GAIN = 1.25  # less is not worth the cores, which environments and other programs may want
 _LARGE = 5_000_000
 """Floating-point operations of a product from which oneDNN is faster, if it ever is: its calls take microseconds."""
-_preferred = False
+_before: str | None = None  # the precision that `prefer_onednn` has changed
 # Activations of a layer: several threads are never faster below; more need not be tried.
 _LEAST, _MOST = 1 << 15, 1 << 18
 
@@ -65,11 +66,11 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
     widest = max(widths, default=0)
     if most == 1 or rows * widest < _LEAST:
         return 1
-    choose_library(2 * rows * max((a * b for a, b in itertools.pairwise(widths)), default=0))
-    before, generator = torch.get_num_threads(), torch.Generator().manual_seed(0)
+    pairs = [*itertools.pairwise(widths), (widths[-1], widths[-1])]
+    before, library, generator = torch.get_num_threads(), prefers_onednn(), torch.Generator().manual_seed(0)
+    choose_library(2 * rows * max(a * b for a, b in pairs))
     inputs = torch.randn(min(rows, _MOST // widest), widths[0], generator=generator)
-    weights = [torch.randn(pair, generator=generator, requires_grad=True) for pair in itertools.pairwise(widths)]
-    weights.append(torch.randn(widths[-1], widths[-1], generator=generator, requires_grad=True))
+    weights = [torch.randn(pair, generator=generator, requires_grad=True) for pair in pairs]
     fastest = {1: float("inf"), most: float("inf")}
     deadline_s = time.perf_counter() + 0.3
     for threads in [1, most] * 8:
@@ -82,52 +83,73 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
         torch.autograd.grad(hidden.sum(), weights)
         fastest[threads] = min(fastest[threads], time.perf_counter() - begun)
     torch.set_num_threads(before)
+    prefer_onednn(library)
     return most if fastest[1] > _GAIN * fastest[most] else 1
 
 
 def choose_library(largest: int) -> None:
-    """Chooses who makes this process's products of matrices on the CPU: oneDNN where it is faster, else MKL.
+    """Chooses who makes this process's products of matrices on the CPU: oneDNN where it is much faster, else MKL.
+
+    PyTorch leaves those in single precision to Intel's MKL, which takes vectors of 256 bits on every processor of AMD:
+    those that have units for 512 bits then run at half their speed.
 
     Args:
         largest: product of a gradient step, in floating-point operations.
     """
-    prefer_onednn(largest >= _LARGE)
+    prefer_onednn(largest >= _LARGE and _onednn_is_exact() and _onednn_is_faster())
 
 
 def prefer_onednn(wanted: bool) -> None:
-    """Lets oneDNN make this process's products of matrices on the CPU, if it is faster and as exact as MKL.
+    """Lets oneDNN make this process's products of matrices on the CPU, if it loses no digit, or puts back what was.
 
-    PyTorch leaves those in single precision to Intel's MKL, which takes vectors of 256 bits on every processor of AMD:
-    those that have units for 512 bits then run at half their speed. With `torch.set_float32_matmul_precision` at
-    "medium" oneDNN makes them, and may round to bfloat16. It does so on processors that have AMX, and there it is not
-    taken: that no digit is lost is looked at as well.
+    With `torch.set_float32_matmul_precision` at "medium" oneDNN makes them, and may round to bfloat16, which it does on
+    processors that have AMX. Products on a GPU would be rounded, too, so where there is one nothing changes.
 
     Args:
-        wanted: whether it may; else MKL makes them.
+        wanted: whether it may.
     """
-    global _preferred
-    _preferred = wanted and _onednn_is_better()
-    torch.set_float32_matmul_precision("medium" if _preferred else "highest")
+    global _before
+    if (wanted and _onednn_is_exact()) == prefers_onednn():
+        return
+    _before, precision = (torch.get_float32_matmul_precision(), "medium") if _before is None else (None, _before)
+    torch.set_float32_matmul_precision(precision)
 
 
 def prefers_onednn() -> bool:
-    """Whether `prefer_onednn` has decided so; workers then prefer it as well, where their processors do."""
-    return _preferred
+    """Whether `prefer_onednn` has decided so; workers then prefer it as well, where it loses no digit."""
+    return _before is not None
 
 
 @functools.cache
-def _onednn_is_better() -> bool:
-    """Whether it is much faster and as exact: both multiply 256 x 256 by 256 x 256, 20 times in turns."""
-    if torch.cuda.is_available():  # whose products would be rounded
+def _onednn_is_exact() -> bool:
+    """Whether products with numbers that bfloat16 lacks come out exactly."""
+    if torch.cuda.is_available():
         return False
     digits, ones = torch.full((256, 256), 1 + 2**-12), torch.ones(256, 256)
-    ways: list[Callable[[], Tensor]] = [lambda: digits @ ones, lambda: digits.T @ ones, lambda: ones @ digits.T]
-    fastest = {"highest": float("inf"), "medium": float("inf")}
-    with torch.no_grad():
-        for precision in list(fastest) * 20:
-            torch.set_float32_matmul_precision(precision)
+    with _precision("medium"):
+        made = digits @ ones, digits.T @ ones, ones @ digits.T
+    return all(bool((product == 256 * digits).all()) for product in made)
+
+
+@functools.cache
+def _onednn_is_faster() -> bool:
+    """Whether it is, by much and with one thread: both multiply 256 x 256 by 256 x 256, 20 times in turns."""
+    ones, fastest, threads = torch.ones(256, 256), {"highest": math.inf, "medium": math.inf}, torch.get_num_threads()
+    torch.set_num_threads(1)
+    for precision in list(fastest) * 20:
+        with _precision(precision):
             began = time.perf_counter()
-            ways[0]()
+            torch.mm(ones, ones)
             fastest[precision] = min(fastest[precision], time.perf_counter() - began)
-        exact = all(bool((way() == 256 * digits).all()) for way in ways)  # of "medium", the last one
-    return exact and fastest["highest"] > _GAIN * fastest["medium"]
+    torch.set_num_threads(threads)
+    return fastest["highest"] > _GAIN * fastest["medium"]
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -5,14 +5,14 @@ import importlib.util
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.core.computing import choose_library, faster_threads, num_cores
+from palaestra.core.computing import choose_library, faster_threads, num_cores, prefer_onednn, prefers_onednn
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import probe_specs
 from palaestra.experiments.config import ExperimentConfig, algorithm_class
@@ -76,8 +76,8 @@ def made_of(
         raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
     made.to(config.run.device)
     algorithms = [made] if isinstance(made, Algorithm) else made.algorithms.values()
-    choose_products(config, algorithms)
     for algorithm in algorithms:
+        algorithm.set_precision(config.run.precision)
         compile_if_asked(config, algorithm)
     return made
 
@@ -110,22 +110,42 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
         return config.run.num_threads or most
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
         return 1
-    return faster_threads(_rows(config), network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
-
-
-def _rows(config: ExperimentConfig) -> int:
-    """Of a minibatch."""
     whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
-    return getattr(config.algorithm, "mini_batch_size", None) or whole
+    rows = getattr(config.algorithm, "mini_batch_size", None) or whole
+    return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
 
 
-def choose_products(config: ExperimentConfig, algorithms: Iterable[Algorithm[Any]]) -> None:
-    """Sets the precision of products, and on the CPU the library that makes them: oneDNN if the largest are large."""
-    learning = [one for one in algorithms if isinstance(one, GradientAlgorithm)]
-    factors = [parameter for one in learning for parameter in one.model.parameters() if parameter.ndim in (2, 3)]
-    choose_library(2 * _rows(config) * max((factor.numel() for factor in factors), default=0))
-    for algorithm in algorithms:
-        algorithm.set_precision(config.run.precision)
+def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:
+    """Chooses the library that multiplies matrices on the CPU, by the largest product of their gradient steps.
+
+    Args:
+        algorithms: that learn in this process, by policy.
+        num_lanes: environments (or agents) that write to the buffer of each.
+    """
+    choose_library(max(_largest_product(one, num_lanes[name]) for name, one in algorithms.items()))
+
+
+def _largest_product(algorithm: Algorithm[Any], num_lanes: int) -> int:
+    """Floating-point operations, about: the weights see every row of a minibatch once."""
+    if not isinstance(algorithm, GradientAlgorithm):
+        return 0
+    plan: Any = algorithm.plan
+    rows = (plan.mini_batch_size or num_lanes) * (plan.mini_batch_length or plan.unroll_length)
+    named = algorithm.model.named_parameters()  # those of a hidden state see one step of each sequence at a time
+    sizes = [weight.numel() for name, weight in named if weight.ndim in (2, 3) and "weight_hh" not in name]
+    return int(2 * rows * max(sizes, default=0))
+
+
+def computing() -> dict[str, Any]:
+    """What rounding depends on besides the machine, for `run.json`."""
+    return {"threads": torch.get_num_threads(), "onednn": prefers_onednn()}
+
+
+def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None:
+    """Threads and library as `run.json` has them, if the run has begun: others round otherwise."""
+    if config.run.num_threads is None:
+        torch.set_num_threads(info.get("threads", torch.get_num_threads()))
+    prefer_onednn(info.get("onednn", prefers_onednn()))
 
 
 def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:

@@ -20,6 +20,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.watchdog import last_words
+from palaestra.experiments import making
 from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping
 from palaestra.experiments.initial import begin_from, for_new_run, fork_run
@@ -280,7 +281,7 @@ def active(
         stack.callback(later.end)
         if resumed:
             _resume(directory, trainer, config, collecting)
-        process = {"process": process_info(), "threads": torch.get_num_threads()}
+        process = {"process": process_info(), **making.computing()}
         later.begin(trainer)
         directory.write_info({**_NO_END, "status": "running", **process, "networks": networks})
         try:
@@ -316,6 +317,7 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:
     """The learner with the policies that the run begins with, which is written down; a checkpoint has its own."""
+    making.compute_as_before(learner.config, directory.info)
     if directory.never_saved and (origin := begin_from(learner)):
         directory.write_info({"began_from": origin})
     return learner
@@ -396,8 +398,6 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         Why the run does not go on as it would have.
     """
     step, why, edited, lost = 0, list[str](), directory.edited, False
-    if config.run.num_threads is None:  # as measured when it began: other numbers round sums otherwise
-        torch.set_num_threads(directory.info.get("threads", torch.get_num_threads()))
     if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:

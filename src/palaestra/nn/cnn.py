@@ -82,7 +82,7 @@ class ConvolutionalNetwork(nn.Module):
         leading = image.shape[:-3]
         image = image.reshape(-1, *self.shape)
         if self._channels_last and image.is_cpu:
-            image = image.contiguous(memory_format=torch.channels_last)
+            image = image.movedim(1, -1).contiguous().movedim(-1, 1)  # with a memory format `vmap` refuses it
         image = image.float().mul_(1 / 255) if image.dtype == torch.uint8 else image.float()
         return torch.relu_(self.linear(self.convolutions(image))).reshape(*leading, self.out_size)
 
