@@ -145,7 +145,13 @@ def test_a_longer_budget_is_evaluated_at_its_end(tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("env__num_envs", 4), ("algorithm__network__hidden_sizes", (9,)), ("run__seed", 3), ("algorithm_name", "dqn")],
+    [
+        ("env__num_envs", 4),
+        ("algorithm__network__hidden_sizes", (9,)),
+        ("algorithm__bonus__kind", "rnd"),
+        ("run__seed", 3),
+        ("algorithm_name", "dqn"),
+    ],
 )
 def test_what_a_checkpoint_holds_the_results_of_cannot_change(setting, value, tmp_path):
     """F27: refused before anything starts, and nothing is written."""

@@ -382,7 +382,10 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 _FIXED = (
-    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards"),
+    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards", "algorithm.capacity"),
+    *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
+    *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
+    *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
     *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
