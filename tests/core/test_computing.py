@@ -98,8 +98,26 @@ def test_products_are_made_by_onednn_where_it_is_much_faster(gain, faster, monke
 
 
 def test_a_library_that_loses_digits_makes_no_products(monkeypatch):
-    assert computing._onednn_is_exact.__wrapped__() != torch.cpu.get_capabilities().get("amx_bf16", False)
-    monkeypatch.setattr(torch, "full", lambda size, value: torch.rand(size))
+    """A product that rounds to bfloat16, as processors with AMX make it, at the precision that allows it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    multiply = torch.Tensor.__matmul__
+
+    def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return multiply(a.bfloat16().float(), b) if precision_of() == "medium" else multiply(a, b)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
+    assert not computing._onednn_is_exact.__wrapped__()
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: multiply(a.double(), b.double()).float())
+    assert computing._onednn_is_exact.__wrapped__()
+    assert precision_of() == "highest"
+
+
+def test_a_precision_that_backends_have_alone_stays(monkeypatch):
+    def mixed() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
     assert not computing._onednn_is_exact.__wrapped__()
 
 

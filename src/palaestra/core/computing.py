@@ -123,12 +123,20 @@ def prefers_onednn() -> bool:
 @functools.cache
 def _onednn_is_exact() -> bool:
     """Whether products with numbers that bfloat16 lacks come out exactly."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or not _is_set_as_a_whole():
         return False
     digits, ones = torch.full((256, 256), 1 + 2**-12), torch.ones(256, 256)
     with _precision("medium"):
         made = digits @ ones, digits.T @ ones, ones @ digits.T
     return all(bool((product == 256 * digits).all()) for product in made)
+
+
+def _is_set_as_a_whole() -> bool:
+    """Whether the precision of products has one name here: it may be set for each backend alone, and then it stays."""
+    try:
+        return bool(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return False
 
 
 @functools.cache

@@ -156,16 +156,14 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
         tell: as `CompiledLater` takes it.
     """
     config, settings = learner.config, learner.config.distributed
+    if config.run.compile != "auto":
+        return training.CompiledLater({})
     budget, lanes = config.trainer.total_env_steps, config.env.num_envs
     planned = {
         name: training.planned_gradient_steps(algorithm.plan, budget, lanes * learner.num_agents[name])
         for name, algorithm in learner.algorithms.items()
         if isinstance(algorithm, GradientAlgorithm)
     }
-    for name in [name for name, number in planned.items() if not number]:
-        _log.warning("policy %r makes no gradient step in %s env steps: its first comes later", name, f"{budget:,}")
-    if config.run.compile != "auto":
-        return training.CompiledLater({})
     why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
     if isinstance(learner.manager, training.SelfPaced):
         why = "a robot's tasks learn at their own pace"

@@ -37,15 +37,6 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
 
 
-_READ_WITH: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("bonus", "kind", ("rnd", "icm"), ("weight", "learning_rate", "hidden_sizes", "feature_size")),
-    ("network", "recurrent", ("lstm", "gru", "attention"), ("recurrent_size",)),
-    ("network", "recurrent", ("lstm", "gru"), ("recurrent_span",)),
-    ("network", "recurrent", ("attention",), ("attention_window", "attention_layers", "attention_heads")),
-)
-"""Settings of a part of an algorithm that nothing reads unless one of them has one of some values."""
-
-
 def require_effect(config: ExperimentConfig) -> None:
     """Refuses settings that would do nothing, and those that could not work; not of runs that are looked at.
 
@@ -75,15 +66,6 @@ def require_effect(config: ExperimentConfig) -> None:
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
-    for part, switch, values, names in _READ_WITH:
-        settings, default = getattr(config.algorithm, part, None), getattr(type(config.algorithm)(), part, None)
-        idle = [name for name in names if getattr(settings, name, None) != getattr(default, name, None)]
-        if idle and getattr(settings, switch) not in values:
-            raise ConfigError(
-                f"algorithm.{part}.{idle[0]} is {getattr(settings, idle[0])}, but {part}.{switch} is "
-                f"{getattr(settings, switch)}, so that nothing reads it; give {part}.{switch} as "
-                f"{' or '.join(values)}, or leave it out"
-            )
 
 
 def begin_from(learner: Learner) -> dict[str, Any] | None:
@@ -181,8 +163,7 @@ def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     for env_steps, evaluation in parent.evaluations():
         if env_steps <= step:
             shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
-    edited = ["config_sha256"] if parent.edited else []  # which the child then is, too
-    names = ("threads", "onednn", "policy_lost_at", *edited)
+    names = ("threads", "onednn", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # as the child is
     taken = {name: value for name, value in parent.info.items() if name in names}
     child.write_info({"best_return": parent.kept_return, **taken})
 

@@ -397,7 +397,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     Returns:
         Why the run does not go on as it would have.
     """
-    step, why, edited, lost = 0, list[str](), directory.edited, False
+    step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
     if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
     else:
