@@ -262,7 +262,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
         Raises:
             NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
-                GPU, which are all made before that is asked.
+                GPU, which are all made before that is asked unless rows are normalised together.
         """
         info = self.begin_update(source, gradient_step)
         info.require_finite()
