@@ -16,7 +16,6 @@ def read_info(run: Path) -> dict[str, Any]:
 def test_a_resumed_run_multiplies_with_the_library_that_it_began_with(tmp_path, monkeypatch):
     """F25: another one rounds otherwise; where this machine lacks it, the run says so."""
     monkeypatch.setattr(computing, "_onednn_is_exact", lambda: True)
-    monkeypatch.setattr(computing, "choose_library", lambda largest: computing.prefer_onednn(True))
     monkeypatch.setattr("palaestra.experiments.making.choose_library", lambda largest: computing.prefer_onednn(True))
     run = trained(tmp_path, trainer__total_env_steps=8)
     assert read_info(run.directory)["onednn"] is True

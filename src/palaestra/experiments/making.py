@@ -122,7 +122,7 @@ def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping
         algorithms: that learn in this process, by policy.
         num_lanes: environments (or agents) that write to the buffer of each.
     """
-    choose_library(max(_largest_product(one, num_lanes[name]) for name, one in algorithms.items()))
+    choose_library(max((_largest_product(one, num_lanes[name]) for name, one in algorithms.items()), default=0))
 
 
 def _largest_product(algorithm: Algorithm[Any], num_lanes: int) -> int:

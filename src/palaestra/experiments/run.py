@@ -316,7 +316,7 @@ def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig,
 
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:
-    """The learner with the policies that the run begins with, which is written down; a checkpoint has its own."""
+    """The learner, computing as the run did before, with the policies that it begins with; a checkpoint has its own."""
     making.compute_as_before(learner.config, directory.info)
     if directory.never_saved and (origin := begin_from(learner)):
         directory.write_info({"began_from": origin})
