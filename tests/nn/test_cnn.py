@@ -171,3 +171,14 @@ def test_a_population_of_networks_sees_pictures(kind, size):
     several = {name: value.detach().expand(3, *value.shape) for name, value in network.named_parameters()}
     found = torch.func.vmap(lambda own, image: torch.func.functional_call(network, own, (image,)))(several, images)
     torch.testing.assert_close(found, network(images), rtol=1e-4, atol=1e-5)
+
+
+def test_many_pictures_without_gradients_are_taken_in_parts():
+    network, images = NatureCNN((4, 40, 40), 8), torch.randint(0, 256, (5, 30, 4, 40, 40), dtype=torch.uint8)
+    taken = list[int]()
+    network.convolutions.register_forward_hook(lambda _, given, __: taken.append(len(given[0])))
+    together = network(images)
+    with torch.no_grad():
+        in_parts = network(images)
+    assert taken == [150, 64, 64, 22]
+    torch.testing.assert_close(in_parts, together, rtol=1e-4, atol=1e-5)

@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, ShapeError, did_you_mean
 from palaestra.nn.config import CNN
+from palaestra.nn.fast import in_graph
 from palaestra.nn.mlp import NormalizedLinear
 
 __all__ = ["ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
+
+_AT_ONCE = 64
+"""Pictures that a CPU takes at once where no gradient is wanted: what lies between two layers then stays in its cache,
+and below the size that glibc asks the system for anew each time."""
 
 
 class ConvolutionalNetwork(nn.Module):
@@ -81,10 +86,18 @@ class ConvolutionalNetwork(nn.Module):
         """
         leading = image.shape[:-3]
         image = image.reshape(-1, *self.shape)
+        if image.is_cpu and not torch.is_grad_enabled() and not in_graph() and len(image) > _AT_ONCE:
+            features = torch.cat([self._features(part) for part in image.split(_AT_ONCE)])
+        else:
+            features = self._features(image)
+        return features.reshape(*leading, self.out_size)
+
+    def _features(self, image: Tensor) -> Tensor:
+        """[N, out_size] of images [N, C, H, W]."""
         if self._channels_last and image.is_cpu:
             image = image.movedim(1, -1).contiguous().movedim(-1, 1)  # with a memory format `vmap` refuses it
         image = image.float().mul_(1 / 255) if image.dtype == torch.uint8 else image.float()
-        return torch.relu_(self.linear(self.convolutions(image))).reshape(*leading, self.out_size)
+        return torch.relu_(self.linear(self.convolutions(image)))
 
 
 class NatureCNN(ConvolutionalNetwork):
