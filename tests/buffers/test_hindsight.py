@@ -131,3 +131,26 @@ def test_stacks_of_goals_are_refused():
         buffer.append(torch.zeros(2, dtype=torch.int64), arrived(MID, 2, t))
     with pytest.raises(ShapeError, match=r"needs goals of one axis, and these are \(3, 1\)"):
         buffer.draw(replay(mini_batch_size=8), generator())
+
+
+def test_rewards_of_several_numbers_are_computed_anew():
+    def both(achieved, desired, info):
+        single = reward(achieved, desired, info)
+        return np.stack([single, 2 * single], axis=-1)
+
+    specs = {"observation_spec": SPEC, "action_spec": DiscreteSpec(num=2), "reward_spec": TensorSpec((2,))}
+    buffer = ReplayBuffer(60, 2, **specs, sampler=HindsightSampler(both, strategy="final", share=1.0))
+    for t in range(11):
+        time_step = arrived(FIRST if t == 0 else LAST if t == 10 else MID, 2, t)
+        time_step = time_step._replace(reward=time_step.reward[:, None].repeat(1, 2))
+        if t:
+            buffer.append(torch.zeros(2, dtype=torch.int64), time_step)
+        else:
+            buffer.open(time_step)
+    drawn = buffer.draw(replay(mini_batch_size=200), generator())
+    there = reached(drawn.observation)[0] == 9  # the next row is the last, whose goal the episode reached
+    assert there.any() and not there.all()
+    assert drawn.reward[1].tolist() == [[0.0, 0.0] if at_goal else [-1.0, -2.0] for at_goal in there.tolist()]
+    buffer.sampler = HindsightSampler(reward, share=1.0)
+    with pytest.raises(ShapeError, match=r"gave shape \(1, 256\) .* give \(1, 256, 2\)"):
+        buffer.draw(replay(mini_batch_size=256), generator())
