@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms import A2C, A2CBatch, A2CConfig
+from palaestra.algorithms import A2C, A2CConfig
+from palaestra.algorithms.parts import AdvantageBatch
 from palaestra.core import DiscreteSpec, OnPolicy, TensorSpec
 from palaestra.nn import NetworkConfig
 from tests.algorithms.parts import collected
@@ -25,7 +26,7 @@ def uniform(**settings):
 
 def batch(advantage, target, valid):
     shape = (len(advantage), 1)
-    return A2CBatch.of(
+    return AdvantageBatch.of(
         {
             "observation": torch.ones(*shape, 2),
             "action": torch.zeros(shape, dtype=torch.int64),

@@ -77,6 +77,7 @@ def test_curves_are_drawn_here_or_written_as_files(capsys):
     assert len(curves[0]["x"]) == len(curves[0]["low"])
     assert exit_code("plot", "a", "--output", "curve.csv") == 0
     assert Path("curve.csv").read_text().startswith("label,env_steps,return_mean")
+    assert answer(capsys, "plot", "a", "--output", "both.csv")[0]["label"] and Path("both.csv").is_file()
     assert exit_code("plot", "a", "--metric", "eval/return_men") == 2
     assert "there is no metric 'eval/return_men' — did you mean 'eval/return_mean'?" in output(capsys)
 

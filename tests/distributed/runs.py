@@ -124,6 +124,7 @@ class HoldBack:
         self._kept: deque[Any] = deque()
         self._poll = runtime.poll
         runtime.poll = self.poll
+        runtime.works_here = False  # as workers elsewhere, they can be waited for too long
 
     def poll(self, timeout_s: float) -> list[Any]:
         ready = [arrival for arrival in self._kept if arrival.worker not in self.held]

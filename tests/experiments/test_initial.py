@@ -13,7 +13,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
 from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.initial import begin_from, for_new_run
+from palaestra.experiments.initial import begin_from, for_new_run, require_effect
 from palaestra.policies import save_policy
 from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, config_of, trained
@@ -156,3 +156,16 @@ def test_every_seed_of_a_group_is_checked_before_any_begins(source, tmp_path):
 
 def _sum(policy):
     return [tensor.double().sum().item() for tensor in policy.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"robot__timeout_s": 5.0}, "settings of robot are for robots, and ppo is none"),
+        ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
+    ],
+)
+def test_settings_of_something_else_are_refused(settings, message):
+    base = preset("ppo", CHAIN)
+    with pytest.raises(ConfigError, match=message):
+        require_effect(config_from_mapping(base.__class__, settings, base=base))

@@ -137,6 +137,11 @@ def test_a_run_is_evaluated_afterwards(run, which):
         assert again.returns == run.result.evaluation.returns
 
 
+def test_a_robot_does_not_draw_its_actions_in_an_evaluation(run):
+    with pytest.raises(ConfigError, match="most valuable actions only; leave out --stochastic"):
+        evaluate_run(run.directory, episodes=2, deterministic=False)
+
+
 def test_a_task_may_have_a_policy_of_a_class_of_the_robots_own(tmp_path):
     """Its artefact names the class, and the robot knows it."""
     sizes = SIZES | {"env__kwargs": {"num_sensors": 8}, "env__max_episode_steps": 20, "run__directory": str(tmp_path)}

@@ -20,7 +20,7 @@ from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOptio
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
-__all__ = ["A2C", "A2CBatch", "A2CConfig"]
+__all__ = ["A2C", "A2CConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,6 @@ class A2CConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-class A2CBatch(parts.AdvantageBatch):
-    """The whole unroll; every field is [T, B, ...]."""
-
-
 class A2C(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy and a state value, with one gradient step on each unroll of that policy.
 
@@ -85,11 +81,11 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"a2c": networks}, {"a2c": option})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> A2CBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.AdvantageBatch:
         """Adds advantages and value targets to an unroll."""
-        return parts.advantages(self, batch, A2CBatch)
+        return parts.advantages(self, batch)
 
-    def losses(self, batch: A2CBatch) -> Losses:
+    def losses(self, batch: parts.AdvantageBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""
         features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
         policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
@@ -100,6 +96,6 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
         total = policy_loss + self.value_of("value_cost") * value_error - self.value_of("entropy_cost") * entropy
         return Losses({"a2c": total}, {"policy_gradient": policy_loss, "value_error": value_error, "entropy": entropy})
 
-    def diagnostics(self, batch: A2CBatch) -> dict[str, Tensor]:
+    def diagnostics(self, batch: parts.AdvantageBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}

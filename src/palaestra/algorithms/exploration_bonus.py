@@ -1,4 +1,4 @@
-"""Rewards for novelty, as a part that any gradient algorithm takes: `BonusConfig` and `ExplorationBonus`.
+"""Rewards for novelty, as a part that any gradient algorithm takes: `ExplorationBonus`.
 
 The bonus is added to the rewards of an update before the algorithm's `preprocess` sees them. What measures novelty
 learns beside the algorithm: its loss is a term of its own, of the same minibatches, with an optimizer of its own.
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import BonusConfig
+from palaestra.algorithms.parts import RunningMoments
 from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import CompositeNetwork, CoreModel, Network, NetworkConfig, OptimizerOption
-from palaestra.ops import Moments, masked_mean, merge, moments_of, valid_starts, variance
+from palaestra.ops import masked_mean, valid_starts, variance
 from palaestra.policies import ObservationNormalizer, Policy
 from palaestra.policies.actions import head_of
 
@@ -47,7 +48,7 @@ class ExplorationBonus(ABC):
     def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
         self.config = config
         self.trained = nn.ModuleDict()
-        self.fixed = nn.ModuleDict({"scale": _RunningMoments()})
+        self.fixed = nn.ModuleDict({"scale": RunningMoments()})
         if any(leaf.dtype.is_floating_point for leaf in spec_leaves(observation_spec).values()):
             self.fixed["normalizer"] = ObservationNormalizer(observation_spec, _CLIP)
 
@@ -88,8 +89,8 @@ class ExplorationBonus(ABC):
             normalizer.merge(normalizer.increment(fields["next_observation"], valid))
         novelty = self.novelty(*self._normalized(fields))
         scale: Any = self.fixed["scale"]
-        scale.add(novelty[valid.bool()])
-        bonus = self.config.weight * novelty * scale.inverse() * valid
+        scale.merge(novelty[valid.bool()])
+        bonus = self.config.weight * novelty * (variance(scale.moments) + _EPSILON).rsqrt().float() * valid
         reward = torch.cat((drawn["reward"][:1], drawn["reward"][1:] + bonus.reshape_as(drawn["reward"][1:])))
         return drawn.replace(reward=reward), masked_mean(bonus, valid)
 
@@ -135,28 +136,6 @@ class ExplorationBonus(ABC):
         if "normalizer" in self.fixed:
             observation, after = self.fixed["normalizer"](observation), self.fixed["normalizer"](after)
         return observation, fields["action"], after
-
-
-class _RunningMoments(nn.Module):
-    """Moments of everything seen, as buffers."""
-
-    count: Tensor
-    mean: Tensor
-    m2: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in Moments._fields:
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-
-    def add(self, x: Tensor) -> None:
-        total = merge(Moments(self.count, self.mean, self.m2), moments_of(x))
-        for name, value in zip(Moments._fields, total, strict=True):
-            getattr(self, name).copy_(value)
-
-    def inverse(self) -> Tensor:
-        """1 / σ, float32."""
-        return (variance(Moments(self.count, self.mean, self.m2)) + _EPSILON).rsqrt().float()
 
 
 def _valid(drawn: Any) -> Tensor:

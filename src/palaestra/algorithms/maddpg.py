@@ -21,7 +21,7 @@ from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfi
 from palaestra.ops import td_target
 from palaestra.policies import GaussianNoise, TeamDeterministicPolicy, central_spec, central_view, team_size
 
-__all__ = ["MADDPG", "MADDPGBatch", "MADDPGConfig"]
+__all__ = ["MADDPG", "MADDPGConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,6 @@ class MADDPGConfig(AlgorithmConfig):
     """Standard deviation of the noise on actions while collecting, in raw units."""
 
     plan_class = Replay
-
-
-class MADDPGBatch(parts.TransitionBatch):
-    """One minibatch; every field is [N, ...], rewards and discounts are [N, G]."""
 
 
 class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
@@ -104,11 +100,11 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         model = CoreModel({**networks, **targets}, dict.fromkeys(networks, adam))
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
-    def preprocess(self, batch: Any, source: DataSource) -> MADDPGBatch:
+    def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""
-        return parts.member_transitions(batch, self.value_of("gamma"), MADDPGBatch)
+        return parts.member_transitions(batch, self.value_of("gamma"))
 
-    def losses(self, batch: MADDPGBatch) -> Losses:
+    def losses(self, batch: parts.TransitionBatch) -> Losses:
         """Equation (6) for each member's critic; (5) for each member's action, those of the others as they were."""
         state = central_view(self.policy.normalize(batch.observation))
         q = self.critic(state, batch.action).squeeze(-1)  # [G, N]
@@ -122,7 +118,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         return Losses({"critic": error, "actor": -gain}, {"q_mean": q.mean()})
 
     @torch.no_grad()
-    def _target(self, batch: MADDPGBatch) -> Tensor:
+    def _target(self, batch: parts.TransitionBatch) -> Tensor:
         """[N, G] what the target networks say that the members' actions were worth."""
         observation = self.policy.normalize(batch.next_observation)
         action = self.target_actor(observation).tanh()

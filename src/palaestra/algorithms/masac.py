@@ -21,7 +21,7 @@ from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfi
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import TeamSquashedGaussianPolicy, central_spec, central_view, team_size
 
-__all__ = ["MASAC", "MASACBatch", "MASACConfig"]
+__all__ = ["MASAC", "MASACConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,6 @@ class MASACConfig(AlgorithmConfig):
     """Entropy of a member, in nats, that the temperature aims at; by default minus the number of its action's parts."""
 
     plan_class = Replay
-
-
-class MASACBatch(parts.SoftBatch):
-    """One minibatch; every field is [N, ...], rewards and bootstraps are [N, G]."""
 
 
 class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
@@ -116,11 +112,11 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
         """Reduces n-step windows to transitions, the reward of every member by itself."""
         return parts.member_transitions(batch, self.value_of("gamma"))
 
-    def noise(self, batch: Batch, generator: torch.Generator) -> MASACBatch:
+    def noise(self, batch: Batch, generator: torch.Generator) -> parts.SoftBatch:
         """The random part of the actions at both observations."""
-        return parts.action_noise(batch, generator, MASACBatch)
+        return parts.action_noise(batch, generator)
 
-    def losses(self, batch: MASACBatch) -> Losses:
+    def losses(self, batch: parts.SoftBatch) -> Losses:
         """Equations (5) and (9) of SAC, for each member with what the others did; (18) for all together."""
         count, acts, temperature = self.num_agents, batch.observation.alive, self.temperature()
         state = central_view(self.policy.normalize(batch.observation))
@@ -146,7 +142,7 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
         return q.squeeze(-1).unflatten(0, (self.num_agents, -1)).permute(1, 2, 0)
 
     @torch.no_grad()
-    def _target(self, batch: MASACBatch) -> Tensor:
+    def _target(self, batch: parts.SoftBatch) -> Tensor:
         """[N, G] what the target critics say that the members' actions were worth, each with its own entropy."""
         after = batch.next_observation
         noise = batch.next_noise.unflatten(-1, (self.num_agents, -1))

@@ -180,8 +180,8 @@ def advantages(
     return layout.of(fields)
 
 
-class ReturnScale(nn.Module):
-    """The standard deviation of all returns so far: the unit of a value that learns returns of about 1."""
+class RunningMoments(nn.Module):
+    """Moments of all numbers so far, as buffers."""
 
     count: Tensor
     mean: Tensor
@@ -192,21 +192,28 @@ class ReturnScale(nn.Module):
         for name in ("count", "mean", "m2"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
-    def forward(self) -> Tensor:
-        """0-dim, greater than 0; 1 before the first returns."""
-        moments = Moments(self.count, self.mean, self.m2)
-        return torch.where(self.count > 0, (variance(moments) + 1e-8).sqrt(), 1.0).float()
+    @property
+    def moments(self) -> Moments:
+        """What they are now."""
+        return Moments(self.count, self.mean, self.m2)
 
     @torch.no_grad()
-    def merge(self, returns: Tensor) -> None:
-        """Takes returns into account from now on.
+    def merge(self, numbers: Tensor) -> None:
+        """Takes numbers into account from now on.
 
         Args:
-            returns: [N] in units of return.
+            numbers: [N].
         """
-        total = merge(Moments(self.count, self.mean, self.m2), moments_of(returns))
-        for name, value in total._asdict().items():
+        for name, value in merge(self.moments, moments_of(numbers))._asdict().items():
             getattr(self, name).copy_(value)
+
+
+class ReturnScale(RunningMoments):
+    """The standard deviation of all returns so far: the unit of a value that learns returns of about 1."""
+
+    def forward(self) -> Tensor:
+        """0-dim, greater than 0; 1 before the first returns."""
+        return torch.where(self.count > 0, (variance(self.moments) + 1e-8).sqrt(), 1.0).float()
 
 
 def state_of(batch: Batch) -> tuple[Any, ...]:
@@ -303,13 +310,12 @@ def n_step_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
     return layout.of({**fields, "weight": windows.weight} if "weight" in windows else fields)
 
 
-def member_transitions(windows: Any, gamma: float, layout: type[_BatchT] = TransitionBatch) -> _BatchT:
+def member_transitions(windows: Any, gamma: float) -> TransitionBatch:
     """Reduces n-step windows of a team to transitions, the reward of every member by itself.
 
     Args:
         windows: `buffers.Windows`, rewards [n+1, N, G].
         gamma: discount per env step.
-        layout: see `n_step_transitions`.
 
     Returns:
         Fields [N, ...]; rewards and bootstraps are [N, G].
@@ -319,7 +325,7 @@ def member_transitions(windows: Any, gamma: float, layout: type[_BatchT] = Trans
         field.unsqueeze(-1).expand(members).flatten(1) for field in (windows.discount, windows.step_type)
     )
     flat = windows.replace(reward=windows.reward.flatten(1), discount=discount, step_type=step_type)
-    found: Any = n_step_transitions(flat, gamma, layout)
+    found = n_step_transitions(flat, gamma)
     reward, bootstrap = (field.unflatten(0, members[1:]) for field in (found.reward, found.bootstrap))
     ends = n_step_end(windows.step_type)
     last = windows.step_type.gather(0, ends[None])[0] == StepType.LAST

@@ -153,6 +153,6 @@ def objective_of(algorithm_config: Any) -> tuple[float, ...]:
     Returns:
         [K]; nothing where a reward is a number.
     """
-    rewards: RewardConfig = getattr(algorithm_config, "rewards", RewardConfig())
+    rewards: RewardConfig = algorithm_config.rewards
     thresholds = rewards.thresholds or (None,) * len(rewards.weights)
     return tuple(w if limit is None else 0.0 for w, limit in zip(rewards.weights, thresholds, strict=True))

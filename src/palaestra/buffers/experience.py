@@ -151,7 +151,7 @@ class ExperienceMemory:
             ConfigError: the plan asks for more than single steps.
             ShapeError: the memory is empty.
         """
-        if getattr(plan, "window", 0) != 1 or plan.data == "on-policy":
+        if plan.window != 1 or plan.data == "on-policy":
             raise ConfigError(f"an ExperienceMemory holds single transitions, and this plan needs sequences: {plan}")
         self._require_any()
         return self.buffer.draw(plan, generator)

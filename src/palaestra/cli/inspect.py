@@ -94,8 +94,8 @@ def _show_runs(root: str) -> None:
     rows = []
     for path in runs[-_NEWEST:]:
         run = experiments.RunDirectory(path)
-        best, env_steps = run.kept_return, run.info.get("env_steps") or run.env_steps
-        rows.append((path, run.status, env_steps, "" if best is None else f"{best:.1f}"))
+        best = run.kept_return
+        rows.append((path, run.status, run.steps_done, "" if best is None else f"{best:.1f}"))
     print_table(["run", "status", "env steps", "best return"], rows)
     if len(runs) > _NEWEST:
         print(f"the newest {_NEWEST} of {len(runs)}; --json has all")

@@ -129,10 +129,10 @@ def plot(arguments: list[str]) -> int:
     runs = experiments.find_runs(names, options.root)
     metric = options.metric_of(runs)
     curves = experiments.curves_of(runs, metric=metric, x=options.x, statistic=options.statistic)
+    path = options.output and experiments.save_plot(curves, options.output, x=options.x, metric=metric)
     if options.json:
         print(json.dumps([vars(curve) for curve in curves], default=np.ndarray.tolist))
-    elif options.output is not None:
-        path = experiments.save_plot(curves, options.output, x=options.x, metric=metric)
+    elif path:
         print(f"plot        {path}")
     else:
         options.draw(curves, metric)

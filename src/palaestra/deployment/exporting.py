@@ -153,7 +153,7 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
     """What a manifest says of a run."""
     info = run.info
     facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "git")}
-    facts["env_steps"] = info.get("env_steps") or run.env_steps  # a killed run has not said it
+    facts["env_steps"] = run.steps_done
     evaluations = read_evaluations(run.path)
     newest = evaluations[-1][1] if evaluations else {}
     shown = ("env_steps", "return_mean", "return_ci95", "episodes", "deterministic", "seeds")
@@ -199,18 +199,20 @@ class _Program(nn.Module):
     def __init__(self, policy: NetworkPolicy) -> None:
         super().__init__()
         self.policy = policy
-        self.observation = {_name("observation", path): leaf for path, leaf in _leaves(policy.observation_spec)}
+        self.observation = {
+            _name("observation", path): leaf for path, leaf in spec_leaves(policy.observation_spec).items()
+        }
         state = policy.state_spec
         self.state = {f"state.{key}": leaf for key, leaf in state.items()} if isinstance(state, dict) else {}
         own = {"first": TensorSpec((), torch.bool)} if self.state else {}
         own |= {"reward": TensorSpec(())} if policy.reads_reward else {}
         self.inputs: dict[str, TensorSpec] = {**self.observation, **self.state, **own}
         """Specs by name, of one row; a dimension for the batch comes before."""
-        actions = {_name("action", path): leaf for path, leaf in _leaves(policy.action_spec)}
+        actions = {_name("action", path): leaf for path, leaf in spec_leaves(policy.action_spec).items()}
         self.outputs: dict[str, TensorSpec] = {**actions, **{f"next.{key}": leaf for key, leaf in self.state.items()}}
         self.num_actions = len(actions)
         mask = _name("observation", ACTION_MASK)
-        self._masked = {_name(mask, path): leaf for path, leaf in _leaves(policy.action_spec)}
+        self._masked = {_name(mask, path): leaf for path, leaf in spec_leaves(policy.action_spec).items()}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given, observation, memory = self._unpacked(inputs)
@@ -230,7 +232,7 @@ class _Program(nn.Module):
     def _packed(self, step: Any) -> list[Tensor]:
         """Actions as the environment takes them, and the memory."""
         paths = tree_paths(self.policy.env_action(step.action))
-        actions = [paths[path].to(spec.dtype) for path, spec in _leaves(self.policy.action_spec)]
+        actions = [paths[path].to(spec.dtype) for path, spec in spec_leaves(self.policy.action_spec).items()]
         return [*actions, *(step.state[name.removeprefix("state.")] for name in self.state)]
 
     def example(self, rows: int) -> tuple[Tensor, ...]:
@@ -395,10 +397,6 @@ def _nest(spec: SpecTree, leaves: Mapping[str, Tensor], path: str = "") -> Any:
         return leaves[path]
     children = spec.items() if isinstance(spec, dict) else enumerate(spec)
     return Batch.of({str(key): _nest(child, leaves, f"{path}.{key}" if path else str(key)) for key, child in children})
-
-
-def _leaves(spec: SpecTree) -> Iterator[tuple[str, TensorSpec]]:
-    yield from spec_leaves(spec).items()
 
 
 def _name(kind: str, path: str) -> str:

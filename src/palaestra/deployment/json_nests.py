@@ -75,26 +75,18 @@ class JsonNest:
     def _read(self, values: Sequence[Any], paths: Sequence[str]) -> Any:
         if isinstance(self.spec, TensorSpec):
             return self._rows(values, paths)
-        pick = self._entry if isinstance(self.spec, tuple) else self._item
+        at: Any = int if isinstance(self.spec, tuple) else str
         for value, path in zip(values, paths, strict=True):
             self._require_children(value, path)
         return Batch.of(
             {
                 key: child._read(
-                    [pick(value, key) for value in values],
+                    [value[at(key)] for value in values],
                     [f"{path}[{key}]" if isinstance(self.spec, tuple) else f"{path}.{key}" for path in paths],
                 )
                 for key, child in self._children.items()
             }
         )
-
-    @staticmethod
-    def _entry(value: Any, key: str) -> Any:
-        return value[int(key)]
-
-    @staticmethod
-    def _item(value: Any, key: str) -> Any:
-        return value[key]
 
     def _require_children(self, value: Any, path: str) -> None:
         if isinstance(self.spec, tuple):

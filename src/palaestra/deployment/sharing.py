@@ -323,7 +323,7 @@ def _facts(
         "algorithm": config.algorithm_name,
         "environment": config.env.name,
         "seed": config.run.seed,
-        "env_steps": info.get("env_steps") or run.env_steps,
+        "env_steps": run.steps_done,
         "evaluation": {key: evaluation[key] for key in short},
         "seeds": seeds,
         "weights_sha256": hashes,

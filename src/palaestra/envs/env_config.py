@@ -60,7 +60,8 @@ class EnvConfig:
     max_restarts: int = 10
     """Restarts of one environment within an hour; one more fault stops the run."""
     timeout_s: float = 60.0
-    """Seconds that one step may take, in this process, in a thread or in a worker."""
+    """Seconds that one step may take, in this process, in a thread or in a worker; not of environments that are stepped
+    as one (`native`, tensors)."""
     reset_timeout_s: float = 180.0
     """The same for a step in which an episode starts, and for making environments."""
     discount: float = 1.0

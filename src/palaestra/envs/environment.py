@@ -125,8 +125,8 @@ class Environment(_Specified, Closeable):
 
     batch_size: int
     """Number of environments, B."""
-    seeding: Literal["per_episode", "per_lane", "per_batch"]
-    """What a seed determines: every episode of a lane by its number, a lane's whole stream, or the batch as a whole."""
+    seeding: Literal["per_episode", "per_batch"]
+    """What a seed determines: every episode of a lane by its number, or the batch as a whole."""
     resume: Literal["exact", "statistical"]
     """Whether a restored environment continues the very same stream, or begins new episodes."""
     device: torch.device = torch.device("cpu")

@@ -74,19 +74,11 @@ class Watched:
         """How long an environment may take now."""
         return self._longest_s if self._starting else self.faults.timeout_s
 
-    def mark(self, lane: int) -> None:
-        """Tells a watcher in another process that a lane is being worked on.
-
-        Args:
-            lane: which.
-        """
-        if self._cursor is not None:
-            self._cursor[0] = lane
-
     @contextlib.contextmanager
     def _busy(self, lane: int) -> Iterator[None]:
         """While entered, a lane is being worked on outside a step."""
-        self.mark(lane)
+        if self._cursor is not None:  # a watcher in another process reads it
+            self._cursor[0] = lane
         self._starting, self.doing = True, range(lane)
         try:
             yield

@@ -133,7 +133,7 @@ class KeepEvaluations(training.Callback):
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         for name, policy in training.named_policies(result.policy).items() if result.best else ():
             if not isinstance(policy, RandomPolicy):  # that of a task which only watches
-                save_policy(policy, self._path / "policy" / ("" if name == POLICY else name))
+                save_policy(policy, training.policy_folder(self._path / "policy", name))
         replace_text(self._path / "evals" / f"{result.env_steps}.json", text)  # last, for it says that these are kept
 
 

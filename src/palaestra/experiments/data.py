@@ -31,6 +31,7 @@ from palaestra.experiments.config import ExperimentConfig
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions
 from palaestra.rollout import Collector
+from palaestra.training import policy_folder
 
 __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
 
@@ -434,7 +435,7 @@ def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: st
     """
     parts: dict[str, DataSummary] = {}
     for name, (buffer, policy) in recorded.items():
-        folder = Path(directory) / ("" if name == POLICY else name)
+        folder = policy_folder(Path(directory), name)
         made = with_actions(buffer, policy.action_spec, policy.env_action)
         made.save(folder)
         parts[name] = summary_of(folder, made)

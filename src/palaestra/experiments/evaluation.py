@@ -346,24 +346,20 @@ def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
     imageio.imwrite(path, np.stack(frames), **options)
 
 
-def film_episode(
-    learner: Learner, policies: Mapping[str, Policy], path: Path, *, seed: int = 0, fps: int | None = None
-) -> None:
+def film_episode(learner: Learner, policies: Mapping[str, Policy], path: Path) -> None:
     """Films one episode of policies, without a screen.
 
     Args:
         learner: of the run.
         policies: that act, by name.
         path: of the film, .mp4 or .gif.
-        seed: of the environment.
-        fps: frames per second; by default as many as the environment says.
 
     Raises:
         ConfigError: the environment draws no pictures, or a package for them is missing.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
-    scenes = list(learner.play(policies, episodes=1, seed=seed, window=False))
+    scenes = list(learner.play(policies, episodes=1, seed=0, window=False))
     frames = [scene.picture for scene in scenes if scene.picture is not None]
     if not frames:
         raise ConfigError(f"{learner.config.env.name} draws no pictures")
-    write_film(path, frames, fps or scenes[0].fps)
+    write_film(path, frames, scenes[0].fps)

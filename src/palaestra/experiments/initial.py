@@ -8,14 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.algorithms import Algorithm
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.files import whole_folder
 from palaestra.distributed import DistributedConfig
-from palaestra.experiments.config import ExperimentConfig
+from palaestra.experiments.config import ExperimentConfig, algorithm_class
 from palaestra.experiments.learner import Learner
 from palaestra.experiments.run_directory import RunDirectory, find_run, new_directory
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.policies import RandomPolicy, load_weights
+from palaestra.robots import RobotConfig
+from palaestra.training import policy_folder
 
 __all__ = []
 
@@ -63,6 +66,8 @@ def require_effect(config: ExperimentConfig) -> None:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+    if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
+        raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
@@ -90,7 +95,7 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
     for name, algorithm in learner.algorithms.items():
         if isinstance(algorithm.policy, RandomPolicy):  # a robot's task that only watches
             continue
-        folder = path / "policy" / ("" if name == POLICY else name)
+        folder = policy_folder(path / "policy", name)
         if not (folder / "policy.json").is_file():
             raise CheckpointError(_missing(path, name))
         try:

@@ -24,7 +24,7 @@ from palaestra.experiments.records import Reporter
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
-from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name
+from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name, policy_folder
 
 __all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment"]
 
@@ -240,7 +240,7 @@ class Learner(ABC):
             path: of the run.
         """
         names = self.algorithms
-        return self.policies | {name: load_policy(path / "policy" / ("" if name == POLICY else name)) for name in names}
+        return self.policies | {name: load_policy(policy_folder(path / "policy", name)) for name in names}
 
     def policies_of(self, state: Mapping[str, Any]) -> dict[str, Policy]:
         """The policies in a checkpoint, by name, and those that do not learn.

@@ -31,7 +31,7 @@ from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
 from palaestra.policies import RandomPolicy, load_policy
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
-from palaestra.training import Callback, Trainer
+from palaestra.training import Callback, Trainer, policy_folder
 
 __all__ = ["FaultRecord", "read_evaluations", "read_faults"]
 
@@ -365,7 +365,7 @@ def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any]]) -> bo
         algorithms: of its policies, by name.
     """
     for name, algorithm in algorithms.items():
-        folder = run / "policy" / ("" if name == POLICY else name)
+        folder = policy_folder(run / "policy", name)
         try:
             if not isinstance(algorithm.policy, RandomPolicy):  # that of a task which only watches
                 load_policy(folder)

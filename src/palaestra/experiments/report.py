@@ -99,7 +99,7 @@ def _summary(runs: Sequence[RunDirectory]) -> str:
                 escape(run.path.name),
                 escape(run.status),
                 str(run.config.run.seed),
-                f"{info.get('env_steps') or run.env_steps:,}",
+                f"{run.steps_done:,}",
                 "–" if train_s is None else f"{train_s:.1f} s",
                 _mean(last),
                 "–" if best is None else f"{best:.1f}",
@@ -151,14 +151,7 @@ def _health(run: RunDirectory) -> Iterable[str]:
     names = sorted({name for row in rows for name in row if name.startswith("learning/")})
     charts = []
     for name in names:
-        points = np.array(
-            [
-                (row["env_steps"], row[name])
-                for row in rows
-                if is_number(row.get(name)) and is_number(row.get("env_steps"))
-            ],
-            np.float64,
-        )
+        points = np.array([(row["env_steps"], row[name]) for row in rows if is_number(row.get(name))], np.float64)
         if len(points) < 2:
             continue
         label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])

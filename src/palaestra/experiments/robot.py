@@ -12,7 +12,7 @@ import numpy as np
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, ConfigError, TimeStep
+from palaestra.core import ConfigError, TimeStep
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
 from palaestra.experiments import learner, making
@@ -21,7 +21,7 @@ from palaestra.experiments.learner import Collecting, Evaluate, Learner, Scene
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
 from palaestra.rollout import Evaluation, returns_of_variants
-from palaestra.training import PolicyManager
+from palaestra.training import PolicyManager, policy_folder
 
 __all__ = ["RobotLearner"]
 
@@ -107,7 +107,7 @@ class RobotLearner(Learner):
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         policies = self.policies
         for name, policy in policies.items():
-            folder = path / "policy" / ("" if name == POLICY else name)
+            folder = policy_folder(path / "policy", name)
             if folder.is_dir():  # a task that only watches has kept none
                 own = [type(policy)] if isinstance(policy, NetworkPolicy) else []  # it may be a class of the robot's
                 policies[name] = load_policy(folder, classes=own)
@@ -159,9 +159,14 @@ def _evaluate(
     *,
     episodes: int,
     seed: int,
+    deterministic: bool = True,
     **options: Any,
 ) -> Evaluation:
-    """Agents decide when an episode ends and how they act, so that no option of an evaluation means anything here."""
+    """Agents decide when an episode ends, so that the time limit of an evaluation means nothing here."""
+    if not deterministic:
+        raise ConfigError(
+            "a robot is evaluated with its most probable or most valuable actions only; leave out --stochastic"
+        )
     num = learner.evaluation_count(config, episodes)
     make_env = functools.partial(load_lane, config.env.for_evaluation(num))
     factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)

@@ -44,18 +44,17 @@ class RunDirectory:
         self._lock: TextIO | None = None
 
     @classmethod
-    def create(cls, config: ExperimentConfig, *, lineage: Mapping[str, Any] | None = None) -> RunDirectory:
+    def create(cls, config: ExperimentConfig) -> RunDirectory:
         """Makes a new directory and writes `config.yaml` and `run.json`.
 
         Args:
             config: of the run.
-            lineage: which run this one continues, and from where.
 
         Raises:
             ConfigError: the directory exists already, or cannot be made.
         """
         run = cls(new_directory(config, f"s{config.run.seed}"))
-        run.begin(config, lineage)
+        run.begin(config, None)
         return run
 
     def begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None) -> None:
@@ -63,7 +62,7 @@ class RunDirectory:
 
         Args:
             config: see `create`.
-            lineage: see there.
+            lineage: which run this one continues, and from where.
         """
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
             (self.path / name).mkdir()
@@ -157,6 +156,11 @@ class RunDirectory:
         steps = CheckpointStore(self.path / "checkpoints").steps()
         steps = [path for path in steps if (path / "manifest.json").is_file()]
         return int(steps[-1].name.removeprefix("step_")) if steps else 0
+
+    @property
+    def steps_done(self) -> int:
+        """Env steps of the run; of one that was killed, which has not said them, those of its newest checkpoint."""
+        return self.info.get("env_steps") or self.env_steps
 
     @property
     def kept_return(self) -> float | None:

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import yaml
 
 from palaestra.core import ConfigError, import_extra
 from palaestra.experiments.curves import iqm, require_plot_name
+from palaestra.experiments.values import read_yaml
 
 __all__ = [
     "Improvement",
@@ -300,11 +302,9 @@ def read_references(path: str | Path) -> dict[str, list[float]]:
     Raises:
         ConfigError: it cannot be read, or is not of that form.
     """
-    import yaml
-
     try:
         text = Path(path).read_text(encoding="utf-8")
-        record = json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
+        record = json.loads(text) if Path(path).suffix == ".json" else read_yaml(text)
         return {str(env): [float(low), float(high)] for env, (low, high) in record.items()}
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} must hold `environment: [low, high]` in each line: {error}") from error

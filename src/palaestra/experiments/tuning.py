@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.algorithms import RewardConfig
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.core.computing import num_cores
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
@@ -164,7 +163,7 @@ def tune(
     base = settings.pop("config", None) or preset(algorithm, env)
     require_same_task(base, algorithm, env)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
-    if getattr(config.algorithm, "rewards", RewardConfig()).thresholds:
+    if config.algorithm.rewards.thresholds:
         raise ConfigError(
             "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
             "break them would win. Leave them out, and give weights"

@@ -231,7 +231,7 @@ class MultiAgentCollector:
         states = self.envs.global_state() if self._sees_all else [None] * self.num_lanes
         began, self._over = self._over, [outcome.over for outcome in outcomes]
         if self._self_play is not None:
-            outcomes = self._seated(self._self_play, outcomes, began, states)
+            outcomes = self._seated(self._self_play, outcomes, began)
         else:
             for env, outcome in enumerate(outcomes):
                 self._episodes.add(env, outcome)
@@ -241,7 +241,7 @@ class MultiAgentCollector:
                 self._streams[name].put(rows)
 
     def _seated(
-        self, self_play: SelfPlay, outcomes: list[MultiAgentStep], began: Sequence[bool], states: Sequence[Any]
+        self, self_play: SelfPlay, outcomes: list[MultiAgentStep], began: Sequence[bool]
     ) -> list[MultiAgentStep]:
         """The steps of the agents that the policy plays itself; its snapshots get those of theirs."""
         if any(began):
@@ -251,7 +251,7 @@ class MultiAgentCollector:
                     self_play.seat(env, lanes["lane_seed"][env], lanes["episode"][env])
         own: list[MultiAgentStep] = []
         for env, outcome in enumerate(outcomes):
-            mine, told = self_play.take(env, outcome, states[env])
+            mine, told = self_play.take(env, outcome)
             self._episodes.add(env, outcome._replace(info={**outcome.info, **told}) if told else outcome)
             own.append(mine)
         return own

@@ -101,7 +101,7 @@ class StepCheck:
         for name, time_step in outcome.time_steps.items():
             if name not in self._agents:
                 raise SpecError(f"agent {name!r} is none of the environment's agents, {list(self._agents)}")
-            self._follow(name, time_step, acted)
+            self._follow(name, time_step)
             if wrong := problem(time_step.observation, self._agents[name].observation):
                 raise SpecError(f"the observation of agent {name!r} has {wrong}")
             self._require_finite(name, time_step)
@@ -121,7 +121,7 @@ class StepCheck:
                     f"emitted {path} = {value} for agent {name!r}; look at the environment, or clip what it emits"
                 )
 
-    def _follow(self, name: str, time_step: Any, acted: set[str]) -> None:
+    def _follow(self, name: str, time_step: Any) -> None:
         kind, discount, running = int(time_step.step_type), float(time_step.discount), name in self._running
         if kind not in (0, 1, 2) or discount not in (0.0, 1.0) or (discount == 0 and kind != StepType.LAST):
             raise SpecError(f"agent {name!r} got (step type {kind}, discount {discount}); discount is 0 only with LAST")

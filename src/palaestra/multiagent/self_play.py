@@ -48,13 +48,8 @@ class SelfPlay:
         self._returns: list[dict[str, float]] = [{} for _ in lane_seeds]
 
     @property
-    def versions(self) -> list[int]:
-        """Policy versions of the snapshots in the pool, oldest first."""
-        return list(self._pool)
-
-    @property
     def weights(self) -> dict[int, list[Tensor]]:
-        """Of the snapshots in the pool, by policy version: the values of `state_dict`, in order."""
+        """Of the snapshots in the pool, oldest first, by policy version: the values of `state_dict`, in order."""
         return {version: list(self._snapshots[version].policy.state_dict().values()) for version in self._pool}
 
     def grow(self) -> None:
@@ -115,15 +110,12 @@ class SelfPlay:
             snapshot.forget(env)
         self._seats[env], self._returns[env] = {}, {}
 
-    def take(
-        self, env: int, outcome: MultiAgentStep, global_state: Any = None
-    ) -> tuple[MultiAgentStep, dict[str, float]]:
+    def take(self, env: int, outcome: MultiAgentStep) -> tuple[MultiAgentStep, dict[str, float]]:
         """Gives snapshots the steps of the agents that they play.
 
         Args:
             env: number of the environment.
             outcome: what has happened in it.
-            global_state: of the environment.
 
         Returns:
             The steps of the agents that the policy plays itself. At the end of an episode with snapshots, numbers about
@@ -135,7 +127,7 @@ class SelfPlay:
             return outcome, {}
         for version in set(seats.values()):
             mine = {name for name, one in seats.items() if one == version}
-            self._snapshots[version].take(env, _of(outcome, mine), global_state)
+            self._snapshots[version].take(env, _of(outcome, mine))
         returns = self._returns[env]
         for name in self._spec.agents:
             step, late = outcome.time_steps.get(name), outcome.late_rewards.get(name, ())

@@ -46,14 +46,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        if config.dueling:
-            raise ConfigError(
-                "network.dueling splits action values, which this network has not; use it with QNetwork only"
-            )
-        if config.noisy:
-            raise ConfigError(
-                "network.noisy is for action values, which this network has not; use it with QNetwork only"
-            )
+        _refuse_streams(config)
         self.out_size = out_size
         self.encoder = encoder_of(observation_spec, config)
         self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
@@ -252,6 +245,14 @@ class CompositeNetwork(nn.Module):
         return self.numbers(observation), self.log_std
 
 
+def _refuse_streams(config: NetworkConfig) -> None:
+    for option in ("dueling", "noisy"):
+        if getattr(config, option):
+            raise ConfigError(
+                f"network.{option} is for action values, which this network has not; use it with QNetwork only"
+            )
+
+
 def mlp_of(
     in_size: int, hidden_sizes: tuple[int, ...], out_size: int | None, config: NetworkConfig, *, out_gain: float = 1.0
 ) -> MLP:
@@ -319,11 +320,7 @@ class EnsembleNetwork(nn.Module):
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
-        for option in ("dueling", "noisy"):
-            if getattr(config, option):
-                raise ConfigError(
-                    f"{option}={getattr(config, option)!r} was given, which an ensemble of networks cannot have"
-                )
+        _refuse_streams(config)
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")
         self.out_size = out_size

@@ -13,7 +13,14 @@ from palaestra.nn.config import NetworkConfig, Recurrent
 from palaestra.nn.encoder import StepEncoder, encoder_of, has_pictures
 from palaestra.nn.precision import in_full_precision
 
-__all__ = ["EncodedNetwork", "RecurrentCell", "RecurrentNetwork", "with_memory", "with_shared_features"]
+__all__ = [
+    "EncodedNetwork",
+    "RecurrentCell",
+    "RecurrentNetwork",
+    "require_memory",
+    "with_memory",
+    "with_shared_features",
+]
 
 
 Make: TypeAlias = Callable[[SpecTree, NetworkConfig], nn.Module]
@@ -200,11 +207,7 @@ class RecurrentNetwork(nn.Module):
         Raises:
             ShapeError: there is no state, or the arrays do not fit together.
         """
-        if isinstance(state, tuple):
-            raise ShapeError(
-                "this network has a memory and was given none: hand over initial_state(batch_size) at the start, and "
-                "the state that came back after that"
-            )
+        require_memory(state)
         code = self.encoder(observation)
         if first is None:
             never = torch.zeros(1, code.shape[0], dtype=torch.bool, device=code.device)
@@ -272,6 +275,22 @@ def with_shared_features(observation_spec: SpecTree, config: NetworkConfig, make
     if config.recurrent is None and (config.encoder is not None or has_pictures(observation_spec)):
         return EncodedNetwork(observation_spec, config, make)
     return with_memory(observation_spec, config, make)
+
+
+def require_memory(state: Any) -> None:
+    """Refuses `()`, the state of what has no memory.
+
+    Args:
+        state: that a network or policy with a memory was given.
+
+    Raises:
+        ShapeError: says what to hand over.
+    """
+    if isinstance(state, tuple):
+        raise ShapeError(
+            "what has a memory was given none: hand over initial_state(batch_size) at the start, and the state that "
+            "came back after that"
+        )
 
 
 def with_memory(observation_spec: SpecTree, config: NetworkConfig, make: Make) -> nn.Module:

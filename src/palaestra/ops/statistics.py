@@ -12,17 +12,16 @@ from palaestra.ops.losses import is_constant, masked_mean
 __all__ = ["Moments", "centered_ranks", "merge", "moments_of", "standardize", "variance"]
 
 
-def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon: float = 1e-8) -> Float[Tensor, "*N"]:
+def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, "*N"]:
     """Shifts and scales the valid rows to mean 0 and standard deviation 1.
 
-        yᵢ = validᵢ (xᵢ − x̄) / (σ + ε),   x̄ and σ over valid rows
+        yᵢ = validᵢ (xᵢ − x̄) / (σ + 10⁻⁸),   x̄ and σ over valid rows
 
     The population's standard deviation, so one valid row gives 0 and not NaN.
 
     Args:
         x: [N] any quantity per row.
         valid: [N] bool or 0/1, which rows count.
-        epsilon: ε > 0, keeps the quotient finite where the rows hardly differ; units of x.
 
     Returns:
         [N] standardised rows, exactly 0 where not valid; all 0 where the valid rows are one number to rounding.
@@ -36,7 +35,7 @@ def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"], *, epsilon:
     """
     centred = x - masked_mean(x, valid)
     centred = torch.where(valid.bool() & ~is_constant(x, valid), centred, 0.0)
-    return centred / (masked_mean(centred.square(), valid).sqrt() + epsilon)
+    return centred / (masked_mean(centred.square(), valid).sqrt() + 1e-8)
 
 
 class Moments(NamedTuple):

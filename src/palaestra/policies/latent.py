@@ -5,8 +5,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, DiscreteSpec, ShapeError, SpecTree
-from palaestra.nn import LatentOptions, NetworkConfig, WorldModel, mlp_of
+from palaestra.core import Batch, DiscreteSpec, SpecTree
+from palaestra.nn import LatentOptions, NetworkConfig, WorldModel, mlp_of, require_memory
 from palaestra.ops import Categorical, DiagonalGaussian
 from palaestra.policies.actions import BoxHead, ChoiceHead, Head
 from palaestra.policies.network_policy import NetworkPolicy, require_continuous, require_discrete
@@ -140,11 +140,7 @@ class LatentPolicy(NetworkPolicy):
         return PolicyStep(action, step.state.replace(action=self.encoded(action)))
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        if isinstance(state, tuple):
-            raise ShapeError(
-                "this policy has a memory and was given none: hand over initial_state(batch_size) at the start, and "
-                "the state that came back after that"
-            )
+        require_memory(state)
         world, dynamics = self.network.world, self.network.world.dynamics
         memory = dynamics.advance(state["memory"], state["latent"], state["action"])
         probs = dynamics.posterior(memory, world.encode(self.normalize(observation)))

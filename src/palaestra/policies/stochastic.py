@@ -13,6 +13,7 @@ from palaestra.nn import (
     NetworkConfig,
     RecurrentNetwork,
     StepEncoder,
+    require_memory,
     with_shared_features,
 )
 from palaestra.ops import Categorical, DiagonalGaussian
@@ -262,11 +263,7 @@ class ReturnConditionedPolicy(NetworkPolicy):
         return self._action_head.distribution(numbers, log_std, self.action_mask(step["observation"])), memory
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        if isinstance(state, tuple):
-            raise ShapeError(
-                "this policy has a memory and was given none: hand over initial_state(batch_size) at the start, and "
-                "the state that came back after that"
-            )
+        require_memory(state)
         encoder, earned, time = self.encoder, state["earned"], state["time"]
         asked = encoder.target_return + encoder.exploration_gain if explore else encoder.target_return
         to_go = (asked - earned) / encoder.return_scale

@@ -81,17 +81,16 @@ class ValueGreedyPolicy(NetworkPolicy):
         features, _ = self.features(observation)
         return self.head(features) if noise is None else self.head(features, noise)
 
-    def greedy(self, observation: Any, noise: Tensor | None = None) -> Tensor:
+    def greedy(self, observation: Any) -> Tensor:
         """The most valuable of the allowed actions.
 
         Args:
             observation: raw, leaves [..., *observation].
-            noise: as in `q_values`.
 
         Returns:
             [...] int64 in 0 ... A - 1; the first of several.
         """
-        return greedy_action(self.q_values(observation, noise), self.action_mask(observation))
+        return greedy_action(self.q_values(observation), self.action_mask(observation))
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)

@@ -307,16 +307,13 @@ class _Spectator(AgentHelper):
         """Nothing is sent."""
 
 
-def evaluate_robot(
-    factory: AgentFactory, policies: Mapping[str, Policy], *, episodes: int = 20, generator_seed: int = 0
-) -> Evaluation:
+def evaluate_robot(factory: AgentFactory, policies: Mapping[str, Policy], *, episodes: int = 20) -> Evaluation:
     """Runs episodes of one agent after another, in the calling thread.
 
     Args:
         factory: makes the agents; each plays an equal share of the episodes.
         policies: of the tasks, by name; they act in `Phase.EVAL`.
         episodes: how many.
-        generator_seed: of the policies' noise where they sample.
 
     Raises:
         ConfigError: a task has no policy.
@@ -326,7 +323,7 @@ def evaluate_robot(
     if missing := sorted(set(factory.specs) - set(policies)):
         raise ConfigError(f"the tasks {missing} have no policy to evaluate; given are {sorted(policies)}")
     finished = []
-    with evaluation_noise(dict.fromkeys(policies.values(), generator_seed)):
+    with evaluation_noise(dict.fromkeys(policies.values(), 0)):
         for number in range(min(factory.num_agents, episodes)):
             agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)

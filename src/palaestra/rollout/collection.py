@@ -321,7 +321,7 @@ def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:
         )
     if not left.ndim:
         return int(left)
-    ready = getattr(env, "num_ready", env.batch_size)
+    ready = env.num_ready
     if ready < env.batch_size or env.device.type != "cpu":
         where = f"on {env.device}" if env.device.type != "cpu" else f"{ready} ready at a time"
         raise ConfigError(

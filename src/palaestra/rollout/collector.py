@@ -68,7 +68,7 @@ class Collector:
         """Actions executed so far."""
         self.source: DataSource = buffer
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
-        self._num_ready = getattr(env, "num_ready", env.batch_size)
+        self._num_ready = env.num_ready
         if env.batch_size % self._num_ready:
             raise ConfigError(
                 f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "

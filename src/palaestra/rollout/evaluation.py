@@ -155,7 +155,7 @@ def evaluate(
         ConfigError: no episode is asked for, or none ended within the time limit; or environments are stepped as they
             are ready, not together.
     """
-    if (ready := getattr(env, "num_ready", env.batch_size)) < env.batch_size:
+    if (ready := env.num_ready) < env.batch_size:
         raise ConfigError(
             f"evaluate was given environments of which {ready} of {env.batch_size} are stepped at a "
             "time (env.num_ready); give ones that are stepped together"

@@ -243,16 +243,12 @@ class SupervisedProcess:
                 raise self.died() from error
         raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not read its message in time")
 
-    def stacks(self, timeout_s: float = 1.0) -> str:
-        """What every thread of the worker is doing; empty if it cannot say.
-
-        Args:
-            timeout_s: how long it may take.
-        """
+    def stacks(self) -> str:
+        """What every thread of the worker is doing; empty if it cannot say within a second."""
         if not self.alive:
             return ""
         os.kill(self.pid, signal.SIGUSR1)
-        parts: list[bytes] = []
+        parts, timeout_s = list[bytes](), 1.0
         while self._stacks.poll(timeout_s):
             parts.append(os.read(self._stacks.fileno(), 1 << 16))
             timeout_s = 0.05

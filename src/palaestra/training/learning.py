@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, ShapeError, save_tensors, split_state
+from palaestra.core import ConfigError, DataSource, NonFiniteError, ShapeError, save_tensors, split_state
 from palaestra.rollout import CollectInfo
-from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name
+from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
 
 __all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
 
@@ -234,7 +234,7 @@ class LearningRecord:
         self.unroll_length = manager.unroll_length if isinstance(manager, SelfPaced) else _unroll_length(algorithms)
         """Time steps from every environment in a training iteration."""
         self._records = {
-            name: PolicyRecord(one, max_skipped, None if faults is None else faults / ("" if name == POLICY else name))
+            name: PolicyRecord(one, max_skipped, None if faults is None else policy_folder(faults, name))
             for name, one in algorithms.items()
         }
         self._warm_ups = {

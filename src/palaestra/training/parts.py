@@ -1,6 +1,7 @@
 """What a trainer is put together from: a collector, and what learns, by the names of the policies."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "acting_policy",
     "named_policies",
     "part_name",
+    "policy_folder",
 ]
 
 
@@ -235,3 +237,13 @@ def part_name(kind: str, policy: str, separator: str = ".") -> str:
         ('buffer', 'buffer.buyer')
     """
     return kind if policy == POLICY else f"{kind}{separator}{policy}"
+
+
+def policy_folder(home: Path, policy: str) -> Path:
+    """The folder of what belongs to a policy: that of all in a run of one unnamed policy.
+
+    Args:
+        home: of all policies.
+        policy: the name of one.
+    """
+    return home if policy == POLICY else home / policy
