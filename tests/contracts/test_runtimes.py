@@ -326,6 +326,18 @@ def test_restarts_wait_longer_and_longer_and_end_with_the_first_cause(runtime):
         runtime.restart(worker)
 
 
+def test_a_worker_that_lives_is_restarted_for_a_reason(runtime):
+    """F15: and it is the first cause, if that comes too often."""
+    worker = runtime.start(Counter, name="counter")
+    runtime.restart(worker, "did not answer within 5 s")
+    for _ in range(QUICK.max_restarts - 1):
+        assert answer(runtime, worker, "add") == 1
+        runtime.restart(worker, "was slow")
+    assert answer(runtime, worker, "add") == 1
+    with pytest.raises(WorkerDiedError, match=r"the first time because: .*did not answer within 5 s"):
+        runtime.restart(worker)
+
+
 def test_a_stopped_worker_answers_nothing_more(runtime):
     worker, other = (runtime.start(Counter, name="counter") for _ in range(2))
     assert answer(runtime, worker, "add") == 1

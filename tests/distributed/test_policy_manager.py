@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from palaestra import Collector, Trainer, TrainerConfig
+from palaestra import PPO, Collector, Trainer, TrainerConfig
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, Result, WorkerDiedError
 from palaestra.training import PolicyManager, SimplePolicyManager
-from tests.algorithms.parts import CASES, FAST, any_kind, collected, environment, make, slow_but_of
+from tests.algorithms.parts import (
+    CASES,
+    FAST,
+    any_kind,
+    collected,
+    collector_for,
+    environment,
+    make,
+    slow_but_of,
+    tiny_config,
+)
 from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, Mortal, local, several, sources_of, twin
 
@@ -100,6 +110,31 @@ def test_policies_learn_at_the_same_time_in_processes_and_equal_those_that_learn
 def _much(plan: Any) -> Any:
     name = "num_epochs" if isinstance(plan, OnPolicy) else "gradient_steps"
     return dataclasses.replace(plan, **{name: 60})
+
+
+class Counting(PPO):
+    """Says how many threads compute its losses."""
+
+    def losses(self, batch):
+        found = super().losses(batch)
+        return found._replace(metrics={**found.metrics, "threads": torch.tensor(float(torch.get_num_threads()))})
+
+
+def test_a_host_computes_with_as_many_threads_as_the_run():
+    """Sums of several threads are rounded otherwise than those of one."""
+    with environment("discrete") as env:
+        algorithm = Counting(env.observation_spec, env.action_spec, tiny_config(PPO))
+        collector = collector_for(env, algorithm)
+        collector.unroll(12)
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            with ProcessRuntime(QUICK) as runtime:
+                manager = DistributedPolicyManager({"policy": algorithm}, runtime)
+                found = manager.update(sources_of({"policy": collector}))["policy"]
+        finally:
+            torch.set_num_threads(before)
+    assert found.metrics["threads"] == 3
 
 
 def test_only_named_policies_learn():

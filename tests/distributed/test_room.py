@@ -1,12 +1,15 @@
-"""A run that has no room for all its workers."""
+"""A run that has no room for all its workers, or does not wait for them."""
 
+import functools
 import logging
 import time
 
 import numpy as np
 
+from palaestra import EnvConfig, Trainer
 from palaestra.runtime import LocalRuntime
-from tests.distributed.runs import QUICK, HoldBack, copied, iterate, make_trainer
+from tests.distributed.runs import QUICK, HoldBack, copied, iterate, make_manager, make_trainer
+from tests.distributed.test_processes import ppo_for
 
 
 def lanes_with_rows(manager):
@@ -39,3 +42,22 @@ def test_workers_that_wait_for_room_are_not_waited_for_and_join_later(monkeypatc
         resumed.load_state(state)
         iterate(resumed, 1)
         assert resumed.collector.resume == "statistical"
+
+
+def test_what_failed_in_a_fragment_that_is_too_old_is_told():
+    """F19: the rows are dropped, and the record of the environment that was restarted is not."""
+    env = EnvConfig(name="palaestra.envs.tiny:Endless", num_envs=4, on_fault="restart", chaos="raise@12#3")
+    make = functools.partial(ppo_for, env, unroll_length=10)
+    with LocalRuntime(QUICK) as runtime:
+        hold = HoldBack(runtime)
+        algorithm = make()
+        manager = make_manager(runtime, algorithm, env, make, num_workers=4, min_finished_workers=3)
+        trainer = Trainer(manager, algorithm)
+        trainer.train_iter()
+        hold.held.add("rollout-3")
+        trainer.train_iter()
+        assert manager.faults == []
+        hold.held.clear()
+        trainer.train_iter()
+        assert [one.worker for one in manager.dropped] == ["rollout-3"]
+        assert (manager.faults[0].env_id, manager.faults[0].episode) == (3, 0)

@@ -126,3 +126,10 @@ def test_what_cannot_be_evaluated_there_is_refused_before_the_run_starts(tmp_pat
         palaestra.train("ppo", "palaestra.multiagent:Meeting", **there)
     with pytest.raises(ConfigError, match="it is one of auto, serial, thread and process"):
         palaestra.RunConfig(eval_vectorization="threads")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_evaluation_goes_on_where_training_would_drop_an_environment():
+    """A dropped one would never end its share of the episodes."""
+    config = palaestra.EnvConfig(name="CartPole-v1", on_fault="drop")
+    assert config.for_evaluation(3).on_fault == "restart"
+    assert palaestra.EnvConfig(name="CartPole-v1").for_evaluation(3).on_fault == "raise"

@@ -1,12 +1,20 @@
-"""What a run computes with is chosen once, and kept."""
+"""What a run computes with is chosen once, and kept; what could not work is refused before it begins."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 import palaestra
-from palaestra.core import computing
+from palaestra.core import ConfigError, TensorSpec, computing
+from palaestra.experiments import make_learner, preset
+from palaestra.experiments.config import config_from_mapping
+from palaestra.experiments.making import choose_threads
 from tests.experiments.parts import trained
+
+WORKERS = {"distributed__runtime": "local", "distributed__num_workers": 2}
 
 
 def read_info(run: Path) -> dict[str, Any]:
@@ -27,3 +35,32 @@ def test_a_resumed_run_multiplies_with_the_library_that_it_began_with(tmp_path, 
     monkeypatch.setattr(computing, "_onednn_is_exact", lambda: False)
     palaestra.resume(run.directory, trainer__total_env_steps=16)
     assert read_info(run.directory)["resume"] == "statistical"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "message"),
+    [
+        ("evolution_strategies", {"env__num_envs": 6, **WORKERS}, "an even number of environments for each worker"),
+        (
+            "ppo",
+            {"trainer__episodes_per_iteration": 4, "env__num_envs": 4, "env__on_fault": "drop"},
+            "plays none; give",
+        ),
+        ("ppo", {"env__num_envs": 2, "env__on_fault": "drop", **WORKERS}, "each of 2 workers has one environment"),
+        ("ppo", {"distributed__timeout_s": float("inf"), **WORKERS}, "timeout_s is inf; .* at most 1e"),
+        ("ppo", {"distributed__num_cpus": -1.0, **WORKERS}, "num_cpus"),
+    ],
+)
+def test_settings_that_could_not_work_are_refused(algorithm, settings, message):
+    base = preset(algorithm, "CartPole-v1")
+    with pytest.raises(ConfigError, match=message):
+        make_learner(config_from_mapping(type(base), settings, base=base))
+
+
+def test_learners_in_processes_share_the_cores(monkeypatch):
+    """Pictures are learned from with all of them; learners beside each other would take more than there are."""
+    monkeypatch.setattr("palaestra.experiments.making.num_cores", lambda: 8)
+    learners = {"distributed__runtime": "process", "distributed__num_learners": 4}
+    base, pictures = preset("ppo", "CartPole-v1"), TensorSpec((4, 84, 84), torch.uint8)
+    config = config_from_mapping(type(base), learners, base=base)
+    assert [choose_threads(one, pictures) for one in (base, config)] == [8, 2]

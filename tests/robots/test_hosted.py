@@ -173,7 +173,7 @@ def test_an_agent_that_begins_anew_has_the_actions_that_are_left(kind):
     with at_work(kind, 1, "tests.robots.test_hosted:Brittle", 1, on_fault="restart", limit=100) as (_, collector):
         assert collector.unroll(40).env_steps == 40
         assert collector.unroll(5).env_steps == 5
-        assert len(collector._restarts[0]) == 3
+        assert [fault.handled for fault in collector.faults] == ["restart"] * 3
 
 
 class HangsOnce(Reports):
@@ -204,3 +204,25 @@ def test_an_agent_that_hangs_in_a_worker_counts_as_failed(on_fault, tmp_path, ca
         assert collector.unroll(10).env_steps == {"drop": 13, "restart": 20}[on_fault]
         assert collector.unroll(10).env_steps == {"drop": 10, "restart": 20}[on_fault]
     assert re.search(r"agent \d is gone: the agents \[\d\] have not moved for 3 s", caplog.text)
+
+
+class Slow(Reports):
+    """Leaves a file behind when it is closed, which takes a while.
+
+    Args:
+        folder: for the file.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def close(self) -> None:
+        threading.Event().wait(0.2)
+        (Path(self._folder) / f"{id(self)}_{os.getpid()}").touch()
+
+
+def test_environments_in_processes_are_closed(tmp_path):
+    with at_work(num_agents=4, env="tests.robots.test_hosted:Slow", folder=str(tmp_path)) as (_, collector):
+        collector.unroll(8)
+    assert len(list(tmp_path.iterdir())) == 4

@@ -19,16 +19,19 @@ __all__ = ["PolicyHost"]
 def host_factory(algorithms: Mapping[str, Algorithm[Any]]) -> Any:
     """What makes a host, with copies of algorithms on the devices that they are on.
 
-    They are sent as they are on the CPU, and so is everything that follows; a host places what arrives.
+    They are sent as they are on the CPU, and so is everything that follows; a host places what arrives. It computes
+    with as many threads as this process, for sums of another number are rounded otherwise.
 
     Args:
         algorithms: by policy name.
     """
     sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
-    return functools.partial(_placed, sent, {name: str(one.device) for name, one in algorithms.items()})
+    devices = {name: str(one.device) for name, one in algorithms.items()}
+    return functools.partial(_placed, sent, devices, torch.get_num_threads())
 
 
-def _placed(algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str]) -> Any:
+def _placed(algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str], threads: int) -> Any:
+    torch.set_num_threads(threads)
     return PolicyHost({name: one.to(_here(devices[name])) for name, one in algorithms.items()})
 
 

@@ -172,10 +172,10 @@ class DistributedPolicyManager(PolicyManager):
     def _incarnation(self, host: str) -> int:
         return self._runtime.status()[host].incarnation
 
-    def _replace(self, call: Call) -> None:
+    def _replace(self, call: Call, *why: str) -> None:
         """Restarts the host that was called, unless that has happened already."""
         if self._incarnation(call.worker) == call.incarnation:
-            self._runtime.restart(call.worker)
+            self._runtime.restart(call.worker, *why)
 
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:
         updated, algorithm = job.updated, self._algorithms[job.policy]
@@ -202,7 +202,7 @@ class DistributedPolicyManager(PolicyManager):
         for call, job in asked.items():
             if job.call == call and job.deadline <= time.monotonic():
                 _log.warning("%s has not answered within %g s and is replaced", call.worker, self._timeout_s)
-                self._replace(call)  # its calls fail
+                self._replace(call, f"did not answer within {self._timeout_s:g} s")  # its calls fail
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint; the hosts get it with their next updates.

@@ -200,6 +200,10 @@ class WorkerStreams:
             fragment: as it came.
             max_lag: how old rows may be, by policy.
         """
+        for fault in fragment.faults:  # of a fragment that is dropped, too
+            self.group.faults.append(fault)
+            if fault.handled == "warn":
+                _log.warning("%s", fault)
         lags = self.lags_of(fragment)
         bounds = {name: max_lag(name) for name in lags}
         old = [name for name, bound in bounds.items() if bound is not None and lags[name] > bound]
@@ -250,10 +254,6 @@ class WorkerStreams:
         info.episodes += [episode._replace(env_id=first + episode.env_id) for episode in one.episodes]
         info.env_s += one.env_s * share
         info.inference_s += one.inference_s * share
-        for fault in fragment.faults:
-            self.group.faults.append(fault)
-            if fault.handled == "warn":
-                _log.warning("%s", fault)
 
     def metrics(self) -> dict[str, float]:
         """Workers that are there, restarts and losses; of several policies, how old data was and what was too old."""

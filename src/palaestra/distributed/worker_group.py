@@ -321,7 +321,7 @@ class WorkerGroup:
         """Restarts a worker, or gives it up."""
         incarnation = worker.incarnation
         try:
-            self.runtime.restart(worker.id)
+            self.runtime.restart(worker.id, what)
         except WorkerDiedError as error:
             worker.state, worker.call = "lost", None
             fault = WorkerFault(worker.id, incarnation, str(error), "drop")

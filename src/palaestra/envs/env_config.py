@@ -188,15 +188,17 @@ class EnvConfig:
         return dataclasses.replace(plain, kwargs=kwargs, train_kwargs={}, train_wrappers=())
 
     def alone(self, num_envs: int) -> Self:
-        """The same environments without faults: in this process, or a pool where this is one.
+        """The same environments without injected faults: in this process, or a pool where this is one.
+
+        One that is dropped in training is restarted here, for each has to play its share of episodes.
 
         Args:
             num_envs: how many.
         """
         kind = "native" if self.vectorization == "native" else "auto"
-        return dataclasses.replace(
-            self, num_envs=num_envs, vectorization=kind, num_workers=None, num_ready=None, chaos=""
-        )
+        on_fault = "restart" if self.on_fault == "drop" else self.on_fault
+        plain = {"vectorization": kind, "num_workers": None, "num_ready": None, "chaos": "", "on_fault": on_fault}
+        return dataclasses.replace(self, num_envs=num_envs, **plain)
 
     @property
     def all_kwargs(self) -> dict[str, Any]:

@@ -239,14 +239,14 @@ class RestartBudget:
 
     def __init__(self, policy: FaultPolicy) -> None:
         self._policy = policy
-        self._spent: dict[int, list[tuple[float, Fault]]] = defaultdict(list)
+        self._spent: dict[int, list[tuple[float, Any]]] = defaultdict(list)
 
-    def spend(self, lane: int, fault: Fault) -> float:
+    def spend(self, lane: int, fault: Any) -> float:
         """Takes one restart.
 
         Args:
             lane: of the environment.
-            fault: that makes it necessary.
+            fault: that makes it necessary: has an `env_id`, and says as text what happened.
 
         Returns:
             Seconds to wait before it.

@@ -64,13 +64,21 @@ class SingleLearner(PolicyLearner):
 
     def require(self) -> None:
         super().require()
-        if isinstance(self.algorithm.policy, PopulationPolicy) and self.config.env.num_envs < 2:
-            raise ConfigError(
-                f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
-                "--env.num-envs"
-            )
+        env, distributed = self.config.env, self.config.distributed
+        if isinstance(self.algorithm.policy, PopulationPolicy):
+            workers = 1 if distributed.runtime is None else distributed.num_workers
+            if env.num_envs < 2 or (workers > 1 and env.num_envs // workers % 2):
+                raise ConfigError(
+                    f"{self.config.algorithm_name} compares perturbations and their mirrors, one in each environment; "
+                    f"give an even number of environments{' for each worker' if workers > 1 else ''}, --env.num-envs"
+                )
         if (number := self.config.trainer.episodes_per_iteration) is not None:
-            episodes_of_each(number, self.config.env.num_envs)
+            episodes_of_each(number, env.num_envs)
+            if env.on_fault == "drop":
+                raise ConfigError(
+                    "trainer.episodes_per_iteration asks every environment for episodes, and one that is dropped plays "
+                    "none; give env.on_fault as restart or raise"
+                )
         _ = self._sampler  # an environment is played to see that hindsight is possible
 
     def load_data(self) -> dict[str, ReplayBuffer]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self, final
 
 from palaestra.core import ConfigError, NonFiniteError, TimeStep
-from palaestra.envs import EventLog, SingleEnvironment
+from palaestra.envs import EventLog, FaultPolicy, RestartBudget, SingleEnvironment
 from palaestra.policies import Phase, Policy
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentFailure, AgentGroup, Permission
 from palaestra.robots.helpers import AgentHelper
@@ -125,9 +126,12 @@ class RobotCollector:
         """The newest `AgentFault`s, and how many there were."""
         self._runtime, self._num_workers = runtime, num_workers
         self._incarnations = dict.fromkeys(range(num_agents), 0)
-        self._restarts: dict[int, list[float]] = {number: [] for number in range(num_agents)}
         self._group: AgentGroup | RemoteAgentGroup | None = None
         self._pausing = False
+
+    @cached_property
+    def _budget(self) -> RestartBudget:
+        return RestartBudget(FaultPolicy(on_fault="restart", max_restarts=self.max_restarts))
 
     # -- what a trainer asks for
 
@@ -245,28 +249,29 @@ class RobotCollector:
                 continue
             if self.on_fault == "raise":
                 raise error
-            now = time.monotonic()
-            self._restarts[number] = [then for then in self._restarts[number] if now - then < 3600] + [now]
-            if self.on_fault == "restart" and len(self._restarts[number]) <= self.max_restarts:
+            if self.on_fault == "restart":
+                fault = self._fault(number, error, "restart")
+                wait_s = self._budget.spend(number, fault)
+                self.faults.append(fault)
                 _log.warning("%s; it is restarted", error)
-                self._note(number, error, "restart")
+                time.sleep(wait_s)
                 self._incarnations[number] += 1
                 group.start({number: self._incarnations[number]})
                 restarted = True
                 continue
-            if self.on_fault == "restart" or len(self._incarnations) == 1:
+            if len(self._incarnations) == 1:
                 raise error
             _log.warning("%s; the others continue without it", error)
-            self._note(number, error, "drop")
+            self.faults.append(self._fault(number, error, "drop"))
             del self._incarnations[number]
         return restarted
 
-    def _note(self, number: int, error: AgentFailure, handled: Literal["restart", "drop"]) -> None:
+    def _fault(self, number: int, error: AgentFailure, handled: Literal["restart", "drop"]) -> AgentFault:
         kind = "non-finite" if isinstance(error, NonFiniteError) else "raised"
         incarnation, what = self._incarnations[number], str(error)
-        self.faults.append(AgentFault(env_id=number, incarnation=incarnation, kind=kind, what=what, handled=handled))
+        return AgentFault(env_id=number, incarnation=incarnation, kind=kind, what=what, handled=handled)
 
-    def close(self, timeout_s: float = 1.5) -> None:
+    def close(self, timeout_s: float = 7.0) -> None:
         """Ends agents and tasks; what is asked already is answered. Closing twice is fine.
 
         Args:
@@ -274,7 +279,7 @@ class RobotCollector:
         """
         deadline = time.monotonic() + timeout_s
         group, self._group = self._group, None
-        busy = [] if group is None else group.stop(timeout_s / 2)
+        busy = [] if group is None else group.stop(timeout_s - min(1.0, timeout_s / 2))
         for wrapper in self.wrappers.values():
             try:
                 wrapper.stop(max(0.05, (deadline - time.monotonic()) / 4))

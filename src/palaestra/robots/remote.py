@@ -19,7 +19,7 @@ from palaestra.runtime import Call, Runtime
 __all__ = ["AgentHost", "HostAnswer", "HostReport", "HostRequest", "RemoteAgentGroup"]
 
 _BLOCKING = ("predict", "learn", "await")  # requests after which an agent asks nothing until it is answered
-_GATHER_S, _LONG_S, _SHORT_S = 0.0005, 0.5, 0.001
+_GATHER_S, _LONG_S, _SHORT_S, _CLOSING_S = 0.0005, 0.5, 0.001, 5.0
 
 
 class HostRequest(NamedTuple):
@@ -109,12 +109,13 @@ class AgentHost:
             return HostReport(requests, paused, dict(group.errors), group.steps, allowance, episodes)
 
     def close(self) -> None:
-        """Leads all agents out of their episodes; those that wait for an answer get an error."""
+        """Leads all agents out of their episodes, and lets them close; those that wait for an answer get an error."""
         self._group.stop()
         with self._lock:
             waiting, self._waiting = list(self._waiting.values()), {}
         for answer in waiting:
             answer.set_exception(RequestError("the robot has stopped"))
+        self._group.stop(_CLOSING_S)
 
     def _wait(self, wait_s: float) -> None:
         """Until every agent waits or pauses; once there are requests, only a little longer."""
@@ -139,8 +140,7 @@ class AgentHost:
         return self._factory.make(agent_id, communicator, incarnation=incarnation, permission=permission)
 
     def _send(self, task: str, kind: Kind, agent_id: int, payload: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        ticket = next(self._tickets)
+        answer, ticket = Future[Any](), next(self._tickets)
         with self._lock:
             self._outbox.append(HostRequest(ticket, task, kind, agent_id, payload))
             if kind in ("store", "await"):
@@ -314,7 +314,8 @@ class RemoteAgentGroup:
         finally:
             for number in self._numbers:
                 self._clients.disconnect(number)
-            self._runtime.wait([self._runtime.call(host.worker, "close") for host in self._hosts], timeout_s=0.3)
+            closing = [self._runtime.call(host.worker, "close") for host in self._hosts]
+            self._runtime.wait(closing, timeout_s=_CLOSING_S + 0.3)
             for host in self._hosts:
                 self._runtime.stop(host.worker, timeout_s=0.1)
 

@@ -292,7 +292,7 @@ class Runtime(ABC):
         self._open.difference_update(result.call for result in ended)
         return ended
 
-    def restart(self, worker: str) -> None:
+    def restart(self, worker: str, why: str = "was ended to be restarted") -> None:
         """Ends a worker, if it has not ended, and begins its next incarnation with a new object of its factory.
 
         Returns at once. The first restart within an hour is immediate, further ones wait; calls made meanwhile wait
@@ -300,6 +300,7 @@ class Runtime(ABC):
 
         Args:
             worker: its id.
+            why: said of the calls that it did not answer, if it lives.
 
         Raises:
             WorkerDiedError: it was restarted too often; with the first cause.
@@ -312,7 +313,7 @@ class Runtime(ABC):
             record.restarts.popleft()
         number, policy = len(record.restarts), self._policy
         if record.handle is not None:
-            self._bury(record, WorkerDiedError(f"{record.name} was ended to be restarted"))
+            self._bury(record, WorkerDiedError(f"{record.name} {why}"))
         if number >= policy.max_restarts:
             raise WorkerDiedError(
                 f"{record.name} was restarted {number} times within an hour, which is all it may; the first time "
