@@ -1,8 +1,11 @@
 """Tests of `palaestra.training.async_evaluation`; processes that evaluate are in tests/cli/test_asynchronous.py."""
 
+import functools
 import itertools
 import signal
+import threading
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from palaestra.distributed.evaluation import EvaluationWorker
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import Evaluation, NoEpisodeError
-from palaestra.runtime import LocalRuntime
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RestartPolicy
 from palaestra.training import CheckpointStore
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment, make
@@ -149,3 +152,22 @@ def test_an_evaluation_under_way_at_a_signal_is_made_by_the_resumed_run(tmp_path
         return found
 
     assert evaluated(load=True) == evaluated(load=False)
+
+
+def _hangs(folder: Path, policy: Policy) -> Evaluation:
+    """The first time."""
+    if not (folder / "hung").exists():
+        (folder / "hung").touch()
+        threading.Event().wait()
+    return RESULT
+
+
+@pytest.mark.fault
+def test_an_evaluation_that_hangs_elsewhere_is_made_again(tmp_path, policy):
+    """F4: and after too many restarts nobody waits for it."""
+    with ProcessRuntime(RestartPolicy(backoff_s=0.01)) as runtime:
+        evaluate = functools.partial(_hangs, tmp_path)
+        evaluator = Evaluator(EvaluationWorker(runtime, evaluate, timeout_s=2.0), asynchronous=True)
+        assert evaluator.make(10, policy) == []
+        assert [env_steps for env_steps, _, _ in evaluator.made(wait=True) or ()] == [10]
+        assert runtime.restarted == 1

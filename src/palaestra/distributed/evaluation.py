@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +13,23 @@ from palaestra.runtime import Call, Runtime, WorkerDiedError
 
 __all__ = ["EvaluationWorker"]
 
-_LONGEST_S = 3600.0
+_SLICE_S = 1.0
 
 
 class EvaluationWorker:
     """For `Trainer(evaluate=...)` with `eval_async`: what evaluates, and a worker that does it elsewhere.
 
-    Evaluations are made one after another. A worker that ends is replaced and begins its evaluation again, which gives
-    the same result.
+    Evaluations are made one after another. A worker that ends, or does not answer in time, is replaced and begins its
+    evaluation again, which gives the same result.
 
     Args:
         runtime: where the worker lives; it is started with the first evaluation.
         evaluate: a function of a module or a `functools.partial` of one: evaluates the policy that it is given.
+        timeout_s: how long an evaluation may take.
     """
 
-    def __init__(self, runtime: Runtime, evaluate: Callable[[Any], Evaluation]) -> None:
-        self._runtime, self._evaluate, self._worker = runtime, evaluate, ""
+    def __init__(self, runtime: Runtime, evaluate: Callable[[Any], Evaluation], *, timeout_s: float = math.inf) -> None:
+        self._runtime, self._evaluate, self._worker, self._timeout_s = runtime, evaluate, "", timeout_s
 
     def __call__(self, policy: Any) -> Evaluation:
         """Evaluates in this process.
@@ -48,7 +51,7 @@ class EvaluationWorker:
         if not self._worker:
             beside = {"CPU": 0.0}  # else on a cluster whose CPUs the other workers have it would wait for ever
             self._worker = self._runtime.start(_Evaluator, name="evaluation", resources=beside)
-        return _Pending(self._runtime, self._worker, self._evaluate, policy)
+        return _Pending(self._runtime, self._worker, (self._evaluate, policy), self._timeout_s)
 
 
 class _Evaluator:
@@ -64,9 +67,9 @@ class _Evaluator:
 class _Pending:
     """An evaluation on its way."""
 
-    def __init__(self, runtime: Runtime, worker: str, function: Callable[[Any], Evaluation], policy: Any) -> None:
-        self._runtime, self._worker, self._arguments = runtime, worker, (function, policy)
-        self._call: Call | None = runtime.call(worker, "evaluate", *self._arguments)
+    def __init__(self, runtime: Runtime, worker: str, arguments: tuple[Any, Any], timeout_s: float) -> None:
+        self._runtime, self._worker, self._arguments, self._timeout_s = runtime, worker, arguments, timeout_s
+        self._call: Call | None = runtime.call(worker, "evaluate", *arguments)
         self._value: Evaluation | None = None
         self._error: PalaestraError | None = None
 
@@ -76,7 +79,7 @@ class _Pending:
 
     def result(self) -> Evaluation:
         while self._call is not None:
-            self._look(_LONGEST_S)
+            self._look(_SLICE_S)
         if self._error is not None:
             raise self._error
         assert self._value is not None
@@ -85,6 +88,9 @@ class _Pending:
     def _look(self, timeout_s: float) -> None:
         if self._call is None:
             return
+        if self._runtime.status()[self._worker].busy_s > self._timeout_s:
+            with contextlib.suppress(WorkerDiedError):  # too often: then its call fails as well
+                self._runtime.restart(self._worker, f"did not answer within {self._timeout_s:g} s")
         for result in self._runtime.wait([self._call], timeout_s=timeout_s):
             self._call, self._value, self._error = None, result.value, result.error
             if isinstance(result.value, NoEpisodeError):

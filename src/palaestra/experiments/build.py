@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,9 @@ def make_trainer(
             evaluation = functools.partial(evaluation, pool=RunningPool(collecting.collector))
         evaluate = functools.partial(evaluate_training, evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
-        evaluate = EvaluationWorker(collecting.runtime, evaluate)
+        limit_s = config.trainer.eval_time_limit_s
+        timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s
+        evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=timeout_s)
     return training.Trainer(
         collecting.collector,
         learner.manager_on(collecting.runtime),
