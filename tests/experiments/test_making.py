@@ -64,3 +64,6 @@ def test_learners_in_processes_share_the_cores(monkeypatch):
     base, pictures = preset("ppo", "CartPole-v1"), TensorSpec((4, 84, 84), torch.uint8)
     config = config_from_mapping(type(base), learners, base=base)
     assert [choose_threads(one, pictures) for one in (base, config)] == [8, 2]
+    for number in (1, 2, 4):
+        equal = {**learners, "distributed__num_learners": number, "distributed__gradient_shards": 4}
+        assert choose_threads(config_from_mapping(type(base), equal, base=base), pictures) == 2

@@ -100,15 +100,15 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
     """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
 
-    Learners that compute the same gradients side by side share the cores.
+    Learners side by side share the cores; with `gradient_shards`, as many would, for equal bits with any number.
 
     Args:
         config: of the run.
         observation_spec: of its environment; pictures need large networks.
         side_by_side: runs that share the machine.
     """
-    if config.distributed.runtime == "process":
-        side_by_side *= config.distributed.num_learners
+    distributed = config.distributed
+    side_by_side *= distributed.gradient_shards or (distributed.num_learners if distributed.runtime == "process" else 1)
     network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
     if config.run.num_threads or has_pictures(observation_spec):
         return config.run.num_threads or most
