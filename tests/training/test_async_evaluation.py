@@ -163,11 +163,23 @@ def _hangs(folder: Path, policy: Policy) -> Evaluation:
 
 
 @pytest.mark.fault
-def test_an_evaluation_that_hangs_elsewhere_is_made_again(tmp_path, policy):
-    """F4: and after too many restarts nobody waits for it."""
-    with ProcessRuntime(RestartPolicy(backoff_s=0.01)) as runtime:
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_an_evaluation_that_hangs_elsewhere_is_left_out(max_restarts, tmp_path, policy, caplog):
+    """F4: it would hang here as well; the next one is made by a new worker, or here where there may be none."""
+    with ProcessRuntime(RestartPolicy(max_restarts=max_restarts, backoff_s=0.01)) as runtime:
         evaluate = functools.partial(_hangs, tmp_path)
         evaluator = Evaluator(EvaluationWorker(runtime, evaluate, timeout_s=2.0), asynchronous=True)
         assert evaluator.make(10, policy) == []
-        assert [env_steps for env_steps, _, _ in evaluator.made(wait=True) or ()] == [10]
-        assert runtime.restarted == 1
+        assert evaluator.made(wait=True) == []
+        assert "no evaluation at 10 env steps: the worker that evaluates did not answer within 2 s" in caplog.text
+        assert [env_steps for env_steps, _, _ in evaluator.make(20, policy, wait=True) or ()] == [20]
+        assert runtime.restarted == min(max_restarts, 1)
+
+
+def test_an_evaluation_that_nobody_asked_for_in_time_is_not_late(policy):
+    """While a learner computes nobody listens."""
+    with LocalRuntime() as runtime:
+        evaluate = evaluation_in()
+        pending = EvaluationWorker(runtime, evaluate, timeout_s=1.5).submit(policy)
+        pending._asked_s -= 60.0
+        assert pending.result().episodes

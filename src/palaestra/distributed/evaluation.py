@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +20,13 @@ _SLICE_S = 1.0
 class EvaluationWorker:
     """For `Trainer(evaluate=...)` with `eval_async`: what evaluates, and a worker that does it elsewhere.
 
-    Evaluations are made one after another. A worker that ends, or does not answer in time, is replaced and begins its
-    evaluation again, which gives the same result.
+    Evaluations are made one after another. A worker that ends is replaced and begins its evaluation again, which gives
+    the same result. One that does not answer in time is replaced as well, and of that evaluation nothing comes.
 
     Args:
         runtime: where the worker lives; it is started with the first evaluation.
         evaluate: a function of a module or a `functools.partial` of one: evaluates the policy that it is given.
-        timeout_s: how long an evaluation may take.
+        timeout_s: how long an answer may take; only time in which somebody asks for it counts.
     """
 
     def __init__(self, runtime: Runtime, evaluate: Callable[[Any], Evaluation], *, timeout_s: float = math.inf) -> None:
@@ -72,6 +73,7 @@ class _Pending:
         self._call: Call | None = runtime.call(worker, "evaluate", *arguments)
         self._value: Evaluation | None = None
         self._error: PalaestraError | None = None
+        self._waited_s, self._asked_s = 0.0, time.monotonic()
 
     def done(self) -> bool:
         self._look(0.0)
@@ -88,9 +90,8 @@ class _Pending:
     def _look(self, timeout_s: float) -> None:
         if self._call is None:
             return
-        if self._runtime.status()[self._worker].busy_s > self._timeout_s:
-            with contextlib.suppress(WorkerDiedError):  # too often: then its call fails as well
-                self._runtime.restart(self._worker, f"did not answer within {self._timeout_s:g} s")
+        now = time.monotonic()
+        self._waited_s, self._asked_s = self._waited_s + min(now - self._asked_s, _SLICE_S), now
         for result in self._runtime.wait([self._call], timeout_s=timeout_s):
             self._call, self._value, self._error = None, result.value, result.error
             if isinstance(result.value, NoEpisodeError):
@@ -103,3 +104,9 @@ class _Pending:
                     self._error = error
                 else:
                     self._call = self._runtime.call(self._worker, "evaluate", *self._arguments)
+        if self._call is not None and self._waited_s > self._timeout_s:
+            what = f"did not answer within {self._timeout_s:g} s"
+            with contextlib.suppress(WorkerDiedError):  # that has been restarted too often, as whoever is next finds
+                self._runtime.restart(self._worker, what)
+            self._runtime.wait([self._call], timeout_s=0.0)  # its end is no answer
+            self._call, self._error = None, NoEpisodeError(f"the worker that evaluates {what}")

@@ -44,6 +44,11 @@ class GroupSeat(NamedTuple):
     """A rank that keeps the others waiting for longer is given up."""
 
 
+def _limit(timeout_s: float) -> timedelta:
+    """What clocks can count."""
+    return timedelta(seconds=min(timeout_s, 1e6))
+
+
 def listening_store(address: str, timeout_s: float) -> Any:
     """A store in this process, where ranks find each other; it listens at this address alone.
 
@@ -58,7 +63,7 @@ def listening_store(address: str, timeout_s: float) -> Any:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=_limit(timeout_s),
         master_listen_fd=listener.detach(),
     )
 
@@ -103,7 +108,7 @@ class Exchange:
         seat = self.seat
         if self._group is not None or self.error is not None or seat.size == 1:
             return
-        limit = timedelta(seconds=seat.timeout_s)
+        limit = _limit(seat.timeout_s)
         try:
             store = _dist.TCPStore(seat.address, seat.port, is_master=False, wait_for_workers=False, timeout=limit)
             if store.get(f"{seat.name}/begin").decode() != _GO:
@@ -141,7 +146,7 @@ class Exchange:
 
     def _gathered(self, mine: Sequence[Gradients]) -> list[Gradients] | None:
         """The gradients of all shards; `None` on rank 0 of a group that broke."""
-        group, limit = self._group, timedelta(seconds=self.seat.timeout_s)
+        group, limit = self._group, _limit(self.seat.timeout_s)
         tensors, rest = _packed(mine)
         length, rank = sum(map(len, tensors)), self.seat.rank
         sizes = torch.empty(self.seat.size, 2, dtype=torch.int64)

@@ -198,7 +198,7 @@ class ReplayShards:
         self.losses += 1
         what = f"a shard of replay was lost, and with it the {rows:,} rows that it held: {why}"
         try:
-            self._runtime.restart(worker)
+            self._runtime.restart(worker, why)
         except WorkerDiedError as error:
             self.faults.append(WorkerFault(worker, incarnation, f"{what}; {error}", "raise"))
             raise WorkersLostError(f"{worker}: {what}; {error}") from error

@@ -211,7 +211,7 @@ def make_trainer(
             evaluation = functools.partial(evaluation, pool=RunningPool(collecting.collector))
         evaluate = functools.partial(evaluate_training, evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
-        limit_s = config.trainer.eval_time_limit_s
+        limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent
         timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s
         evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=timeout_s)
     return training.Trainer(

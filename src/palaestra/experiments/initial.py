@@ -33,6 +33,8 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
         CheckpointError: there is no such run.
         ConfigError: it is a group of several.
     """
+    if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
+        raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
     source = config.run.initial_policy
     if source is None:
         return config
@@ -66,8 +68,6 @@ def require_effect(config: ExperimentConfig) -> None:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
-    if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
-        raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")

@@ -100,7 +100,8 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
     """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
 
-    Learners side by side share the cores; with `gradient_shards`, as many would, for equal bits with any number.
+    Learners and policy hosts share the cores; with `gradient_shards`, as many learners would, for equal bits with any
+    number.
 
     Args:
         config: of the run.
@@ -108,7 +109,8 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
         side_by_side: runs that share the machine.
     """
     distributed = config.distributed
-    side_by_side *= distributed.gradient_shards or (distributed.num_learners if distributed.runtime == "process" else 1)
+    if distributed.runtime in ("process", "ray"):
+        side_by_side *= (distributed.gradient_shards or distributed.num_learners) * max(1, distributed.num_policy_hosts)
     network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
     if config.run.num_threads or has_pictures(observation_spec):
         return config.run.num_threads or most

@@ -65,13 +65,16 @@ class SingleLearner(PolicyLearner):
     def require(self) -> None:
         super().require()
         env, distributed = self.config.env, self.config.distributed
-        if isinstance(self.algorithm.policy, PopulationPolicy):
-            workers = 1 if distributed.runtime is None else distributed.num_workers
-            if env.num_envs < 2 or (workers > 1 and env.num_envs // workers % 2):
-                raise ConfigError(
-                    f"{self.config.algorithm_name} compares perturbations and their mirrors, one in each environment; "
-                    f"give an even number of environments{' for each worker' if workers > 1 else ''}, --env.num-envs"
-                )
+        if isinstance(self.algorithm.policy, PopulationPolicy) and env.num_envs < 2:
+            raise ConfigError(
+                f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
+                "--env.num-envs"
+            )
+        if env.on_fault == "drop" and distributed.runtime is not None and env.num_envs == distributed.num_workers:
+            raise ConfigError(
+                f"env.on_fault is drop, and each of {env.num_envs} workers has one environment, without which it "
+                "cannot go on; give env.on_fault as restart, or several environments for each worker"
+            )
         if (number := self.config.trainer.episodes_per_iteration) is not None:
             episodes_of_each(number, env.num_envs)
             if env.on_fault == "drop":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, final
 
-from palaestra.core import ConfigError, NonFiniteError, TimeStep
+from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
 from palaestra.envs import EventLog, FaultPolicy, RestartBudget, SingleEnvironment
 from palaestra.policies import Phase, Policy
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentFailure, AgentGroup, Permission
@@ -251,10 +251,14 @@ class RobotCollector:
                 raise error
             if self.on_fault == "restart":
                 fault = self._fault(number, error, "restart")
-                wait_s = self._budget.spend(number, fault)
+                try:
+                    due = time.monotonic() + self._budget.spend(number, fault)
+                except EnvError as spent:
+                    raise type(error)(f"{spent}") from error
                 self.faults.append(fault)
                 _log.warning("%s; it is restarted", error)
-                time.sleep(wait_s)
+                while time.monotonic() < due and not self._pausing and group is self._group:
+                    time.sleep(min(_POLL_S, max(0.0, due - time.monotonic())))
                 self._incarnations[number] += 1
                 group.start({number: self._incarnations[number]})
                 restarted = True

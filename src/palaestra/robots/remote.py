@@ -110,12 +110,12 @@ class AgentHost:
 
     def close(self) -> None:
         """Leads all agents out of their episodes, and lets them close; those that wait for an answer get an error."""
-        self._group.stop()
-        with self._lock:
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for answer in waiting:
-            answer.set_exception(RequestError("the robot has stopped"))
-        self._group.stop(_CLOSING_S)
+        deadline = time.monotonic() + _CLOSING_S
+        while self._group.stop(_SHORT_S) and time.monotonic() < deadline:
+            with self._lock:
+                waiting, self._waiting = list(self._waiting.values()), {}
+            for answer in waiting:
+                answer.set_exception(RequestError("the robot has stopped"))
 
     def _wait(self, wait_s: float) -> None:
         """Until every agent waits or pauses; once there are requests, only a little longer."""
