@@ -44,9 +44,6 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/buffers/lane_storage.py: return torch.from_numpy(inside).to(self.tensor.device, "
     "non_blocking=False)": "only whether the copy is waited for",
     "src/palaestra/algorithms/iqn.py: q = quantile.mean((1))": "of [N, Q], 1 is the last",
-    "src/palaestra/algorithms/exploration_bonus.py: for name, value in zip(Moments._fields, total, strict=False):": (
-        "they always are of one length"
-    ),
     "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",
     "src/palaestra/algorithms/c51.py: error = -(wanted * logits.log_softmax(-1)).sum((1))": (
         "of two dimensions, 1 is the last"

@@ -294,3 +294,8 @@ def test_evaluations_come_at_the_steps_that_are_given():
     run = train("--trainer.eval-at-steps", "20", "32")
     made = sorted(int("".join(filter(str.isdigit, path.stem))) for path in (run / "evals").iterdir())
     assert made == [28, 42, 56], "unrolls end at 14, 28, 42 and 56 env steps"
+
+
+def test_a_run_that_ends_before_its_budget_says_why(capsys):
+    train("--trainer.stop-at-return", "-100", "--trainer.eval-every-steps", "16", "--trainer.total-env-steps", "400")
+    assert re.search(r"stopped +after \d+ env steps: .*return", output(capsys))

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 import palaestra
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, EnvError
 from palaestra.distributed import DistributedConfig, WorkerFault
 from palaestra.envs import EventLog, Fault
 from palaestra.experiments import (
@@ -371,3 +371,13 @@ def test_a_setting_of_teams_that_is_gone_is_passed_over_in_old_runs(tmp_path):
     assert config_from_mapping(ExperimentConfig, data, old_names=True).algorithm.gamma == 0.5
     with pytest.raises(ConfigError, match=r"unknown key algorithm\.bonus"):
         config_from_mapping(ExperimentConfig, data)
+
+
+def test_a_run_that_a_fault_has_ended_goes_on_by_restarts(tmp_path):
+    """F5: the error names `on_fault`, which is the one thing that may change of an environment."""
+    settings = {"env__chaos": "raise@7#0", "trainer__total_env_steps": 60, "env__max_episode_steps": 20}
+    with pytest.raises(EnvError, match="at step 7"):
+        trained(tmp_path, trainer__checkpoint_every_steps=4, **settings)
+    (run,) = list_runs(tmp_path)
+    done = palaestra.resume(run, env__on_fault="restart", env__max_restarts=100)
+    assert done.result.env_steps >= 60 and RunDirectory(done.directory).config.env.on_fault == "restart"

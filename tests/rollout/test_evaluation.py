@@ -89,7 +89,7 @@ def test_the_generator_comes_back_after_a_failure():
     generator = algorithm.policy.generator
 
     class Broken:
-        batch_size = 1
+        batch_size = num_ready = 1
 
         def reset(self) -> None:
             raise RuntimeError("on purpose")

@@ -231,6 +231,8 @@ def _report(done: experiments.RunResult) -> int:
         changed = "; with other settings since" if info.get("overrides") else ""
         lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]
+    if result.status == "stopped":
+        lines.append(f"stopped     after {result.env_steps:,} env steps: {result.reason}")
     if result.status == "interrupted":
         lines.append(f"stopped after {result.env_steps:,} env steps; saved")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")

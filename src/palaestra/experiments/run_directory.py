@@ -393,6 +393,8 @@ _FIXED = (
     *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
+_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
+"""Of these, what says how faults are handled: a run that an environment's fault has ended can go on with others."""
 
 
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
@@ -419,7 +421,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     refused = [
         f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
         for path, (old, new) in changes.items()
-        if any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
+        if path not in _FREE and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
     ]
     runtimes = config.distributed.runtime, changed.distributed.runtime
     if None in runtimes and runtimes != (None, None):
