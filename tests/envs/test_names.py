@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from palaestra.core import ConfigError, import_object
-from palaestra.envs import EnvConfig, Wrap, load
+from palaestra.envs import EnvConfig, Wrap, create_environment, load
 
 NUMBERS = itertools.count()
 
@@ -59,3 +59,15 @@ def test_half_a_name_is_refused(name):
 def test_a_configuration_without_an_environment_is_refused():
     with pytest.raises(ConfigError, match=r"env.name is ''; give an environment, such as CartPole-v1"):
         EnvConfig(name="")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_episode_steps": 7}, r"env.kwargs has max_episode_steps, .* give env.max_episode_steps"),
+        ({"disable_env_checker": True}, "cannot be made with the arguments"),
+    ],
+)
+def test_what_gymnasium_takes_itself_is_no_argument_of_an_environment(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        create_environment(EnvConfig(name="CartPole-v1", kwargs=kwargs))

@@ -72,11 +72,13 @@ def make(name: str, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], in
         ConfigError: no such id, or its constructor refuses the arguments.
         MissingExtraError: it needs an optional package.
     """
+    if "max_episode_steps" in kwargs:
+        raise ConfigError(f"env.kwargs has max_episode_steps, which {name!r} does not take; give env.max_episode_steps")
     spec = find_spec(name)
     bare = copy.deepcopy(spec)
     bare.order_enforce = False
-    made = functools.partial(gymnasium.make, bare, max_episode_steps=-1, disable_env_checker=True, **kwargs)
-    return _made(spec, kwargs, made), spec.max_episode_steps
+    own: dict[str, Any] = {"max_episode_steps": -1, "disable_env_checker": True}
+    return _made(spec, kwargs, lambda: gymnasium.make(bare, **own, **kwargs)), spec.max_episode_steps
 
 
 def pool(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
