@@ -163,6 +163,14 @@ def _sum(policy):
     [
         ({"robot__timeout_s": 5.0}, "settings of robot are for robots, and ppo is none"),
         ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
+        (
+            {"env__gym_wrappers": ("NormalizeReward",)},
+            r"NormalizeReward keeps .* --env.wrappers NormalizeReward",
+        ),
+        (
+            {"env__gym_wrappers": ("NormalizeObservation",)},
+            "NormalizeObservation keeps statistics that no",
+        ),
     ],
 )
 def test_settings_of_something_else_are_refused(settings, message):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,14 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
 
     Raises:
         CheckpointError: there is no such run.
-        ConfigError: it is a group of several.
+        ConfigError: it is a group of several, or a setting does nothing, or nothing that could be resumed.
     """
+    for one in config.env.gym_wrappers:
+        if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
+            raise ConfigError(
+                f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
+                f"another one; give the library's own, --env.wrappers {found[0]}"
+            )
     if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
         raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
     source = config.run.initial_policy
