@@ -298,4 +298,4 @@ def test_evaluations_come_at_the_steps_that_are_given():
 
 def test_a_run_that_ends_before_its_budget_says_why(capsys):
     train("--trainer.stop-at-return", "-100", "--trainer.eval-every-steps", "16", "--trainer.total-env-steps", "400")
-    assert re.search(r"stopped +after \d+ env steps: .*return", output(capsys))
+    assert re.search(r"stopped after \d+ env steps: .*return", output(capsys))

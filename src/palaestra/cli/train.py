@@ -231,10 +231,9 @@ def _report(done: experiments.RunResult) -> int:
         changed = "; with other settings since" if info.get("overrides") else ""
         lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]
-    if result.status == "stopped":
-        lines.append(f"stopped     after {result.env_steps:,} env steps: {result.reason}")
-    if result.status == "interrupted":
-        lines.append(f"stopped after {result.env_steps:,} env steps; saved")
+    if result.status in ("stopped", "interrupted"):
+        why = f": {result.reason}" if result.reason else "; saved"
+        lines.append(f"stopped after {result.env_steps:,} env steps{why}")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")
     if result.status == "interrupted":
         lines.append(f"next        palaestra resume {run}")

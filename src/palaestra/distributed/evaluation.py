@@ -104,6 +104,7 @@ class _Pending:
                     self._error = error
                 else:
                     self._call = self._runtime.call(self._worker, "evaluate", *self._arguments)
+                    self._waited_s = 0.0
         if self._call is not None and self._waited_s > self._timeout_s:
             what = f"did not answer within {self._timeout_s:g} s"
             with contextlib.suppress(WorkerDiedError):  # that has been restarted too often, as whoever is next finds

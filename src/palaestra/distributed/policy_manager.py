@@ -151,7 +151,7 @@ class DistributedPolicyManager(PolicyManager):
         job.call = None
         if isinstance(result.error, WorkerDiedError):
             _log.warning("a policy host died and is replaced: %s", result.error)
-            self._replace(result.call)
+            self._replace(result.call, f"{result.error}")
             self._begin_again(job)
             return
         answer = result.unwrap()
@@ -172,10 +172,10 @@ class DistributedPolicyManager(PolicyManager):
     def _incarnation(self, host: str) -> int:
         return self._runtime.status()[host].incarnation
 
-    def _replace(self, call: Call, *why: str) -> None:
+    def _replace(self, call: Call, why: str) -> None:
         """Restarts the host that was called, unless that has happened already."""
         if self._incarnation(call.worker) == call.incarnation:
-            self._runtime.restart(call.worker, *why)
+            self._runtime.restart(call.worker, why)
 
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:
         updated, algorithm = job.updated, self._algorithms[job.policy]

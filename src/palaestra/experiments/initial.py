@@ -25,7 +25,7 @@ __all__ = []
 
 
 def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with the path of the run that it begins with, found by what the user typed.
+    """The configuration, if a new run can have it, with the path of the run that it begins with, found by its name.
 
     Args:
         config: of a new run.
