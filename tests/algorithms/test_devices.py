@@ -122,7 +122,7 @@ def test_compiled_code_is_for_one_device(monkeypatch):
 
 @pytest.mark.parametrize(
     ("steps", "period", "done", "together"),
-    [(16, 0, 5, 4), (6, 0, 0, 3), (7, 0, 0, 1), (16, 2, 4, 2), (16, 2, 5, 1), (16, 1, 0, 1), (16, 1000, 8, 4)],
+    [(16, 0, 5, 16), (40, 0, 0, 10), (17, 0, 0, 1), (16, 2, 4, 2), (16, 2, 5, 1), (16, 1, 0, 1), (16, 1000, 8, 8)],
 )
 def test_a_graph_on_a_gpu_has_steps_with_no_copy_into_target_networks_between(steps, period, done, together):
     algorithm, _ = collected("dqn", "discrete", target_period=period or 1)

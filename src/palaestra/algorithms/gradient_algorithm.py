@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
-from palaestra.algorithms.compiled_steps import CompiledSteps, FiniteGradients, StepResult, num_valid
+from palaestra.algorithms.compiled_steps import AwaitedMetrics, CompiledSteps, StepResult, num_valid
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.core import (
@@ -283,16 +283,20 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         steps = own if gradient_step is None else functools.partial(map, gradient_step)
         info = UpdateInfo(self.policy_version + 1, 0, 0)
         self._asks_later = compiled and gradient_step is None and self.device.type == "cuda" and not self.mixes_rows
+        later = self._asks_later and not self.keeps_statistics and self.policy.normalizer is None
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
+            valid = vars(drawn).get("valid")
+            nothing = valid is not None and not valid.any()  # no episode has ended yet
             rewarded = self._rewarded(drawn, info)
             batch = self.prepared(rewarded, drawn, source)
             minibatches, place, renew = Minibatches(batch, 1, 0), 0, None
             if self.preprocesses_each_epoch:
                 renew = functools.partial(self.prepared, rewarded, drawn, source)
             passes = equal_minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew)
-            if "valid" in vars(batch) and not batch["valid"].any():  # no episode has ended yet
-                passes = ()
+            if valid is not vars(batch).get("valid", valid):
+                nothing = not batch["valid"].any()
+            passes = () if nothing else passes
             made: Iterator[StepResult] = iter(())
             with self.partly_updated(info):
                 try:
@@ -312,10 +316,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                         info.rows += rows
                         if self.may_stop and self.stop_early(metrics):
                             break
-                    if self._asks_later:
-                        info.awaited = FiniteGradients(self, info.records).require
-                        if self.keeps_statistics or self.policy.normalizer is not None:
-                            info.require_finite()
+                    if self._asks_later and not later:
+                        AwaitedMetrics(self, info.records).require_finite()
                 except NonFiniteError as error:
                     error.batch = None if self._asks_later else minibatches[place]
                     raise
@@ -323,6 +325,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 info.records.append(diagnostics)
             self.after_update(batch)
         self.finish_update(drawn, info)
+        if later:
+            info.awaited = AwaitedMetrics(self, info.records).require_finite
         return info
 
     def _rewarded(self, drawn: Batch, info: UpdateInfo) -> Batch:

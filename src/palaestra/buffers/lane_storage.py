@@ -65,6 +65,16 @@ class Leaf(ABC):
             given: [*numbers.shape, ...], [n, lanes, ...] for a slice, or 0.
         """
 
+    def move(self, source: np.ndarray | slice, target: np.ndarray | slice) -> None:
+        """Copies rows to other places.
+
+        Args:
+            source: row numbers, or a slice of ring positions.
+            target: as many.
+        """
+        rows = self.tensor[source].clone() if isinstance(source, slice) else self.take(source)
+        self.write(target, self.given(rows))
+
     @abstractmethod
     def take(self, index: np.ndarray) -> Tensor:
         """A copy of rows.
@@ -348,15 +358,15 @@ class LaneStorage:
             if path.split(".")[0] in names:
                 leaf.write(numbers, 0)
 
-    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+    def move(self, source: np.ndarray | slice, target: np.ndarray | slice) -> None:
         """Copies rows of every field to other places.
 
         Args:
-            source: row numbers.
-            target: row numbers.
+            source: row numbers, or a slice of ring positions.
+            target: as many.
         """
         for leaf in self._leaves.values():
-            leaf.write(target, leaf.given(leaf.take(source)))
+            leaf.move(source, target)
 
     def resize(self, rows: int, order: np.ndarray) -> None:
         """Takes new tensors of another length, with rows of the old ones at their front.

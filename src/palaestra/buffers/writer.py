@@ -56,7 +56,9 @@ class StreamWriter:
             positions.unfinished[running] = 0
         positions.exchange(running)
         positions.open(which)
-        self._storage.write(arrived, positions.numbers(which))
+        together = env_id is None and positions.lockstep
+        place = positions.cursor
+        self._storage.write(arrived, slice(place, place + 1) if together else positions.numbers(which))
         self._streams.write_log()
 
     def _complete_ended(self, lanes: np.ndarray) -> None:
@@ -194,7 +196,7 @@ class StreamWriter:
         given += ["policy_info"] if "policy_info" in rows and streams.info_fields else []
         acted = [pair for name in given for pair in checked(name, rows[name], steps, len(which))]
         hidden = streams.states.checked("state", rows["state"], steps, len(which)) if streams.states is not None else []
-        self.open(TimeStep(**{name: rows[name][0] for name in fields}), which)
+        self.open(TimeStep(**{name: rows[name][0] for name in fields}), env_id)
         if self.used:
             self._discard()
         while streams.growing and positions.counts[which].max() + steps > positions.rows:
@@ -357,9 +359,13 @@ class StreamWriter:
         """Forgets all complete rows; the open rows stay, so streams continue."""
         positions = self._positions
         self._streams.write_log(at_most=0)
-        back = np.arange(positions.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
-        source = (positions.cursors - back) % positions.ring_size
-        self._storage.move(positions.numbers_at(source), positions.numbers_at(positions.first_place - back))
+        if positions.lockstep and (place := positions.cursor) >= positions.spare:
+            first, length = positions.first_place - positions.spare, positions.spare + 1
+            self._storage.move(slice(place + 1 - length, place + 1), slice(first, first + length))
+        else:
+            back = np.arange(positions.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+            source = (positions.cursors - back) % positions.ring_size
+            self._storage.move(positions.numbers_at(source), positions.numbers_at(positions.first_place - back))
         positions.restart(0)
         self._streams.write_log()
         positions.unfinished[:] = 0

@@ -184,13 +184,18 @@ _together: tuple[Any, Any] = getattr(torch, "_foreach_norm", None), getattr(torc
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The Euclidean norm of each tensor; where operations are recorded, in one.
+    """Euclidean norms, whose norm is that of all tensors: of each; compiled for a GPU, of eight in one vector.
+
+    There each operation on a small tensor takes the same 1.5 microseconds. Where operations are recorded as they are,
+    one gives all norms.
 
     Args:
         tensors: of any shapes.
     """
     if _together[0] is not None and recording():
         return _together[0](tensors)
+    if torch.compiler.is_compiling() and tensors[0].is_cuda:
+        tensors = [public_flatten(tensors[first : first + 8]) for first in range(0, len(tensors), 8)]
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
 
 

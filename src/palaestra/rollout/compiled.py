@@ -50,7 +50,8 @@ class CompiledStep:
         self.env, self.policy = env, policy
         self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
         self._at_once = 0
-        self._attributes, self._moves, self._generator = env.given_attributes, policy.moves, policy.generator
+        self._relied_on = self._now
+        self._draw: Callable[[], Tensor] | None = None
         self._on_gpu = env.device.type == "cuda"
         self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if self._on_gpu else self._one
 
@@ -87,12 +88,10 @@ class CompiledStep:
         Raises:
             ConfigError: the policy has another exploration by now, with which it cannot act so.
         """
-        env = self.env
-        relied_on = env.given_attributes is self._attributes and self.policy.moves == self._moves
-        if not relied_on or self.policy.generator is not self._generator:
-            self._graphs, self._attributes = {}, env.given_attributes
-            self._moves, self._generator = self.policy.moves, self.policy.generator
-        draw = self.policy.acting_noise(time_step.observation)
+        env, now = self.env, self._now
+        if any(a is not b for a, b in zip(now, self._relied_on, strict=True)):
+            self._graphs, self._draw, self._relied_on = {}, None, now
+        self._draw = draw = self._draw or self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
                 "the policy's exploration has changed since collector.compile(); call collector.compile() again"
@@ -113,7 +112,7 @@ class CompiledStep:
         before = [field.unsqueeze(0) for field in time_step[:5]]
         columns = zip(TimeStep._fields, before, *(part.fields for part in steps), strict=False)
         rows_of = {name: torch.cat(column) for name, *column in columns}
-        version = torch.full((done, env.batch_size), self.policy.version, dtype=torch.int32)
+        version = torch.tensor(self.policy.version, dtype=torch.int32).expand(done, env.batch_size)
         acted: dict[str, Any] = {"action": torch.cat([part.action for part in steps]), "policy_version": version}
         if names := steps[0].behaviour:
             acted["policy_info"] = Batch.of({key: torch.cat([part.behaviour[key] for part in steps]) for key in names})
@@ -153,6 +152,12 @@ class CompiledStep:
         else:
             self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
         return self._graphs[count]
+
+    @property
+    def _now(self) -> tuple[Any, ...]:
+        """What graphs and the drawing of noise take for granted."""
+        policy = self.policy
+        return self.env.given_attributes, policy.moves, policy.generator, policy.exploration
 
     @property
     def _draws_inside(self) -> bool:

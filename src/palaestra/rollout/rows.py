@@ -111,11 +111,14 @@ class RowWriter:
         Raises:
             NonFiniteError: an observation or reward is NaN or infinite.
         """
-        kinds, done = as_array(rows["step_type"]), len(rows["action"])
+        floats = [] if env.checks_finite else [*_floats("", rows["observation"], 0), *_floats("", rows["reward"], 0)]
+        total = _total([value for _, value, _ in floats])
+        kinds = as_array(rows["step_type"])  # here a GPU is waited for
         self._buffer.extend(rows.replace(step_type=torch.from_numpy(kinds)))
         self._tracker.extend(rows["reward"][1:], rows["step_type"][1:])
-        require_finite(env, self._buffer, newest, done)
-        return done * self._buffer.num_lanes - int((kinds[:-1] == StepType.LAST).sum())
+        if not math.isfinite(total):
+            require_finite(env, self._buffer, newest, len(rows["action"]))
+        return kinds[:-1].size - int(np.count_nonzero(kinds[:-1] == StepType.LAST))
 
     def _count(self, lanes: Any) -> None:
         if self._apart is None:
@@ -162,13 +165,12 @@ def require_finite(
     """
     if env.checks_finite and not changed:
         return
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = [*_floats("observation", newest.observation, 0), *_floats("reward", newest.reward, 0)]
-        if rows > 1:
-            for name in ("observation", "reward"):
-                values += _floats(name, buffer.recent(name, rows), rows)
-        if _all_finite([value for _, value, _ in values]):
-            return
+    values = [*_floats("observation", newest.observation, 0), *_floats("reward", newest.reward, 0)]
+    if rows > 1:
+        for name in ("observation", "reward"):
+            values += _floats(name, buffer.recent(name, rows), rows)
+    if math.isfinite(_total([value for _, value, _ in values])):
+        return
     for name, value, rows in values:
         _check(name, value, env, buffer, newest, rows)
 
@@ -180,11 +182,12 @@ def _floats(name: str, value: Any, rows: int) -> list[tuple[str, Tensor, int]]:
     return [(name, value, rows)] if value.is_floating_point() else []
 
 
-def _all_finite(values: Sequence[Tensor]) -> bool:
-    """Whether their sums are; a GPU is asked once."""
+def _total(values: Sequence[Tensor]) -> float | Tensor:
+    """The sum of all numbers, which is finite if they are; on a GPU, if any is there."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        here = sum(float(np.add.reduce(value.numpy(), axis=None)) for value in values if value.is_cpu)
     there = [value.sum().double() for value in values if not value.is_cpu]
-    sums = [np.add.reduce(value.numpy(), axis=None) for value in values if value.is_cpu]
-    return all(map(math.isfinite, [*sums, *([torch.stack(there).sum()] if there else [])]))
+    return torch.stack(there).sum() + here if there else here
 
 
 def _check(name: str, value: Tensor, env: Environment, buffer: ReplayBuffer, newest: TimeStep, rows: int) -> None:

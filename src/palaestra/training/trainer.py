@@ -166,13 +166,14 @@ class Trainer:
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
-        if info.episodes:
-            self._take_episodes(info.episodes)
         if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
+            self._take_episodes(info.episodes)
             return
         progress = self.progress
         sources = self._learning.sources(self.collector, info, progress)
         results = self.learner.update(sources) if sources or self._learning.self_paced else {}
+        if info.episodes:  # a GPU learns meanwhile
+            self._take_episodes(info.episodes)
         updates = self._learning.add(results, self.collector.env_steps)
         self._set_progress(progress)
         self._iterations += 1
