@@ -1,12 +1,14 @@
 """Algorithms on a device: the numbers of the CPU, and no tensor that meets one from elsewhere."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
-from palaestra.algorithms.compiled_steps import CompiledSteps
+from palaestra.algorithms.compiled_steps import AwaitedMetrics, CompiledSteps
 from palaestra.core import ConfigError, Linear, Minibatches, NonFiniteError, to_device
 from tests.algorithms.parts import FAST, any_kind, collected, collector_for, environment, make, slow_but_of
 from tests.contracts.states import different
@@ -166,6 +168,26 @@ def test_steps_on_a_gpu_are_apart_where_something_is_asked_in_between(name):
     assert algorithm.steps_in_a_row == (name == "ppo")
     algorithm.may_stop = True
     assert not algorithm.steps_in_a_row
+
+
+def test_metrics_of_an_update_on_a_gpu_are_those_when_it_was_begun(monkeypatch):
+    """Of what it does, only waiting needs a GPU."""
+    waited, empty = [], torch.empty
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    algorithm, _ = collected("sac", "continuous")
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory: empty(*shape))
+    loss, norm, count = torch.tensor(3.0), torch.tensor(torch.inf), torch.tensor(2)
+    records = [{"loss": loss, "count": count}, {"loss": torch.tensor(4.0), "gradient_norm/critic": norm}]
+    awaited = AwaitedMetrics(algorithm, records)
+    loss.fill_(0.0)
+    norm.fill_(0.0)
+    with pytest.raises(NonFiniteError, match=r"'critic' is not finite.*'loss': 4.0"):
+        awaited.require_finite()
+    assert waited
+    assert [record["loss"].item() for record in records] == [3.0, 4.0]
+    assert records[0]["count"] is count
 
 
 def test_a_device_that_is_not_there_is_refused_and_nothing_moves():

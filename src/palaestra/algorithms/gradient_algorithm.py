@@ -286,16 +286,15 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         later = self._asks_later and not self.keeps_statistics and self.policy.normalizer is None
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
-            valid = vars(drawn).get("valid")
-            nothing = valid is not None and not valid.any()  # no episode has ended yet
+            nothing = _nothing_valid(drawn)  # asked first: later a GPU would be waited for
             rewarded = self._rewarded(drawn, info)
             batch = self.prepared(rewarded, drawn, source)
             minibatches, place, renew = Minibatches(batch, 1, 0), 0, None
             if self.preprocesses_each_epoch:
                 renew = functools.partial(self.prepared, rewarded, drawn, source)
             passes = equal_minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew)
-            if valid is not vars(batch).get("valid", valid):
-                nothing = not batch["valid"].any()
+            if vars(batch).get("valid") is not vars(drawn).get("valid"):
+                nothing = _nothing_valid(batch)
             passes = () if nothing else passes
             made: Iterator[StepResult] = iter(())
             with self.partly_updated(info):
@@ -483,3 +482,9 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
+
+
+def _nothing_valid(batch: Batch) -> bool:
+    """Whether no row counts, for no episode has ended yet."""
+    valid = vars(batch).get("valid")
+    return valid is not None and not valid.any()
