@@ -1,5 +1,6 @@
 """Tests of `palaestra.envs.environment`: one bare environment and its wrappers."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -106,6 +107,41 @@ def test_an_environment_that_does_not_replay_says_why():
     one.reset()
     with pytest.raises(EnvError, match=r"does not replay.*global generator"):
         two.load_state_dict(one.state_dict())
+
+
+class Louder(EnvironmentWrapper):
+    """Its rewards grow with the steps of its life, which it does not say."""
+
+    steps = 0
+
+    def advance(self, action):
+        self.steps += 1
+        time_step = self.env.advance(action)
+        return time_step._replace(reward=time_step.reward * self.steps)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_layer_whose_memory_shows_in_rewards_alone_does_not_replay(batched):
+    """F25: the digest has the reward; those of older checkpoints have none."""
+
+    def made():
+        env = Louder(GymEnvironment(gymnasium.make("CartPole-v1")))
+        return LaneEnvironment(SerialDriver([env]), lane_seeds=[3]) if batched else env
+
+    one, action = made(), np.zeros(1, np.int64) if batched else 0
+    if not batched:
+        one.seed(3)
+    one.reset()
+    for _ in range(4):
+        one.step(action)
+    made().load_state_dict(one.state_dict())  # in its first episode it replays
+    while np.any(np.asarray(one.step(action).step_type) != 0):
+        pass
+    one.step(action)
+    state = one.state_dict()
+    with pytest.raises(EnvError, match="does not replay: after 1 actions observation and reward hash to"):
+        made().load_state_dict(state)
+    made().load_state_dict(state | {"digest": state["digest"].partition("-")[0]})
 
 
 def test_the_state_consists_of_arrays_and_text():

@@ -47,7 +47,9 @@ def test_memory_is_bounded_by_the_longest_running_episode():
 
 def test_the_digest_is_of_what_a_batch_would_store():
     spec = {"a": TensorSpec((2,)), "b": TensorSpec(())}
-    assert digest({"a": np.array([1.0, 2.0]), "b": 3}, spec) == digest(
-        {"a": np.array([1, 2], np.float32), "b": np.float32(3)}, spec
-    )
-    assert digest({"a": np.array([1.0, 2.5]), "b": 3}, spec) != digest({"a": np.array([1.0, 2.0]), "b": 3}, spec)
+    observation = {"a": np.array([1.0, 2.0]), "b": 3}
+    found = digest(observation, spec, 0.1)
+    assert found == digest({"a": np.array([1, 2], np.float32), "b": np.float32(3)}, spec, np.float32(0.1))
+    assert found != digest({"a": np.array([1.0, 2.5]), "b": 3}, spec, 0.1)
+    assert found != digest(observation, spec, 0.2)
+    assert digest(observation, spec, 0.0) == digest(observation, spec, -0.0)

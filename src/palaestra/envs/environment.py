@@ -367,7 +367,7 @@ class SingleEnvironment(_Specified):
     def state_dict(self) -> dict[str, Any]:
         """Where the environment is: its episode's number, the actions so far, a digest of the latest observation."""
         latest = self._latest
-        return self._episodes().state_dict([self.mark(latest.observation) if latest else ""])
+        return self._episodes().state_dict([self.mark(latest.observation, latest.reward) if latest else ""])
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -391,16 +391,17 @@ class SingleEnvironment(_Specified):
             self._emit(log, time_step, zeros(self.action_spec) if not log.steps(0) else log.last_action(0))
 
     @final
-    def mark(self, observation: Any) -> str:
+    def mark(self, observation: Any, reward: Any) -> str:
         """What proves that an episode was replayed, and what replaying it takes: one word.
 
         Args:
             observation: the latest.
+            reward: the latest; a layer of running statistics may show in nothing else.
 
         Returns:
-            A digest of the observation; after a colon, what the layers carried into the episode from earlier ones.
+            A digest of both; after a colon, what the layers carried into the episode from earlier ones.
         """
-        found, carried = digest(observation, self.observation_spec), self.carried
+        found, carried = digest(observation, self.observation_spec, reward), self.carried
         return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
 
     @final
@@ -424,13 +425,13 @@ class SingleEnvironment(_Specified):
         time_step = self.begin(episode.seed)
         for action in episode.actions:
             time_step = self.advance(action)
-        found = digest(time_step.observation, self.observation_spec)
-        if found != expected:
+        found = digest(time_step.observation, self.observation_spec, time_step.reward)
+        if not found.startswith(expected):  # older marks have no reward
             raise EnvError(
-                f"the episode does not replay: after {len(episode.actions)} actions its observation hashes to {found}, "
-                f"in the saved run to {expected}. The environment draws from something other than the seed of its "
-                "reset (a global generator, the clock), keeps state "
-                "across episodes, or its code or settings have changed since"
+                f"the episode does not replay: after {len(episode.actions)} actions observation and reward hash to "
+                f"{found}, in the saved run to {expected}. The environment draws from something other than the seed of "
+                "its reset (a global generator, the clock), keeps state across episodes, or its code or settings have "
+                "changed since"
             )
         return time_step
 

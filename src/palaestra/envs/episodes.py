@@ -51,7 +51,7 @@ class LaneEpisode:
     actions: list[Any]
     """The actions executed so far, as the bare environment takes them."""
     digest: str
-    """Of the observation after the last of them; empty where no episode is running."""
+    """Of the observation and the reward after the last of them; empty where no episode is running."""
     attributes: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     """What was set of the environment: before this episode, and to be set before the next one."""
 
@@ -426,15 +426,17 @@ def saved_seeds(state: Mapping[str, Any], count: int) -> list[int]:
     return seeds
 
 
-def digest(observation: Any, observation_spec: SpecTree) -> str:
-    """A short hash of an observation.
+def digest(observation: Any, observation_spec: SpecTree, reward: Any) -> str:
+    """A short hash of an observation, and behind it one of the reward.
 
     Args:
         observation: of one environment.
         observation_spec: of that environment; the leaves are cast to its dtypes first.
+        reward: a number, or several.
     """
     code = hashlib.blake2b(digest_size=12)
     leaves = flatten(observation, observation_spec)
     for leaf, dtype in zip(leaves, leaf_dtypes(observation_spec), strict=True):
         code.update(np.ascontiguousarray(leaf, dtype).tobytes())
-    return code.hexdigest()
+    earned = np.asarray(reward, np.float32) + np.float32(0)  # no -0
+    return f"{code.hexdigest()}-{hashlib.blake2b(earned.tobytes(), digest_size=4).hexdigest()}"

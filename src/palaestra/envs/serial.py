@@ -125,12 +125,11 @@ class SerialDriver(Attributed, Driver):
         self._find_steps()
 
     def digests(self) -> list[str]:
-        pairs = zip(self.envs, self._latest, strict=True)
-        return ["" if latest is None else env.mark(latest) for env, latest in pairs]
+        lanes = zip(self.envs, self._latest, self._earned, strict=True)
+        return ["" if latest is None else env.mark(latest, earned) for env, latest, earned in lanes]
 
     def load(self, episodes: Sequence[LaneEpisode]) -> list[int] | Incident:
         self._forget()
-        latest: list[Any] = []
         for lane, episode in enumerate(episodes):
             try:
                 with self._busy(lane):
@@ -141,10 +140,8 @@ class SerialDriver(Attributed, Driver):
                 self.over.append(lane)
             else:
                 self._limits.begin(lane, len(episode.actions))
-            latest.append(None if time_step is None else time_step.observation)
             if time_step is not None:
-                put(self._shown, lane, flatten(time_step.observation, self.specs.observation))
-        self._latest = latest
+                self._show(lane, time_step.observation, time_step.reward)
         return self.over
 
     def render(self) -> np.ndarray | Incident:
@@ -196,12 +193,10 @@ class SerialDriver(Attributed, Driver):
             self.doing = None
         self._limited = self._limits.tick()
         try:
-            rows, seen, infos = self._read(results, seeds)
-            numbers = numeric_infos(infos) if any(infos) else None
+            rows, seen, numbers = self._read(results, seeds)
         except Exception:
             failures += self._malformed(results)
-            rows, seen, infos = self._read(results, seeds)
-            numbers = numeric_infos(infos) if any(infos) else None
+            rows, seen, numbers = self._read(results, seeds)
         if self._clock % self._bounds_period == 0:
             failures += self._boundary.out_of_place(rows.observation, seen)
         self._clock += 1
@@ -211,7 +206,7 @@ class SerialDriver(Attributed, Driver):
         if failures or self._dropped:
             failures = [failure for failure in failures if failure.lane not in self._dropped]
             seen = self._blank(rows, seen, {failure.lane for failure in failures} | self._dropped.keys())
-        self._latest, self._shown = seen, rows.observation
+        self._latest, self._shown = tuple(seen), rows.observation
         return rows, numbers, failures
 
     def _begin_again(self, lane: int, seed: int, *, remade: bool) -> list[np.ndarray] | Failure:
@@ -233,15 +228,20 @@ class SerialDriver(Attributed, Driver):
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
-        put(self._shown, lane, arrays)
-        self._latest = [observation if number == lane else latest for number, latest in enumerate(self._latest)]
+        self._show(lane, observation, 0.0)
         return arrays
+
+    def _show(self, lane: int, observation: Any, reward: Any) -> None:
+        """Notes what a lane shows besides what a step brings."""
+        put(self._shown, lane, flatten(observation, self.specs.observation))
+        self._latest = (*self._latest[:lane], observation, *self._latest[lane + 1 :])
+        self._earned = (*self._earned[:lane], reward, *self._earned[lane + 1 :])
 
     def _forget(self) -> None:
         """No episode runs in any lane, and no lane was dropped."""
         self.over: list[int] = []
         self._dropped = dict[int, Any]()
-        self._latest: Sequence[Any] = [None] * self.batch_size
+        self._latest = self._earned = tuple[Any, ...]([None] * self.batch_size)
         self._shown = neutral_rows(self.specs.observation, self.batch_size)
         self._limits = StepLimits([direct.duration if direct else NEVER for direct in map(_direct, self.envs)])
         self._find_steps()
@@ -267,14 +267,15 @@ class SerialDriver(Attributed, Driver):
             add(steps[lane](actions[lane]))
 
     def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
-        kinds, rewards, discounts, seen, _, _, _, infos = zip(*results, strict=True)
+        kinds, self._earned, discounts, seen, _, _, _, infos = zip(*results, strict=True)
         self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
         step_type, discount = np.array(kinds, np.int32), np.array(discounts, np.float32)
-        return _new(Rows, (step_type, self._rewards(rewards), discount, self._gather(seen))), seen, infos
+        rows = _new(Rows, (step_type, self._rewards(self._earned), discount, self._gather(seen)))
+        return rows, seen, numeric_infos(infos) if any(infos) else None
 
     def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
         """The same for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
-        seen, rewards, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
+        seen, self._earned, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
         step_type, discount = self._mid.copy(), self._one.copy()
         self.over = over = list(self._limited)
         if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
@@ -286,7 +287,8 @@ class SerialDriver(Attributed, Driver):
             step_type[lane], discount[lane] = end_of(terminated[lane], True)
         for lane in seeds:
             step_type[lane] = 0
-        return _new(Rows, (step_type, self._rewards(rewards), discount, self._gather(seen))), seen, infos
+        rows = _new(Rows, (step_type, self._rewards(self._earned), discount, self._gather(seen)))
+        return rows, seen, numeric_infos(infos) if any(infos) else None
 
     def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
         try:

@@ -100,8 +100,8 @@ def test_layers_carry_state_as_one_word_that_names_them():
     env = NormalizeReward(NormalizeObservation(script(2.0, observations=OBSERVATIONS[:2])))
     episode(env, 1)
     observation = env.begin(3).observation
-    digest, _, carried = env.mark(observation).partition(":")
-    assert len(digest) == 24
+    digest, _, carried = env.mark(observation, 0.0).partition(":")
+    assert len(digest) == 33
     assert json.loads(carried) == {
         "0:NormalizeObservation": {"": [2, [27.5], [1012.5]]},  # of 5 and 50; not yet of the new episode's 5
         "1:NormalizeReward": [1, 2.0, 0.0],
