@@ -257,6 +257,19 @@ def test_tensorboard_is_left_out_where_it_is_not_installed_and_refused_where_it_
     assert not (tmp_path / "runs/run/tensorboard").exists()
 
 
+@pytest.mark.parametrize("names", [("a", "a"), ("x=g", "x=g/seed_5")])
+def test_stats_counts_each_run_once(names, capsys):
+    assert exit_code("stats", *names) == 2
+    assert "is given twice, and would count as two" in output(capsys)
+
+
+def test_returns_of_several_environments_have_no_mean(tmp_path, capsys):
+    small = ("--trainer.total-env-steps", "64", "--run.name", "recall")
+    assert exit_code("train", "ppo", "palaestra.envs.tiny:Recall", *small) == 0
+    assert exit_code("eval", "a", "recall") == 2
+    assert "palaestra.envs.tiny:Chain, palaestra.envs.tiny:Recall, whose returns have no mean" in output(capsys)
+
+
 def test_stats_takes_runs_and_groups(capsys):
     record = answer(capsys, "stats", "two=g", "one=a")
     (part,) = record["stats"]

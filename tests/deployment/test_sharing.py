@@ -15,6 +15,7 @@ import yaml
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, files, importing
 from palaestra.deployment import check_shared, pull, share, sharing
+from palaestra.deployment.card import model_card
 from palaestra.experiments import RunDirectory, evaluate_run
 from tests.cli.parts import exit_code, output
 from tests.deployment.hub import TOKEN, hub
@@ -82,6 +83,15 @@ def test_the_hub_reads_the_front_matter_of_the_card(shared):
     assert "95% bootstrap interval" in card.text
     assert facts["weights_sha256"]["policy"] in card.text
     assert "palaestra pull shared/g" in card.text
+
+
+def test_the_card_says_what_a_resume_has_changed(made, shared):
+    facts = check_shared(shared)
+    assert "trains again" in (shared / "README.md").read_text()
+    change = {"env_steps": 1234, "changes": {"algorithm.learning_rate": [0.1, 0.2]}}
+    card = model_card({**facts, "overrides": [change]}, [], "theirs")
+    assert "- after 1,234 env steps: `algorithm.learning_rate` from `0.1` to `0.2`" in card
+    assert "trains again" not in card
 
 
 def test_nothing_of_the_machine_is_in_it(made, shared):

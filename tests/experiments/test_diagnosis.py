@@ -59,6 +59,12 @@ def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     assert finding.name == name
 
 
+def test_values_are_not_blamed_where_all_returns_are_nearly_the_same(tmp_path):
+    """In a solved run there is no variance to explain."""
+    solved = made(tmp_path, returns=(500.0, 500.0, 490.0, 500.0), **{"learning/explained_variance": -4.0})
+    assert palaestra.diagnose(solved.path).findings == ()
+
+
 def test_each_policy_of_many_agents_is_looked_at(tmp_path):
     """F24: its metrics are called after it."""
     broken = {"learning/red/kl": 3.0, "learning/blue/kl": 0.004, "learning/blue/explained_variance": -4.0}

@@ -244,3 +244,20 @@ def test_a_folder_with_runs_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="has a folder of runs and no study"):
         searched(tmp_path)
     assert (tmp_path / "runs" / "trial_0").is_dir()
+
+
+def test_half_a_line_that_a_machine_left_at_its_end_does_not_hold_a_study_up(tmp_path, trained):
+    """F21: the rest of the study goes on."""
+    searched(tmp_path, trials=2)
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write('{"op_code": 4, "wor')
+    assert searched(tmp_path, trials=3).complete == 3
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_an_algorithm_that_does_not_fit_is_refused_before_anything_is_searched(more, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "dqn", "Pendulum-v1", *more])
+    assert ended.value.code == 2 and "dqn does not fit Pendulum-v1" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -65,7 +65,8 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
     """Runs by algorithm and environment."""
     groups: Groups = {}
     folders: dict[tuple[str, str], str] = {}
-    for word in names:
+    counted: dict[tuple[str, Path], int] = {}
+    for number, word in enumerate(names):
         label, equals, name = word.partition("=")
         if not equals or Path(word).exists() or (Path(options.root) / word).exists():  # a run may be called lr=0.1
             label, name = "", word
@@ -83,6 +84,8 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
             key = label or run.algorithm or path.name
             if not (label or run.algorithm) and (first := folders.setdefault((key, env), word)) != word:
                 raise ConfigError(f"{first} and {word} would both be {key!r}; give each its own name: NAME={word}")
+            if counted.setdefault((key, run.path.resolve()), number) != number:
+                raise ConfigError(f"{run.path} is given twice, and would count as two; give each run once")
             groups.setdefault(key, {}).setdefault(env, []).append(run)
     return groups
 

@@ -94,10 +94,18 @@ import palaestra
 def _origin(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     hashes = "\n".join(f"- `{name}`: `{value}`" for name, value in facts["weights_sha256"].items())
+    changes = "\n".join(
+        f"- after {one['env_steps']:,} env steps: `{path}` from `{old}` to `{new}`"
+        for one in facts.get("overrides", ())
+        for path, (old, new) in one["changes"].items()
+    )
+    again = "has every setting: `palaestra train --config config.yaml` trains again."
+    if changes:
+        again = f"has the settings at its end, for these were changed on the way:\n\n{changes}"
     return f"""\
 ## Where it comes from
 
-Trained with `{facts["command"]}`; `config.yaml` has every setting: `palaestra train --config config.yaml` trains again.
+Trained with `{facts["command"]}`; `config.yaml` {again}
 
 Versions: {versions}.
 

@@ -329,6 +329,7 @@ def _facts(
         "weights_sha256": hashes,
         "began_from_sha256": began.get("weights_sha256"),
         "command": _command(info.get("command") or []),
+        "overrides": _placeless(info.get("overrides", [])),
         "versions": info.get("versions", {}),
     }
 

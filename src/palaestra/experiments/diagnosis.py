@@ -276,6 +276,10 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 
 def _value(log: _Log) -> Iterator[Symptom]:
+    late = log.returns[len(log.returns) // 2 :] or [0.0, 1.0]
+    low, middle, high = np.quantile(late, [0.25, 0.5, 0.75])
+    if high - low < 0.05 * abs(middle):  # equal returns have no variance to explain
+        return
     for policy, name in log.of_policies("explained_variance").items():
         variance = log.late(name)
         if variance is None or variance >= -0.5:
@@ -284,7 +288,8 @@ def _value(log: _Log) -> Iterator[Symptom]:
             name="value_worse_than_constant",
             severity=2,
             evidence=f"explained variance of the value of {_called(policy)}: {variance:.3g} (median of the last half)",
-            threshold="-0.5; below 0 the mean return would be the better guess (definition, 1 - Var[R - V] / Var[R])",
+            threshold="-0.5, where returns differ by more than 5%; below 0 the mean return would be the better guess "
+            "(definition, 1 - Var[R - V] / Var[R])",
             advice="a larger --algorithm.value-cost, another --algorithm.learning-rate, or rewards of a smaller scale",
         )
 

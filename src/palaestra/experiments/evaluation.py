@@ -139,8 +139,14 @@ def evaluate_runs(
 
     Raises:
         CheckpointError: there is no such run, or it has no such policy.
+        ConfigError: they are of several environments.
     """
     directories = find_runs(names, root)
+    if len(environments := sorted({directory.config.env.name for directory in directories})) > 1:
+        raise ConfigError(
+            f"the runs are of {', '.join(environments)}, whose returns have no mean; evaluate those of one environment "
+            "at a time"
+        )
     found = {str(directory.path): evaluate_run(directory.path, **options) for directory in directories}
     means = [evaluation.return_mean for evaluation in found.values()]
     interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95

@@ -71,7 +71,8 @@ def made_of(
     try:
         made = kind(*specs, settings, seeds)
     except ConfigError as error:
-        others = suitable_algorithms(*specs, team=getattr(kind, "team", False))
+        team = getattr(kind, "team", False)
+        others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)
         hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
         raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
     made.to(config.run.device)

@@ -124,6 +124,8 @@ class Evaluation:
     def __str__(self) -> str:
         half = (self.return_ci95[1] - self.return_ci95[0]) / 2
         kind = "deterministic" if self.deterministic else "stochastic"
+        if self.episodes == 1:
+            return f"{self.return_mean:.1f} (1 episode, {kind})"
         return f"{self.return_mean:.1f} ± {half:.1f} (95%, {self.episodes} episodes, {kind})"
 
 
