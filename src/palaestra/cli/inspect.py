@@ -60,8 +60,15 @@ def _json(what: str, root: str) -> list[Any]:
         return [list(key) for key in tuned()]
     runs, groups = experiments.list_runs(root), experiments.list_groups(root)
     return [{"path": str(path), "status": experiments.RunDirectory(path).status} for path in runs] + [
-        {"path": str(path), "seeds": json.loads((path / "group.json").read_text()).get("seeds")} for path in groups
+        {"path": str(path), "seeds": _seeds(path)} for path in groups
     ]
+
+
+def _seeds(group: Path) -> Any:
+    try:
+        return json.loads((group / "group.json").read_text()).get("seeds")
+    except (OSError, ValueError, AttributeError):  # damaged
+        return None
 
 
 def _show(what: str, root: str) -> None:

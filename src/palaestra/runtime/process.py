@@ -30,7 +30,7 @@ from palaestra.runtime.messages import (
     running_script,
 )
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.supervision import Context, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
+from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["ProcessRuntime"]
 
@@ -55,20 +55,10 @@ class ProcessRuntime(Runtime):
 
     Args:
         restarts: how often workers may be restarted.
-        context: how processes start: `forkserver` imports this library once, `spawn` in every worker.
-        threads_per_worker: threads of torch in each.
     """
 
-    def __init__(
-        self,
-        restarts: RestartPolicy | None = None,
-        *,
-        context: Context = "forkserver",
-        threads_per_worker: int = 1,
-    ) -> None:
+    def __init__(self, restarts: RestartPolicy | None = None) -> None:
         super().__init__(restarts)
-        self._context: Context = context
-        self._threads = threads_per_worker
         self._alive: dict[WorkerKey, _Seat] = {}
         self._blocks = SharedCache()  # large shared values
         self._finalizer = weakref.finalize(self, _kill_all, self._alive)
@@ -83,8 +73,8 @@ class ProcessRuntime(Runtime):
         if script is not None and not os.path.exists(script):
             raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
         name = f"{worker.name} (incarnation {worker.incarnation})" if worker.incarnation else worker.name
-        arguments = (worker.factory, self._threads, prefers_onednn())
-        process = SupervisedProcess(_serve, arguments, context=self._context, name=name, preload=_PRELOAD)
+        given = worker.factory, prefers_onednn()
+        process = SupervisedProcess(_serve, given, context="forkserver", name=name, preload=_PRELOAD)
         seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)
         return seat
 
@@ -281,8 +271,8 @@ def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:
 # -- in the worker
 
 
-def _serve(connection: Connection, factory: Callable[[], Any], threads: int, onednn: bool) -> None:
-    performer, requests, answers = Performer(factory, threads, onednn=onednn), _Slab(), _Slab()
+def _serve(connection: Connection, factory: Callable[[], Any], onednn: bool) -> None:
+    performer, requests, answers = Performer(factory, 1, onednn=onednn), _Slab(), _Slab()
     mapped: dict[int, Message] = {}
     connection.send((0, performer.begin()))
     while (asked := _next(connection)) is not None:

@@ -40,7 +40,6 @@ class RayRuntime(Runtime):
         restarts: how often workers may be restarted. A new incarnation may be on another machine.
         address: of a cluster, as `ray.init` takes it: `"auto"`, `"10.0.0.1:6379"`. `None` starts Ray on this machine,
             or uses the one that this process has started or joined before.
-        threads_per_worker: threads of torch in each.
         num_cpus: of Ray on this machine, where it is started; the machine's own by default.
 
     Raises:
@@ -56,11 +55,10 @@ class RayRuntime(Runtime):
         restarts: RestartPolicy | None = None,
         *,
         address: str | None = None,
-        threads_per_worker: int = 1,
         num_cpus: int | None = None,
     ) -> None:
         super().__init__(restarts)
-        self._ray, self._threads = _imported(address), threads_per_worker
+        self._ray = _imported(address)
         self._own = not self._ray.is_initialized()
         self._processes: RayProcesses | None = None
         if self._own:
@@ -94,7 +92,7 @@ class RayRuntime(Runtime):
             in_group = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             strategy = in_group(worker.group.handle, placement_group_bundle_index=worker.bundle)
         actor = self._actor_class.options(max_restarts=0, scheduling_strategy=strategy, **options).remote(
-            worker.factory, self._threads, prefers_onednn()
+            worker.factory, prefers_onednn()
         )
         self._placed[worker.id] = actor.__ray_ready__.remote()
         self._asked[actor.begin.remote()] = worker, worker.running
@@ -261,12 +259,12 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 class _Actor:
     """A worker, on its machine."""
 
-    def __init__(self, factory: Callable[[], Any], threads: int, onednn: bool) -> None:
+    def __init__(self, factory: Callable[[], Any], onednn: bool) -> None:
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
             ignore_sigterm()
         # of shared values, which nobody changes
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        self._performer = Performer(factory, threads, onednn=onednn)
+        self._performer = Performer(factory, 1, onednn=onednn)
 
     def begin(self) -> Failed | None:
         return self._performer.begin()
