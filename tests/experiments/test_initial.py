@@ -162,6 +162,12 @@ def _sum(policy):
     ("settings", "message"),
     [
         ({"robot__timeout_s": 5.0}, "settings of robot are for robots, and ppo is none"),
+        ({"algorithm__network__recurrent_size": 64}, "network.recurrent_size is 64, and .*recurrent None, so that it"),
+        (
+            {"algorithm__network__recurrent": "lstm", "algorithm__network__attention_window": 8},
+            "attention_window is 8, and algorithm.network.recurrent lstm, .* it is for attention",
+        ),
+        ({"algorithm__bonus__weight": 0.5}, "algorithm.bonus has settings and no kind"),
         ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
         (
             {"env__gym_wrappers": ("NormalizeReward",)},

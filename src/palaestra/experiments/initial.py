@@ -42,11 +42,36 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             )
     if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
         raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
+    _refuse_idle(config.algorithm)
     source = config.run.initial_policy
     if source is None:
         return config
     path = str(find_run(source, config.run.directory).path.resolve())
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
+
+
+_LSTM, _ATTENTION = ("lstm", "gru"), ("attention",)
+_MEMORIES = {
+    "recurrent_size": (*_LSTM, *_ATTENTION),
+    "recurrent_span": _LSTM,
+    **dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), _ATTENTION),
+}
+"""Settings of `NetworkConfig`, and the memories that have them."""
+
+
+def _refuse_idle(algorithm: Any) -> None:
+    """Refuses settings of an algorithm that do nothing beside its others."""
+    defaults = type(algorithm)()
+    network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
+    for name, kinds in _MEMORIES.items() if network is not None else ():
+        value = getattr(network, name)
+        if value != getattr(defaults.network, name) and network.recurrent not in kinds:
+            raise ConfigError(
+                f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {network.recurrent}, so that it "
+                f"would do nothing; it is for {', '.join(kinds)}"
+            )
+    if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
+        raise ConfigError("algorithm.bonus has settings and no kind, so that there is no bonus; give rnd or icm")
 
 
 def require_effect(config: ExperimentConfig) -> None:
