@@ -177,7 +177,7 @@ def test_metrics_of_an_update_on_a_gpu_are_those_when_it_was_begun(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     algorithm, _ = collected("sac", "continuous")
-    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory: empty(*shape))
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **named: empty(*shape, **named))
     loss, norm, count = torch.tensor(3.0), torch.tensor(torch.inf), torch.tensor(2)
     records = [{"loss": loss, "count": count}, {"loss": torch.tensor(4.0), "gradient_norm/critic": norm}]
     awaited = AwaitedMetrics(algorithm, records)

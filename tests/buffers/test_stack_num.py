@@ -208,3 +208,19 @@ def test_a_stream_that_begins_in_the_middle_of_an_episode_is_drawn_from_its_firs
     for t, kind in enumerate([MID, MID, MID, LAST, FIRST, MID], start=1):
         buffer.append(torch.tensor([0]), step([kind], torch.tensor([t])))
     assert buffer.observation[buffer.starts(1)].tolist() == [[0, 1, 2], [1, 2, 3], [5, 5, 5]]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 9, 25])
+def test_a_cleared_buffer_goes_on_with_its_open_rows(rows):
+    """TS-09: stacks have no frames of what was forgotten."""
+    buffer, everything = make_buffer(40, 2, stack_num=3), World(2, 10**6, 5)
+    everything.open(buffer)
+    for _ in range(rows):
+        everything.append(buffer)
+    buffer.clear()
+    assert len(buffer) == 0
+    for _ in range(3):
+        everything.append(buffer)
+    for number, lane in enumerate(everything.lanes):
+        found = buffer.observation[buffer.in_time_order(number)].tolist()
+        assert found == [expected(lane.stream[rows:], i, 3) for i in range(4)]

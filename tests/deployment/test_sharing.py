@@ -15,7 +15,7 @@ import yaml
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, files, importing
 from palaestra.deployment import check_shared, pull, share, sharing
-from palaestra.deployment.card import model_card
+from palaestra.deployment.card import model_card, placeless, public_changes, typed
 from palaestra.experiments import RunDirectory, evaluate_run
 from tests.cli.parts import exit_code, output
 from tests.deployment.hub import TOKEN, hub
@@ -88,8 +88,14 @@ def test_the_hub_reads_the_front_matter_of_the_card(shared):
 def test_the_card_says_what_a_resume_has_changed(made, shared):
     facts = check_shared(shared)
     assert "trains again" in (shared / "README.md").read_text()
-    change = {"env_steps": 1234, "changes": {"algorithm.learning_rate": [0.1, 0.2]}}
-    card = model_card({**facts, "overrides": [change]}, [], "theirs")
+    changes = {
+        "algorithm.learning_rate": [0.1, 0.2],
+        "distributed.address": [None, "10.1.2.3:6379"],
+        "run.name": ["a", "b"],
+    }
+    overrides = public_changes([{"env_steps": 1234, "time": "2026-11-27", "changes": changes}])
+    card = model_card({**facts, "overrides": overrides}, [], "theirs")
+    assert "10.1.2.3" not in card and "run.name" not in card
     assert "- after 1,234 env steps: `algorithm.learning_rate` from `0.1` to `0.2`" in card
     assert "trains again" not in card
 
@@ -104,15 +110,15 @@ def test_nothing_of_the_machine_is_in_it(made, shared):
 
 
 def test_folders_and_addresses_that_were_typed_or_set_stay_out(tmp_path):
-    typed = ["/usr/bin/palaestra", "train", "--offline.data=/data/mine", "--address", "ray://10.0.0.1:1", "ppo"]
-    assert sharing._command(typed) == "palaestra train --offline.data=mine --address ADDRESS ppo"
+    words = ["/usr/bin/palaestra", "train", "--offline.data=/data/mine", "--address", "ray://10.0.0.1:1", "ppo"]
+    assert typed(words) == "palaestra train --offline.data=mine --address ADDRESS ppo"
     config = config_of(tmp_path, distributed__address="auto", distributed__runtime="ray", env__kwargs={"map": "/a/b"})
     public = sharing._published(config)
     assert (public.distributed.address, public.env.kwargs) == (None, {"map": "b"})
     plain = {"root": "/", "rate": "1/2", "at": "http://x/a/b", "kind": "/x"}
-    assert sharing._placeless(plain) == plain
-    typed = ["palaestra", "train", "--env.kwargs", "{'map': '/home/me/a'}", "--env.ip-address", "my home"]
-    assert shlex.split(sharing._command(typed))[2:] == ["--env.kwargs", "{'map': 'a'}", "--env.ip-address", "my home"]
+    assert placeless(plain) == plain
+    words = ["palaestra", "train", "--env.kwargs", "{'map': '/home/me/a'}", "--env.ip-address", "my home"]
+    assert shlex.split(typed(words))[2:] == ["--env.kwargs", "{'map': 'a'}", "--env.ip-address", "my home"]
 
 
 def test_the_best_of_a_group_may_have_a_return_of_zero(tmp_path):

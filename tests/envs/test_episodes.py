@@ -53,3 +53,4 @@ def test_the_digest_is_of_what_a_batch_would_store():
     assert found != digest({"a": np.array([1.0, 2.5]), "b": 3}, spec, 0.1)
     assert found != digest(observation, spec, 0.2)
     assert digest(observation, spec, 0.0) == digest(observation, spec, -0.0)
+    assert digest(observation, spec, 0.0, 2) == digest(observation, spec, np.zeros(2), 2)

@@ -40,7 +40,7 @@ ON_POLICY = {"learning_rate": 7e-4, "gamma": 0.95, "entropy_cost": Linear(0.2, 0
 PASSES = {"num_epochs": 8, "mini_batch_size": 128}
 CASES = {
     "ppo": (PPO, PPOConfig(**ON_POLICY, **PASSES), 14_000),
-    "mappo": (MAPPO, MAPPOConfig(**ON_POLICY, **PASSES), 20_000),
+    "mappo": (MAPPO, MAPPOConfig(**{**ON_POLICY, "learning_rate": Linear(1e-3, 0.0)}, **PASSES), 28_000),
     "qmix": (QMIX, QMIXConfig(unroll_length=4, gamma=0.95, learning_rate=1e-3, capacity=20_000), 24_000),
 }
 SHORT = {"unroll_length": 4, "num_epochs": 2, "learning_rate": 2e-3, "trace_decay": 0.9}

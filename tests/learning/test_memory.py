@@ -7,7 +7,14 @@ from tests.learning.parts import evaluated, learned
 
 RECALL = EnvConfig(name="palaestra.envs.tiny:Recall", kwargs={"num_cues": 2, "delay": 4})
 ON_POLICY = {"learning_rate": 1e-2, "unroll_length": 32}
-PPO = {**ON_POLICY, "num_epochs": 4, "mini_batch_size": 64, "mini_batch_length": 8, "gae_lambda": 0.9}
+PPO = {
+    **ON_POLICY,
+    "learning_rate": 5e-3,
+    "num_epochs": 4,
+    "mini_batch_size": 64,
+    "mini_batch_length": 8,
+    "gae_lambda": 0.9,
+}
 R2D2 = {
     "learning_rate": 5e-3,
     "unroll_length": 8,
@@ -24,7 +31,7 @@ R2D2 = {
 A2C = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "gae_lambda": 0.9}
 IMPALA = {"learning_rate": Linear(3e-3, 0.0), "unroll_length": 32, "num_epochs": 2}
 CASES = {
-    "ppo": ("gru", PPO, 6_000),
+    "ppo": ("gru", PPO, 9_000),
     "reinforce": ("lstm", ON_POLICY, 10_000),
     "r2d2": ("lstm", R2D2, 6_000),
     "a2c": ("gru", A2C, 15_000),
@@ -46,7 +53,7 @@ def test_a_memory_finds_the_cue_again(name, seed):
 @pytest.mark.slow
 def test_without_a_memory_half_of_the_answers_are_wrong():
     """The mutant: the same algorithm, environment and steps with a network that cannot remember."""
-    algorithm = learned("ppo", RECALL, 6_000, network=NetworkConfig(hidden_sizes=(16,)), **PPO)
+    algorithm = learned("ppo", RECALL, 9_000, network=NetworkConfig(hidden_sizes=(16,)), **PPO)
     assert evaluated(algorithm, RECALL).return_mean <= 0.75  # 20 episodes of a fair coin
 
 

@@ -25,6 +25,7 @@ from palaestra.training import (
     TrainerConfig,
     loggers,
 )
+from tests.devices import pretend_device
 from tests.multiagent.parts import RandomWorld
 from tests.multiagent.test_collector import TWO_KINDS, collector_of
 from tests.training.parts import trainer
@@ -291,3 +292,11 @@ def test_a_text_in_a_row_costs_tensorboard_nothing_else(tmp_path):
 def test_what_is_no_number_ends_the_run_and_is_named(tmp_path, value):
     with pytest.raises(ConfigError, match="put 'mine' into a row"):
         trainer("ppo", loggers=[FileLogger(tmp_path)], callbacks=[Adding(value)]).run()
+
+
+def test_averages_are_of_values_from_several_devices():
+    """Eager updates leave them where they learn, compiled ones on a GPU bring them here."""
+    averages = Averages()
+    with pretend_device() as device:
+        averages.add([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0).to(device)}])
+        assert averages.take() == {"loss": 1.5}

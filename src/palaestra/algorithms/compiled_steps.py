@@ -163,7 +163,7 @@ class AwaitedMetrics:
         items = [(record, name, value) for record in records for name, value in record.items()]
         on_gpu = algorithm.device.type
         self._there = [item for item in items if item[2].device.type == on_gpu and item[2].dtype == torch.float32]
-        self._here = torch.empty(len(self._there), pin_memory=True)
+        self._here = torch.empty(len(self._there), dtype=torch.float32, pin_memory=True)
         if self._there:
             self._here.copy_(torch.stack([value for _, _, value in self._there]), non_blocking=True)
         self._arrival: Any = torch.cuda.Event()

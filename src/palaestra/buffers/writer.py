@@ -359,13 +359,13 @@ class StreamWriter:
         """Forgets all complete rows; the open rows stay, so streams continue."""
         positions = self._positions
         self._streams.write_log(at_most=0)
-        if positions.lockstep and (place := positions.cursor) >= positions.spare:
-            first, length = positions.first_place - positions.spare, positions.spare + 1
-            self._storage.move(slice(place + 1 - length, place + 1), slice(first, first + length))
+        spare, target = positions.spare, positions.first_place
+        if positions.lockstep and (place := positions.cursor) >= spare <= target:
+            self._storage.move(slice(place - spare, place + 1), slice(target - spare, target + 1))
         else:
-            back = np.arange(positions.spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
+            back = np.arange(spare, -1, -1)[:, None]  # the frames of the open rows' stacks stay too
             source = (positions.cursors - back) % positions.ring_size
-            self._storage.move(positions.numbers_at(source), positions.numbers_at(positions.first_place - back))
+            self._storage.move(positions.numbers_at(source), positions.numbers_at(target - back))
         positions.restart(0)
         self._streams.write_log()
         positions.unfinished[:] = 0

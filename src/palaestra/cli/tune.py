@@ -10,7 +10,7 @@ from palaestra import experiments
 from palaestra.cli.options import parse, positional
 from palaestra.cli.train import seconds
 from palaestra.core import ConfigError
-from palaestra.experiments.build import make_learner
+from palaestra.experiments.build import require_fit
 
 __all__ = ["tune"]
 
@@ -72,7 +72,7 @@ def tune(arguments: list[str]) -> int:
     experiments.require_same_task(config, algorithm, env)
     search = command.search()
     if command.dry_run:
-        make_learner(config)  # which says what does not fit
+        require_fit(config)
         searched = experiments.search_space(config, space)
         print(
             json.dumps([dataclasses.asdict(one) for one in searched]) if command.json else "\n".join(map(str, searched))

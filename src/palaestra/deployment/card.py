@@ -1,14 +1,21 @@
 """The model card of a shared policy: what it is, what it reached and over which seeds, and how to get it."""
 
+import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from palaestra.core.errors import printable
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "placeless", "public_changes", "typed"]
+
+_ADDRESSES = ("--address", "--distributed.address")
+_FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[\w.~+-]+)+/(?=[\w.~+-])")
+"""Of absolute paths, in a text that may have more."""
+_OF_A_MACHINE = ("run.directory", "run.name", "run.initial_policy", "run.loggers", "distributed.address")
 
 
 def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
@@ -50,6 +57,50 @@ def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
         _origin(facts),
     ]
     return printable("\n\n".join(parts)) + "\n"
+
+
+def placeless(value: Any) -> Any:
+    """A setting without the folders of this machine: of absolute paths, their names.
+
+    Args:
+        value: text, or a nest with texts.
+    """
+    if isinstance(value, Mapping):
+        return {key: placeless(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [placeless(one) for one in value]
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+def public_changes(overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What resumes have changed, without what is of one machine.
+
+    Args:
+        overrides: as a run's records have them.
+    """
+    kept: list[dict[str, Any]] = []
+    for entry in overrides:
+        changes = {path: placeless(one) for path, one in entry["changes"].items() if path not in _OF_A_MACHINE}
+        kept.append({"env_steps": entry["env_steps"], "changes": changes})
+    return kept
+
+
+def typed(arguments: Sequence[str]) -> str:
+    """A command as it was typed; the program without its folder, for that is of one machine.
+
+    Args:
+        arguments: the program and what followed.
+    """
+    program, *rest = [str(word) for word in arguments] or ["palaestra"]
+    name = "palaestra" if Path(program).name in ("palaestra", "__main__.py") else Path(program).name
+    words = [placeless(word) for word in rest]
+    for number, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option in _ADDRESSES and equals:
+            words[number] = f"{option}=ADDRESS"
+        elif option in _ADDRESSES and number + 1 < len(words):
+            words[number + 1] = "ADDRESS"
+    return shlex.join([name, *words])
 
 
 def _results(facts: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from palaestra import experiments
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
-from palaestra.deployment.card import model_card
+from palaestra.deployment.card import model_card, placeless, public_changes, typed
 from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import Policy
 
@@ -34,9 +34,6 @@ _KNOWN = re.compile(
 _UNLISTED = (_MANIFEST, _CARD, ".gitattributes")
 _MOST_BYTES = {".safetensors": 2**33, ".mp4": 2**28}
 _MOST_BYTES_OF_TEXT = 2**24
-_ADDRESSES = ("--address", "--distributed.address")
-_FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[\w.~+-]+)+/(?=[\w.~+-])")
-"""Of absolute paths, in a text that may have more."""
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
@@ -294,16 +291,7 @@ def _published(config: experiments.ExperimentConfig) -> experiments.ExperimentCo
     run = dataclasses.replace(config.run, directory="runs", name=None, initial_policy=None, loggers=())
     distributed = dataclasses.replace(config.distributed, address=None)
     whole = dataclasses.replace(config, run=run, distributed=distributed)
-    return experiments.config_from_mapping(experiments.ExperimentConfig, _placeless(config_to_mapping(whole)))
-
-
-def _placeless(value: Any) -> Any:
-    """A setting without the folders of this machine: of absolute paths, their names."""
-    if isinstance(value, Mapping):
-        return {key: _placeless(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_placeless(one) for one in value]
-    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+    return experiments.config_from_mapping(experiments.ExperimentConfig, placeless(config_to_mapping(whole)))
 
 
 def _seeds(runs: Sequence[experiments.RunDirectory], found: experiments.RunsEvaluation) -> dict[str, Any] | None:
@@ -328,24 +316,10 @@ def _facts(
         "seeds": seeds,
         "weights_sha256": hashes,
         "began_from_sha256": began.get("weights_sha256"),
-        "command": _command(info.get("command") or []),
-        "overrides": _placeless(info.get("overrides", [])),
+        "command": typed(info.get("command") or []),
+        "overrides": public_changes(info.get("overrides", [])),
         "versions": info.get("versions", {}),
     }
-
-
-def _command(arguments: Sequence[str]) -> str:
-    """What was typed; the program without its folder, for that is of one machine."""
-    program, *rest = [str(word) for word in arguments] or ["palaestra"]
-    name = "palaestra" if Path(program).name in ("palaestra", "__main__.py") else Path(program).name
-    words = [_placeless(word) for word in rest]
-    for number, word in enumerate(words):
-        option, equals, _ = word.partition("=")
-        if option in _ADDRESSES and equals:
-            words[number] = f"{option}=ADDRESS"
-        elif option in _ADDRESSES and number + 1 < len(words):
-            words[number + 1] = "ADDRESS"
-    return shlex.join([name, *words])
 
 
 def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:

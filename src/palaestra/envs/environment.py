@@ -7,6 +7,7 @@ Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnviron
 import inspect
 import json
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -401,7 +402,7 @@ class SingleEnvironment(_Specified):
         Returns:
             A digest of both; after a colon, what the layers carried into the episode from earlier ones.
         """
-        found, carried = digest(observation, self.observation_spec, reward), self.carried
+        found, carried = self._digest(observation, reward), self.carried
         return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
 
     @final
@@ -425,7 +426,7 @@ class SingleEnvironment(_Specified):
         time_step = self.begin(episode.seed)
         for action in episode.actions:
             time_step = self.advance(action)
-        found = digest(time_step.observation, self.observation_spec, time_step.reward)
+        found = self._digest(time_step.observation, time_step.reward)
         if not found.startswith(expected):  # older marks have no reward
             raise EnvError(
                 f"the episode does not replay: after {len(episode.actions)} actions observation and reward hash to "
@@ -434,6 +435,9 @@ class SingleEnvironment(_Specified):
                 "changed since"
             )
         return time_step
+
+    def _digest(self, observation: Any, reward: Any) -> str:
+        return digest(observation, self.observation_spec, reward, math.prod(self.reward_spec.shape))
 
     def _episodes(self) -> EpisodeLog:
         if self._log is None:

@@ -426,17 +426,18 @@ def saved_seeds(state: Mapping[str, Any], count: int) -> list[int]:
     return seeds
 
 
-def digest(observation: Any, observation_spec: SpecTree, reward: Any) -> str:
+def digest(observation: Any, observation_spec: SpecTree, reward: Any, num_rewards: int = 1) -> str:
     """A short hash of an observation, and behind it one of the reward.
 
     Args:
         observation: of one environment.
         observation_spec: of that environment; the leaves are cast to its dtypes first.
         reward: a number, or several.
+        num_rewards: how many; a number stands for as many of them.
     """
     code = hashlib.blake2b(digest_size=12)
     leaves = flatten(observation, observation_spec)
     for leaf, dtype in zip(leaves, leaf_dtypes(observation_spec), strict=True):
         code.update(np.ascontiguousarray(leaf, dtype).tobytes())
-    earned = np.asarray(reward, np.float32) + np.float32(0)  # no -0
+    earned = np.broadcast_to(np.asarray(reward, np.float32).reshape(-1), (num_rewards,)) + np.float32(0)  # no -0
     return f"{code.hexdigest()}-{hashlib.blake2b(earned.tobytes(), digest_size=4).hexdigest()}"

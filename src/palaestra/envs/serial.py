@@ -228,7 +228,7 @@ class SerialDriver(Attributed, Driver):
         for array in arrays:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
-        self._show(lane, observation, 0.0)
+        self._show(lane, observation, 0.0 if self._all_direct else result.reward)
         return arrays
 
     def _show(self, lane: int, observation: Any, reward: Any) -> None:

@@ -23,7 +23,7 @@ from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
-from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.experiments.initial import require_effect
 from palaestra.experiments.learner import Collecting, Evaluate, Learner
 from palaestra.experiments.making import attempt, choose_products, make_callbacks
@@ -74,6 +74,20 @@ def make_learner(config: ExperimentConfig) -> Learner:
     lanes = {name: config.env.num_envs * number for name, number in learner.num_agents.items()}
     choose_products(learner.algorithms, lanes)
     return learner
+
+
+def require_fit(config: ExperimentConfig) -> None:
+    """Refuses what `make_learner` refuses, but computes nowhere else than on the CPU, and chooses no products.
+
+    Args:
+        config: of runs that are to come.
+
+    Raises:
+        ConfigError: see `make_learner`.
+    """
+    require_device(config.run.device, "run.device")
+    require_effect(config)
+    learner_of(on_cpu(config)).require()
 
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:

@@ -277,8 +277,8 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 def _value(log: _Log) -> Iterator[Symptom]:
     late = log.returns[len(log.returns) // 2 :] or [0.0, 1.0]
-    low, middle, high = np.quantile(late, [0.25, 0.5, 0.75])
-    if high - low < 0.05 * abs(middle):  # equal returns have no variance to explain
+    low, middle, high = np.quantile(late, [0.05, 0.5, 0.95])
+    if high - low <= 0.05 * abs(middle):  # equal returns have no variance to explain
         return
     for policy, name in log.of_policies("explained_variance").items():
         variance = log.late(name)

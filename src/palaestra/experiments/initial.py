@@ -63,12 +63,13 @@ def _refuse_idle(algorithm: Any) -> None:
     """Refuses settings of an algorithm that do nothing beside its others."""
     defaults = type(algorithm)()
     network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
+    recurrent = getattr(network, "recurrent", None)
     for name, kinds in _MEMORIES.items() if network is not None else ():
         value = getattr(network, name)
-        if value != getattr(defaults.network, name) and network.recurrent not in kinds:
+        if value != getattr(defaults.network, name) and recurrent not in kinds:
             raise ConfigError(
-                f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {network.recurrent}, so that it "
-                f"would do nothing; it is for {', '.join(kinds)}"
+                f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {recurrent}, so that it would "
+                f"do nothing; it is for {', '.join(kinds)}"
             )
     if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
         raise ConfigError("algorithm.bonus has settings and no kind, so that there is no bonus; give rnd or icm")

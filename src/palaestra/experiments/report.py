@@ -111,8 +111,9 @@ def _summary(runs: Sequence[RunDirectory]) -> str:
 def _mean(evaluation: dict[str, Any] | None) -> str:
     if evaluation is None:
         return "–"
-    low, high = evaluation["return_ci95"]
-    return f"{evaluation['return_mean']:.1f} ± {(high - low) / 2:.1f} ({evaluation['episodes']} episodes)"
+    (low, high), episodes = evaluation["return_ci95"], evaluation["episodes"]
+    half = "" if episodes == 1 else f" ± {(high - low) / 2:.1f}"
+    return f"{evaluation['return_mean']:.1f}{half} ({episodes} episode{'s' * (episodes != 1)})"
 
 
 def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:

@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import json
 import math
+import os
 import shutil
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.core.computing import num_cores
-from palaestra.experiments.build import make_learner
+from palaestra.experiments.build import require_fit
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values
@@ -169,7 +170,7 @@ def tune(
             "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
             "break them would win. Leave them out, and give weights"
         )
-    make_learner(config)  # which says what does not fit
+    require_fit(config)
     dimensions = search_space(config, space)
     if not config.trainer.eval_episodes:
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
@@ -210,9 +211,8 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
 
 def _cut_half_line(file: Path) -> None:
     """Takes away what a machine that went down has left of a line."""
-    text = file.read_bytes() if file.exists() else b""
-    if not text.endswith(b"\n"):
-        file.write_bytes(text[: text.rfind(b"\n") + 1])
+    if file.exists():
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:

@@ -62,6 +62,8 @@ class Averages:
     def _settle(self) -> None:
         for name, values in self._waiting.items():
             total = self._sums.get(name, 0.0)
+            if len({value.device for value in values}) > 1:  # eager updates on a GPU leave them there
+                values = [value.cpu() for value in values]
             for value in torch.stack(values).tolist():
                 total += value
             self._sums[name] = total

@@ -97,8 +97,8 @@ class Trainer:
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
         """The best mean return of all evaluations so far."""
-        self._saved_step, self._failed_saves = -1, 0
-        self._outdated = False  # whether a checkpoint of this env step lacks what was made since
+        # outdated: whether a checkpoint of this env step lacks what was made since
+        self._saved_step, self._failed_saves, self._outdated = -1, 0, False
         self._finished, self._stop_reason = False, ""
 
     @property
@@ -166,14 +166,15 @@ class Trainer:
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
-        if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
-            self._take_episodes(info.episodes)
-            return
-        progress = self.progress
-        sources = self._learning.sources(self.collector, info, progress)
-        results = self.learner.update(sources) if sources or self._learning.self_paced else {}
-        if info.episodes:  # a GPU learns meanwhile
-            self._take_episodes(info.episodes)
+        try:
+            if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
+                return
+            progress = self.progress
+            sources = self._learning.sources(self.collector, info, progress)
+            results = self.learner.update(sources) if sources or self._learning.self_paced else {}
+        finally:
+            if info.episodes:  # a GPU learns meanwhile
+                self._take_episodes(info.episodes)
         updates = self._learning.add(results, self.collector.env_steps)
         self._set_progress(progress)
         self._iterations += 1
