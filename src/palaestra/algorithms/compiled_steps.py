@@ -161,8 +161,8 @@ class AwaitedMetrics:
     def __init__(self, algorithm: Any, records: Sequence[dict[str, Tensor]]) -> None:
         self._algorithm, self._records, self._steps = algorithm, records, algorithm.num_gradient_steps
         items = [(record, name, value) for record in records for name, value in record.items()]
-        on_gpu = algorithm.device.type
-        self._there = [item for item in items if item[2].device.type == on_gpu and item[2].dtype == torch.float32]
+        kind = algorithm.device.type, torch.float32
+        self._there = [item for item in items if (item[2].device.type, item[2].dtype) == kind]
         self._here = torch.empty(len(self._there), dtype=torch.float32, pin_memory=True)
         if self._there:
             self._here.copy_(torch.stack([value for _, _, value in self._there]), non_blocking=True)
