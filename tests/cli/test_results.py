@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -268,6 +269,19 @@ def test_returns_of_several_environments_have_no_mean(tmp_path, capsys):
     assert exit_code("train", "ppo", "palaestra.envs.tiny:Recall", *small) == 0
     assert exit_code("eval", "a", "recall") == 2
     assert "palaestra.envs.tiny:Chain, palaestra.envs.tiny:Recall, whose returns have no mean" in output(capsys)
+
+
+def test_seeds_that_have_not_begun_are_left_out(folder, tmp_path, capsys, caplog, monkeypatch):
+    shutil.copytree(folder / "runs/g", tmp_path / "runs/g")
+    new = tmp_path / "runs/g/seed_7"
+    new.mkdir()
+    (new / "config.yaml").write_bytes((folder / "runs/g/seed_5/config.yaml").read_bytes())
+    (new / "run.json").write_text('{"format": 1, "status": "created"}')
+    monkeypatch.chdir(tmp_path)
+    assert list(answer(capsys, "eval", "g", "--episodes", "2")["runs"]) == ["runs/g/seed_5", "runs/g/seed_6"]
+    (part,) = answer(capsys, "stats", "g")["stats"]
+    assert len(part["scores"]["g"][part["environments"][0]]) == 2
+    assert caplog.messages == ["left out, for they have not begun: runs/g/seed_7"] * 2
 
 
 def test_stats_takes_runs_and_groups(capsys):

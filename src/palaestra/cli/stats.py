@@ -71,11 +71,11 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
         if not equals or Path(word).exists() or (Path(options.root) / word).exists():  # a run may be called lr=0.1
             label, name = "", word
         path = Path(name)
-        if path.exists():
+        if path.exists() and not (path / "group.json").is_file():
             runs = experiments.read_logs(path)
         else:
             runs = [
-                run for own in experiments.find_runs([name], options.root) for run in experiments.read_logs(own.path)
+                run for own in experiments.begun_runs([name], options.root) for run in experiments.read_logs(own.path)
             ]
         for run in runs:
             env = run.environment or options.env

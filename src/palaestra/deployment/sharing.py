@@ -98,7 +98,7 @@ def share(
         CheckpointError: there is no such run, it has no best policy yet, or the hub refused.
         ConfigError: the folder exists, or the runs are not seeds of one experiment.
     """
-    runs = experiments.find_runs([name], root)
+    runs = experiments.begun_runs([name], root)
     target = Path(output) if output is not None else Path("shared") / _title(runs)
     _require_free(target)
     if push is not None:

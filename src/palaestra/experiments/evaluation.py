@@ -18,7 +18,7 @@ from palaestra.experiments.config import on_cpu
 from palaestra.experiments.curves import mean_interval
 from palaestra.experiments.data import DataSummary, require_new, save_data
 from palaestra.experiments.learner import Learner
-from palaestra.experiments.run_directory import RunDirectory, find_run, find_runs
+from palaestra.experiments.run_directory import RunDirectory, begun_runs, find_run, find_runs
 from palaestra.experiments.stats import Interval, elo_ratings
 from palaestra.experiments.team import Player, TeamLearner, play_match
 from palaestra.multiagent import saved_pool
@@ -141,7 +141,7 @@ def evaluate_runs(
         CheckpointError: there is no such run, or it has no such policy.
         ConfigError: they are of several environments.
     """
-    directories = find_runs(names, root)
+    directories = begun_runs(names, root)
     if len(environments := sorted({directory.config.env.name for directory in directories})) > 1:
         raise ConfigError(
             f"the runs are of {', '.join(environments)}, whose returns have no mean; evaluate those of one environment "

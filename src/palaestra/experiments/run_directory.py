@@ -24,7 +24,16 @@ from palaestra.experiments.records import crash_of, is_number, provenance, read_
 from palaestra.experiments.trust import require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
 
-__all__ = ["RunDirectory", "changed_config", "changes_between", "find_run", "find_runs", "list_groups", "list_runs"]
+__all__ = [
+    "RunDirectory",
+    "begun_runs",
+    "changed_config",
+    "changes_between",
+    "find_run",
+    "find_runs",
+    "list_groups",
+    "list_runs",
+]
 
 _log = logging.getLogger(__name__)
 _ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
@@ -367,6 +376,24 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
             known = ", ".join(some[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
             raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}")
     return found
+
+
+def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
+    """`find_runs` without those that have not begun, seeds of a group that was ended early; a warning names them.
+
+    Args:
+        names: paths or names of runs and groups.
+        root: where names are looked for.
+
+    Raises:
+        CheckpointError: see `find_runs`.
+    """
+    found = find_runs(names, root)
+    begun = [run for run in found if run.status != "created"]
+    if begun and len(begun) < len(found):
+        left_out = ", ".join(str(run.path) for run in found if run not in begun)
+        _log.warning("left out, for they have not begun: %s", left_out)
+    return begun or found
 
 
 def _newest(root: str | Path) -> list[Path]:
