@@ -375,7 +375,7 @@ class Recorded:
             self._graph.register_generator_state(generator)
         Recorded._now = True
         try:
-            with torch.cuda.device(device):
+            with _no_garbage_collection(), torch.cuda.device(device):
                 with torch.cuda.stream(aside):
                     for _ in range(3):  # libraries prepare themselves, which cannot be recorded
                         function(given)
