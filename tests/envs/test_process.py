@@ -3,6 +3,7 @@
 That their stream is the one of `SerialDriver` is in `contracts/test_environments.py`.
 """
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -173,7 +174,8 @@ def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
     env.reset()
     env.send(ZEROS[:1])
     started = time.monotonic()
-    env.close()
+    with contextlib.suppress(EnvError):  # says that it was stopped, if it hung by then
+        env.close()
     assert time.monotonic() - started < 3
     assert all(gone(pid) for pid in env.driver.worker_pids)
 
