@@ -71,7 +71,7 @@ class CompiledSteps:
         try:
             with algorithm.policy.in_phase(Phase.UPDATE):
                 for done, number, group in self.examples.values():
-                    parts = self._parts(group[0])
+                    parts = self._parts(group, 0)
                     for place in range(0, number, len(group)):
                         algorithm.num_gradient_steps = done + place  # which says what is due
                         for part in parts:
@@ -92,9 +92,9 @@ class CompiledSteps:
             NonFiniteError: a gradient is NaN or infinite.
         """
         algorithm = self._algorithm
-        if algorithm.device.type == "cpu" and (parts := self._parts(minibatches[0])):
-            for place, minibatch in enumerate(minibatches):
-                parts = self._parts(minibatch) if place else parts
+        if parts := self._parts(minibatches, 0):
+            for place in range(len(minibatches)):
+                parts = self._parts(minibatches, place) if place else parts
                 yield algorithm.apply_shards(
                     [self._graph("gradients", _layout(p), Minibatches(p, 1, 0))(p) for p in parts]
                 )
@@ -116,11 +116,13 @@ class CompiledSteps:
             number = math.gcd(number, period, algorithm.num_gradient_steps)
         return next(count for count in range(min(number, _AT_ONCE), 0, -1) if number % count == 0)
 
-    def _parts(self, minibatch: Batch) -> list[Batch]:
-        """Of equal size, so that each stays in the cache; none if it does so as it is."""
+    def _parts(self, minibatches: Minibatches, place: int) -> list[Batch]:
+        """Of one of them, of equal size, so that each stays in a CPU's cache; none if it does so as it is."""
         algorithm = self._algorithm
-        rows = 0 if algorithm.mixes_rows or algorithm.device.type != "cpu" else _num_rows(minibatch)
-        if rows < 2 * _ROWS_IN_CACHE:
+        if algorithm.mixes_rows or algorithm.device.type != "cpu":
+            return []
+        minibatch = minibatches[place]
+        if (rows := _num_rows(minibatch)) < 2 * _ROWS_IN_CACHE:
             return []
         near = range(rows // _ROWS_IN_CACHE, 2 * rows // _ROWS_IN_CACHE)
         parts = shards(minibatch, algorithm.plan, next((count for count in near if rows % count == 0), 1))

@@ -1,4 +1,7 @@
-"""The model card of a shared policy: what it is, what it reached and over which seeds, and how to get it."""
+"""The model card of a shared policy: what it is, what it reached and over which seeds, and how to get it.
+
+It tells what was typed and set, but for what is of one machine.
+"""
 
 import re
 import shlex
@@ -10,12 +13,19 @@ import yaml
 
 from palaestra.core.errors import printable
 
-__all__ = ["model_card", "placeless", "public_changes", "typed"]
+__all__ = ["OF_A_MACHINE", "model_card", "placeless", "public_changes", "typed"]
 
+OF_A_MACHINE = {
+    "run.directory": "runs",
+    "run.name": None,
+    "run.initial_policy": None,
+    "run.loggers": (),
+    "distributed.address": None,
+}
+"""Settings of one machine, and what they are for everybody."""
 _ADDRESSES = ("--address", "--distributed.address")
 _FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[\w.~+-]+)+/(?=[\w.~+-])")
 """Of absolute paths, in a text that may have more."""
-_OF_A_MACHINE = ("run.directory", "run.name", "run.initial_policy", "run.loggers", "distributed.address")
 
 
 def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
@@ -80,7 +90,7 @@ def public_changes(overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     """
     kept: list[dict[str, Any]] = []
     for entry in overrides:
-        changes = {path: placeless(one) for path, one in entry["changes"].items() if path not in _OF_A_MACHINE}
+        changes = {path: placeless(one) for path, one in entry["changes"].items() if path not in OF_A_MACHINE}
         kept.append({"env_steps": entry["env_steps"], "changes": changes})
     return kept
 

@@ -1,6 +1,5 @@
 """A policy as a folder for others: made from a run, checked before it is used, and the way to a model hub and back."""
 
-import dataclasses
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any
 from palaestra import experiments
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
-from palaestra.deployment.card import model_card, placeless, public_changes, typed
+from palaestra.deployment.card import OF_A_MACHINE, model_card, placeless, public_changes, typed
 from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import Policy
 
@@ -288,9 +287,8 @@ def _copy_policies(run: Path, folder: Path) -> dict[str, str]:
 
 def _published(config: experiments.ExperimentConfig) -> experiments.ExperimentConfig:
     """A configuration without what is of one machine."""
-    run = dataclasses.replace(config.run, directory="runs", name=None, initial_policy=None, loggers=())
-    distributed = dataclasses.replace(config.distributed, address=None)
-    whole = dataclasses.replace(config, run=run, distributed=distributed)
+    public = {path.replace(".", "__"): value for path, value in OF_A_MACHINE.items()}
+    whole = experiments.config_from_mapping(experiments.ExperimentConfig, public, base=config)
     return experiments.config_from_mapping(experiments.ExperimentConfig, placeless(config_to_mapping(whole)))
 
 

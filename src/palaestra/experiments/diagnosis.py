@@ -276,10 +276,10 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 
 def _value(log: _Log) -> Iterator[Symptom]:
-    late = log.returns[len(log.returns) // 2 :] or [0.0, 1.0]
-    low, middle, high = np.quantile(late, [0.05, 0.5, 0.95])
-    if high - low <= 0.05 * abs(middle):  # equal returns have no variance to explain
-        return
+    if late := log.returns[len(log.returns) // 2 :]:
+        low, middle, high = np.quantile(late, [0.05, 0.5, 0.95])
+        if high - low <= 0.05 * abs(middle):  # equal returns have no variance to explain
+            return
     for policy, name in log.of_policies("explained_variance").items():
         variance = log.late(name)
         if variance is None or variance >= -0.5:
