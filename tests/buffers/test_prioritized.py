@@ -292,3 +292,22 @@ def test_a_wrong_count_of_rows_or_priorities_is_named():
     buffer.write_back(index[:0], torch.rand(0))  # of a minibatch from which nothing was learned
     with pytest.raises(ShapeError, match=r"sample\(-1\) was asked for; give at least 1 row, or 0 for all"):
         buffer.sample(-1, generator())
+
+
+def test_priorities_outlive_the_growth_of_a_buffer():
+    """TS-11: a buffer without a capacity doubles its room, and each row keeps the priority that was written back."""
+    buffer = make_buffer(None, 2, sampler=PrioritizedSampler(Prioritized(alpha=1.0, beta=1.0)))
+    world = World(2, 10**6)
+    world.open(buffer)
+    for _ in range(100):
+        world.append(buffer)
+    buffer.draw(replay(), generator())
+    index = torch.from_numpy(buffer.starts(1))
+    buffer.write_back(index, torch.full((len(index),), 0.01))
+    for _ in range(50):
+        world.append(buffer)
+    buffer.write_back(index[:2], torch.tensor([1.0, 3.0]))  # before the next draw
+    drawn = buffer.draw(replay(mini_batch_size=20_000), generator()).index
+    total = 0.01 * (len(index) - 2) + 1.0 + 3.0 + 1.0 * (len(buffer.starts(1)) - len(index))
+    for row, priority in zip(index[:3], (1.0, 3.0, 0.01), strict=True):
+        assert (drawn == row).float().mean().item() == pytest.approx(priority / total, abs=0.003)

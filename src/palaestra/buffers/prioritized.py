@@ -15,6 +15,7 @@ import torch
 
 from palaestra.buffers.reader import StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
+from palaestra.buffers.streams import WritePositions
 from palaestra.core import Batch, CheckpointError, NonFiniteError, Prioritized, Replay, ShapeError, schedule_value
 
 __all__ = ["PrioritizedSampler", "SumTree", "sampler_of"]
@@ -51,6 +52,9 @@ class SumTree:
         self._copied = np.empty((0, _FAN_OUT), np.float32)
         self.leaves = self._levels[-1][:size]
         """[size] change them with `set` alone; in double precision where they are the highest level."""
+
+    def __len__(self) -> int:
+        return len(self.leaves)
 
     @property
     def total(self) -> float:
@@ -151,6 +155,11 @@ class SumTree:
         self._memory[:] = state.numpy()
 
 
+def _size(positions: WritePositions) -> int:
+    """Places of all lanes, each of which has a leaf."""
+    return positions.ring_size * positions.num_lanes
+
+
 @functools.cache
 def _begins(count: int) -> np.ndarray:
     """[count] where each of so many blocks begins, if they lie one after another."""
@@ -211,7 +220,13 @@ class PrioritizedSampler(Sampler):
             raise NonFiniteError(f"{text}; given were {priority.tolist()}")
         size = (priority + _SMALLEST) ** self.settings.alpha
         tree, belongs, held = self._tree, self._belongs, None
-        if tree is not None and belongs is not None and belongs[0] == buffer.positions.restarts:
+        positions = buffer.positions
+        if (
+            tree is not None
+            and belongs is not None
+            and belongs[0] == positions.restarts
+            and len(tree) == _size(positions)
+        ):
             held = tree.leaves.take(index)
         if tree is None or held is None or np.minimum.reduce(held) == 0:  # rows it does not know, perhaps yet
             tree = self._updated(buffer, 1 if belongs is None else abs(belongs[1]))
@@ -224,17 +239,23 @@ class PrioritizedSampler(Sampler):
         """The tree with the rows that were written since the last draw."""
         positions, tree = buffer.positions, self._tree
         belongs = (positions.restarts, -length if buffer.fixed else length)
+        size = _size(positions)
         if tree is None or self._belongs is None or self._belongs[0] != positions.restarts:
-            tree = self._tree = SumTree(positions.ring_size * positions.num_lanes)
+            tree = self._tree = SumTree(size)
             tree.set(buffer.starts(length), self._highest)
         elif (
-            positions.lockstep
+            len(tree) == size
+            and positions.lockstep
             and self._written.item(0) == positions.written.item(0)
             and self._belongs == belongs
             and not positions.has_changes
         ):
             return tree
         else:
+            if len(tree) < size:  # the buffer has grown behind the rows that it had
+                before, tree = tree.leaves, SumTree(size)
+                tree.fill(np.pad(before, (0, size - len(before))))
+                self._tree = tree
             self._follow(buffer, tree, abs(self._belongs[1]))
             if self._belongs != belongs:
                 leaves, starts = np.zeros_like(tree.leaves), buffer.starts(length)

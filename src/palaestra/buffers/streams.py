@@ -241,6 +241,14 @@ class WritePositions:
         self._oldest = self.written - np.minimum(self.counts, counts)
         self.lockstep = False
 
+    def grow(self, rows: int) -> None:
+        """Adds room behind rows that all lie at the front of the rings, whose numbers stay what they are.
+
+        Args:
+            rows: what a lane can hold from now on.
+        """
+        self.rows, self.ring_size = rows, rows + self.spare + 1
+
     def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
         """Says that the complete rows lie at the front of the rings, behind the spare places.
 

@@ -388,8 +388,12 @@ class StreamWriter:
         positions = self._positions
         counts, rows = positions.counts, 2 * positions.rows
         order = (positions.cursors - counts + np.arange(positions.ring_size)[:, None]) % positions.ring_size
+        in_place = (positions.cursors - counts == positions.first_place).all()
         self._streams.resize(rows, order)
-        positions.restart(counts, rows)
+        if in_place:
+            positions.grow(rows)
+        else:  # the oldest rows were forgotten
+            positions.restart(counts, rows)
 
     def _begin_stacks(self, time_step: TimeStep, lanes: np.ndarray) -> None:
         """Sees to it that stacks can be made again from single frames.
