@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,17 @@ def test_tensors_arrays_numbers_and_text_keep_their_kind(tmp_path):
             np.testing.assert_array_equal(back, value)
         else:
             assert (type(back), back) == (type(value), value)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_says_who_may_read_a_file(tmp_path, umask, mode):
+    """A policy on a shared disk is for colleagues, too."""
+    before = os.umask(umask)
+    try:
+        save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == mode
 
 
 def test_views_of_one_memory_are_saved_apart(tmp_path):

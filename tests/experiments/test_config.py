@@ -7,10 +7,12 @@ import pytest
 from palaestra import DQNConfig, EnvConfig, ExperimentConfig, Linear, NetworkConfig, PPOConfig, RunConfig, TrainerConfig
 from palaestra.algorithms import ALGORITHMS
 from palaestra.core import ConfigError, Piecewise
+from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvironmentWrapper, Wrap
 from palaestra.envs.wrappers import TimeLimit
 from palaestra.experiments import (
     PRESETS,
+    Search,
     config_from_mapping,
     load_config,
     make_algorithm,
@@ -129,6 +131,9 @@ def test_code_without_a_name_cannot_be_written():
     [
         (lambda: RunConfig(seed=-1), "run.seed is -1; it must be at least 0"),
         (lambda: RunConfig(num_threads=0), "run.num_threads is 0; it must be at least 1"),
+        (lambda: RunConfig(num_threads=1.5), "run.num_threads is 1.5; it must be a whole number"),
+        (lambda: DistributedConfig(num_workers=1.5), "distributed.num_workers is 1.5; it must be a whole number"),
+        (lambda: Search(trials=1.5), "search.trials is 1.5; it must be a whole number"),
         (lambda: RunConfig(eval_num_envs=0), "run.eval_num_envs is 0; it must be at least 1"),
         (lambda: ExperimentConfig(env=EnvConfig(num_envs=0)), "env.num_envs is 0; it must be an integer of at least 1"),
         (lambda: PPOConfig(gamma=1.1), r"algorithm.gamma is 1.1; it must lie in \[0, 1\]"),

@@ -168,6 +168,10 @@ def _sum(policy):
             "attention_window is 8, and algorithm.network.recurrent lstm, .* it is for attention",
         ),
         ({"algorithm__bonus__weight": 0.5}, "algorithm.bonus has settings and no kind"),
+        (
+            {"algorithm__network__block": "simba2", "algorithm__network__init": "orthogonal"},
+            "network.init is orthogonal, but simba2 layers start with weights of their own",
+        ),
         ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
         (
             {"env__gym_wrappers": ("NormalizeReward",)},

@@ -253,8 +253,15 @@ def test_a_return_of_0_is_a_return(tmp_path):
     assert run.points[:, 1].tolist() == [0, 0, 1, 0]
 
 
-def test_references_in_which_an_environment_stands_twice_are_refused(tmp_path):
-    path = tmp_path / "references.yaml"
-    path.write_text("Hopper-v5: [0, 2]\nHopper-v5: [0, 3]\n")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("references.yaml", "Hopper-v5: [0, 2]\nHopper-v5: [0, 3]\n"),
+        ("references.json", '{"Hopper-v5": [0, 2], "Hopper-v5": [0, 3]}'),
+    ],
+)
+def test_references_in_which_an_environment_stands_twice_are_refused(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
     with pytest.raises(ConfigError, match="Hopper-v5"):
         read_references(path)

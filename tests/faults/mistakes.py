@@ -256,6 +256,11 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         2,
         "ConfigError --output is 'curve.jpeg'; give a file that ends with .png, .svg or .csv",
     ),
+    "no table": (
+        "stats last --output curve.csv",
+        2,
+        "ConfigError --output is 'curve.csv'; give a file that ends with .png or .svg (--json prints the numbers)",
+    ),
     "no page": (
         "report last --output page.pdf",
         2,

@@ -125,7 +125,7 @@ def plot(arguments: list[str]) -> int:
     """
     names, options = command(PlotOptions, arguments, "palaestra plot RUN... [--output FILE.svg]", "the run...")
     if options.output is not None:
-        require_plot_name(options.output)
+        require_plot_name(options.output, or_table=True)
     runs = experiments.find_runs(names, options.root)
     metric = options.metric_of(runs)
     curves = experiments.curves_of(runs, metric=metric, x=options.x, statistic=options.statistic)

@@ -3,9 +3,11 @@
 Every class carries the exit code that the command line ends with.
 """
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 __all__ = [
@@ -94,18 +96,21 @@ class CheckpointError(PalaestraError, RuntimeError):
 
 
 def require_at_least(settings: Any, prefix: str, **least: float) -> None:
-    """Refuses settings that are too small.
+    """Refuses settings that are too small, and fractions of what is counted.
 
     Args:
-        settings: has them as attributes; `None` is not too small.
+        settings: a dataclass that has them; `None` is not too small.
         prefix: of their names in the message, such as `"run."`.
         least: what each must be at least, by name.
 
     Raises:
-        ConfigError: one is less.
+        ConfigError: one is less, or its field is an `int` and it is none.
     """
+    kinds = {field.name: getattr(field.type, "__origin__", field.type) for field in dataclasses.fields(settings)}
     for name, bound in least.items():
         value = getattr(settings, name)
+        if not isinstance(value, {int: Integral, int | None: Integral | None}.get(kinds[name], object)):
+            raise ConfigError(f"{prefix}{name} is {value!r}; it must be a whole number")
         if value is not None and not value >= bound:  # nor is NaN
             raise ConfigError(f"{prefix}{name} is {value}; it must be at least {bound}")
 

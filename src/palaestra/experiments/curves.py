@@ -340,7 +340,7 @@ def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", m
         ConfigError: another ending.
         MissingExtraError: a picture needs matplotlib.
     """
-    path = require_plot_name(path)
+    path = require_plot_name(path, or_table=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         _write_csv(curves, path, x, metric)
@@ -349,17 +349,19 @@ def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", m
     return path
 
 
-def require_plot_name(path: str | Path) -> Path:
-    """The path of a plot, once its ending is known to be one that `save_plot` writes.
+def require_plot_name(path: str | Path, *, or_table: bool = False) -> Path:
+    """The path of a plot, once its ending is known to be one that can be written.
 
     Args:
         path: given.
+        or_table: whether it may be a table instead of a picture.
 
     Raises:
         ConfigError: another ending.
     """
-    if Path(path).suffix not in (".png", ".svg", ".csv"):
-        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with .png, .svg or .csv")
+    if Path(path).suffix not in (".png", ".svg", *([".csv"] if or_table else [])):
+        known = ".png, .svg or .csv" if or_table else ".png or .svg (--json prints the numbers)"
+        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with {known}")
     return Path(path)
 
 

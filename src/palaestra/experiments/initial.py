@@ -59,6 +59,10 @@ _MEMORIES = {
 """Settings of `NetworkConfig`, and the memories that have them."""
 
 
+_OWN_WEIGHTS = ("simba2", "xqc", "noisy")
+"""Layers whose weights start in one way."""
+
+
 def _refuse_idle(algorithm: Any) -> None:
     """Refuses settings of an algorithm that do nothing beside its others."""
     defaults = type(algorithm)()
@@ -71,6 +75,12 @@ def _refuse_idle(algorithm: Any) -> None:
                 f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {recurrent}, so that it would "
                 f"do nothing; it is for {', '.join(kinds)}"
             )
+    own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
+    if own in _OWN_WEIGHTS and network is not None and network.init != defaults.network.init:
+        raise ConfigError(
+            f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
+            "would do nothing; leave it out"
+        )
     if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
         raise ConfigError("algorithm.bonus has settings and no kind, so that there is no bonus; give rnd or icm")
 

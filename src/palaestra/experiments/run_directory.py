@@ -302,12 +302,13 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
 
 
 def list_runs(root: str | Path = "runs") -> list[Path]:
-    """The run directories below a folder, those of groups included, the newest last.
+    """The run directories below a folder that can be read, those of groups included, the newest last.
 
     Args:
         root: the folder.
     """
-    runs = [path.parent for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
+    files = [path for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
+    runs = [path.parent for path in files if os.access(path, os.R_OK)]  # others may keep theirs to themselves
     whole = [path for path in runs if (path / "config.yaml").is_file() and not path.name.startswith(".tmp-")]
     named = [path for path in whole if printable(str(path)) == str(path)]
     return sorted(named, key=lambda path: (path / "run.json").stat().st_ctime_ns)

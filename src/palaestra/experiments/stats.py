@@ -8,7 +8,6 @@ with few runs. How many scores are cut off at either end of an interquartile mea
 """
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
@@ -303,8 +302,7 @@ def read_references(path: str | Path) -> dict[str, list[float]]:
         ConfigError: it cannot be read, or is not of that form.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        record = json.loads(text) if Path(path).suffix == ".json" else read_yaml(text)
+        record = read_yaml(Path(path).read_text(encoding="utf-8"))  # which JSON is, too
         return {str(env): [float(low), float(high)] for env, (low, high) in record.items()}
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} must hold `environment: [low, high]` in each line: {error}") from error
@@ -323,8 +321,6 @@ def save_stats(result: Stats, path: str | Path, *, efficiency: tuple[np.ndarray,
         MissingExtraError: matplotlib is not installed.
     """
     path = require_plot_name(path)
-    if path.suffix == ".csv":
-        raise ConfigError(f"--output is {str(path)!r}; give .png or .svg, and --json for the numbers")
     module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
     figure = module.Figure(figsize=(11, 3.6), layout="constrained")
     bars, profile, curve = figure.subplots(1, 3)
