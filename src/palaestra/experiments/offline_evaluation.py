@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from palaestra.buffers import ReplayBuffer
@@ -206,7 +208,8 @@ def _fit(
     target = copy.deepcopy(value).requires_grad_(False)
     optimizer = torch.optim.Adam(value.network.parameters(), _LEARNING_RATE, fused=True)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, updates)
-    for _ in range(updates):
+    screen = Console(stderr=True)
+    for _ in track(range(updates), "gradient steps", console=screen, transient=True, disable=not screen.is_terminal):
         drawn = torch.randint(len(rows.transitions), (_MINI_BATCH_SIZE,), generator=generator)
         now = rows.transitions[drawn.numpy()]
         after = now + 1
