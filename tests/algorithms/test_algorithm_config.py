@@ -19,6 +19,8 @@ IMPOSSIBLE = [
     ("iqn", "num_fractions", 0, POSITIVE),
     ("iqn", "num_target_fractions", 0, POSITIVE),
     ("iqn", "num_acting_fractions", -1, POSITIVE),
+    ("iqn", "huber_delta", math.inf, "it must be finite"),
+    ("qr_dqn", "huber_delta", math.inf, "it must be finite"),
     ("sarsa", "trace_decay", 1.5, FRACTION),
     ("sarsa", "trace_decay", Linear(0.9, -0.1), FRACTION),
     ("discrete_sac", "target_entropy_share", 1.1, FRACTION),

@@ -93,6 +93,16 @@ def test_bonuses_are_measured_in_their_running_standard_deviation(bonus):
 
 
 @BONUSES
+def test_a_bonus_is_bounded_where_all_that_was_seen_is_alike(bonus):
+    """There is no deviation to divide by; the mean tells what size novelty has."""
+    algorithm, collector = with_bonus("ppo", "discrete", bonus)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    drawn = drawn.replace(observation=torch.ones_like(drawn.observation), action=torch.zeros_like(drawn.action))
+    gained = algorithm.bonus.rewarded(drawn)[0].reward[1:] - drawn.reward[1:]
+    assert_close(gained[drawn.valid == 1].mean(), torch.tensor(10 * algorithm.bonus.config.weight), rtol=1e-3, atol=0)
+
+
+@BONUSES
 def test_what_was_seen_often_is_no_longer_new(bonus):
     """After training on one transition its novelty is a small part of that of a transition never seen."""
     with environment("discrete") as env:

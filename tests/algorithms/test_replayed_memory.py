@@ -169,3 +169,14 @@ def test_a_sequence_without_a_row_that_counts_adds_nothing(name):
     assert float(pieces[0].num_valid) == 0
     assert all(value.isfinite().all() for value in pieces[0].metrics.values())
     algorithm.apply(pieces)
+
+
+@pytest.mark.parametrize("name", ["r2d2", *NAMES])
+def test_the_normaliser_learns_from_every_row_that_is_learned_from(name):
+    """Also of later episodes in a sequence: where all are shorter than the burn-in, it would see nothing."""
+    kind = "recurrent" if name == "r2d2" else "continuous"
+    changes = {"network": NETWORK, "mini_batch_length": 8, "normalize_observation": True}
+    algorithm, collector = collected(name, kind, **changes)
+    collector.unroll(24)
+    info = algorithm.update(collector.buffer)
+    assert int(algorithm.policy.normalizer.count) == info.rows_trained > 0

@@ -14,7 +14,8 @@ import palaestra
 from palaestra import Collector, EnvConfig, Trainer, TrainerConfig, create_environment
 from palaestra.algorithms import ALGORITHMS, RewardConfig, RewardWeights
 from palaestra.algorithms.parts import kept_besides
-from palaestra.core import Batch, ConfigError
+from palaestra.core import Batch, ConfigError, Linear, OnPolicy, Prioritized, Replay
+from palaestra.core.schedule import schedule_value
 from palaestra.experiments import collect_data
 from palaestra.policies import Phase
 from tests.cli.parts import exit_code
@@ -89,7 +90,8 @@ def test_multipliers_see_transitions_inside_episodes_only():
     weights = RewardWeights(RewardConfig(weights=(1.0, 0.0), thresholds=(None, 0.0), multiplier_learning_rate=1.0))
     reward = torch.tensor([[9.0, 9.0], [1.0, -2.0], [2.0, -4.0], [0.0, 0.0], [3.0, -90.0]])[:, None]
     step_type, valid = torch.tensor([0, 1, 2, 0, 1])[:, None], torch.tensor([1, 1, 1, 0])[:, None]
-    drawn = weights.learned_from(Batch.of({"reward": reward, "step_type": step_type, "valid": valid}))
+    drawn = Batch.of({"reward": reward, "step_type": step_type, "valid": valid})
+    drawn = weights.learned_from(drawn, OnPolicy(unroll_length=4), 0.0)
     assert drawn["reward"][:, 0].tolist() == [9, 1, 2, 0, 3]  # by the weights before they move
     assert weights.value.tolist() == [1, 3]
 
@@ -98,8 +100,45 @@ def test_multipliers_stay_where_nothing_is_known():
     """An unroll without a row that counts is no mean of 0."""
     weights = RewardWeights(RewardConfig(weights=(1.0, 0.5), thresholds=(None, 0.0), multiplier_learning_rate=1.0))
     drawn = {"reward": torch.ones(3, 1, 2), "step_type": torch.ones(3, 1).int(), "valid": torch.zeros(2, 1)}
-    weights.learned_from(Batch.of(drawn))
+    weights.learned_from(Batch.of(drawn), OnPolicy(unroll_length=2), 0.0)
     assert weights.value.tolist() == [1, 0.5]
+
+
+def constrained():
+    return RewardWeights(RewardConfig(weights=(1, 0), thresholds=(None, 0.0), multiplier_learning_rate=1.0))
+
+
+def test_multipliers_see_later_episodes_of_a_sequence_and_not_what_only_leads_up_to_it():
+    """As the losses of algorithms with a memory do; `valid` ends with the first episode."""
+    reward, step_type = torch.zeros(7, 1, 2), torch.tensor([0, 1, 2, 0, 1, 1, 2])[:, None]
+    reward[1:, 0, 1] = torch.tensor([-50.0, -60.0, 0.0, -1.0, -2.0, -3.0])
+    drawn = {"reward": reward, "step_type": step_type, "valid": torch.tensor([0, 0, 0, 0, 0, 0])[:, None]}
+    drawn |= {"index": torch.zeros(1), "state": torch.zeros(1, 1, 1)}
+    weights, plan = constrained(), Replay(unroll_length=1, mini_batch_length=4, burn_in=2)
+    weights.learned_from(Batch.of(drawn), plan, 0.0)
+    assert weights.value.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.4, Linear(0.5, 1.0)])
+def test_rows_that_are_drawn_by_priority_count_as_if_all_were_drawn_equally_often(beta):
+    """Half of all rows cost 2; they are drawn nine times as often."""
+    weights, probability = constrained(), torch.tensor([0.18] * 9 + [0.02])
+    costs = torch.tensor([-2.0] * 9 + [0.0])
+    reward = torch.stack((torch.zeros(2, 10), costs.expand(2, 10)), -1)
+    importance = (10 * probability) ** -schedule_value(beta, 0.5)
+    drawn = {"reward": reward, "next_observation": torch.zeros(10), "weight": importance / importance.max()}
+    weights.learned_from(Batch.of(drawn), Replay(unroll_length=1, prioritized=Prioritized(beta=beta)), 0.5)
+    assert weights.value.tolist() == pytest.approx([1, 1])
+
+
+def test_constraints_on_rows_drawn_by_priority_need_their_weights():
+    config = ALGORITHMS["dqn"].config_class(
+        rewards=RewardConfig(weights=(1.0, 0.0), thresholds=(None, -0.3)), prioritized=True, priority_beta=0.0
+    )
+    with create_environment(EnvConfig(name=BARGAIN)) as env:
+        algorithm = ALGORITHMS["dqn"](env.observation_spec, env.action_spec, config)
+        with pytest.raises(ConfigError, match=r"let algorithm\.priority_beta stay above 0"):
+            algorithm.require_reward(env.reward_spec)
 
 
 @pytest.mark.parametrize("name", ["a2c", "trpo", "ppg", "evolution_strategies"])

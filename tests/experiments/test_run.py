@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import importlib
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -326,14 +325,6 @@ def test_runs_are_found_by_path_by_name_and_as_the_last(tmp_path):
     assert find_run(str(second.directory), "elsewhere").path == second.directory
     assert find_run("last", tmp_path).path == second.directory
     assert list_runs(tmp_path) == [first.directory, second.directory]
-
-
-def test_runs_that_others_keep_to_themselves_are_not_listed(tmp_path, monkeypatch):
-    """The superuser, as which tests may run, can read all, so the question is answered in place of the system."""
-    mine, theirs = (trained(tmp_path, name, trainer__total_env_steps=8).directory for name in ("one", "two"))
-    monkeypatch.setattr(os, "access", lambda path, mode: theirs not in Path(path).parents)
-    assert list_runs(tmp_path) == [mine]
-    assert find_run("last", tmp_path).path == mine
 
 
 def test_a_run_that_does_not_exist_is_named_with_those_that_do(tmp_path):

@@ -19,6 +19,7 @@ from palaestra.experiments import (
     find_runs,
     group_summary,
     list_groups,
+    list_runs,
     read_evaluations,
     resume_seeds,
 )
@@ -228,3 +229,11 @@ def test_what_a_script_defines_is_refused_where_seeds_train_elsewhere(tmp_path, 
     with pytest.raises(ConfigError, match="move it into a module"):
         palaestra.train("ppo", "__main__:OwnChain", seeds=2, run__directory=str(tmp_path), **SMALL)
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_others_keep_to_themselves_are_not_listed(tmp_path, monkeypatch):
+    """The superuser, as which tests may run, can read all, so the question is answered in place of the system."""
+    mine, theirs = (trained(tmp_path, name, trainer__total_env_steps=8).directory for name in ("one", "two"))
+    monkeypatch.setattr(os, "access", lambda path, mode: theirs not in Path(path).parents)
+    assert list_runs(tmp_path) == [mine]
+    assert find_run("last", tmp_path).path == mine

@@ -33,7 +33,9 @@ from palaestra.multiagent import (
     MultiAgentEnv,
     MultiAgentEnvs,
     MultiAgentStep,
+    aec_env,
     assign_policies,
+    from_pettingzoo,
     team_specs,
 )
 from palaestra.multiagent.mapping import team_leaves
@@ -210,6 +212,54 @@ def test_a_team_that_was_cut_off_is_worth_what_it_would_have_gained():
     taken = qmix.policy.q_values(batch.observation).gather(-1, batch.action.unsqueeze(-1)).sum((-1, -2))
     error = taken - (1 + qmix.config.gamma * best)
     torch.testing.assert_close(qmix.losses(batch).terms["qmix"], error.square().mean())
+
+
+class Turns(MultiAgentEnv):
+    """Two agents act in turns, each of which pays its mover 1, until a time limit cuts them off after 4."""
+
+    agents: ClassVar = {name: AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2)) for name in "ab"}
+
+    def begin_episode(self, seed):
+        self.turn = 0
+        return MultiAgentStep({"a": restart(np.ones(1, np.float32))})
+
+    def advance(self, actions):
+        self.turn += 1
+        seen, mover = np.ones(1, np.float32), "ab"[self.turn % 2]
+        if self.turn < 4:
+            first = self.turn == 1
+            return MultiAgentStep({mover: restart(seen) if first else transition(seen, 1.0)})
+        return MultiAgentStep({"a": truncation(seen, 1.0), "b": truncation(seen, 0.0)}, True, next_agents=[mover])
+
+
+class MovesInTurns(Turns):
+    """The same with actions of a box."""
+
+    agents: ClassVar = {
+        name: AgentSpec(TensorSpec((1,)), BoundedSpec((1,), minimum=np.full(1, -1.0), maximum=np.ones(1)))
+        for name in "ab"
+    }
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize(
+    ("world", "kind", "counted"),
+    [
+        (Turns, QMIX, [1, 0]),
+        (Turns, MAPPO, [1, 0]),
+        (Turns, COMA, [1, 0]),
+        (MovesInTurns, MADDPG, [1, 1]),
+        (MovesInTurns, MASAC, [1, 1]),
+    ],
+)
+def test_where_a_team_that_takes_turns_is_cut_off_one_value_is_that_of_the_next(world, kind, counted, adapted):
+    """ALF-26: as in every other row one of them is to act; values of their own all go on."""
+    collector, _ = team_of((lambda: from_pettingzoo(aec_env(world()))) if adapted else world, kind=kind)
+    collector.unroll(5)
+    _, rows = next(lanes_of(collector.buffers["team"]))
+    assert rows.step_type[:5].tolist() == [0, 1, 1, 1, 2]
+    assert rows.observation.alive[:5].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1], counted]
+    assert rows.discount[4] == 1
 
 
 def test_choices_that_members_see_count_from_0_and_several_are_one_hot_codes():

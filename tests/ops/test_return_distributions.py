@@ -131,8 +131,9 @@ def test_wrong_shapes_and_numbers_are_named():
         ShapeError, match=r"quantile has shape \[4, 6\], target has shape \[3, 6\] and fraction has shape \[6\]"
     ):
         quantile_huber(PROBS, PROBS[:3], SUPPORT)
-    with pytest.raises(ValueError, match="delta is 0"):
-        quantile_huber(PROBS, PROBS, SUPPORT, delta=0.0)
+    for delta in (0.0, math.inf):
+        with pytest.raises(ValueError, match=f"delta is {delta}"):
+            quantile_huber(PROBS, PROBS, SUPPORT, delta=delta)
 
 
 def test_the_loss_of_a_small_delta_approaches_the_pinball_loss():

@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from palaestra.algorithms.rewards import RewardConfig, RewardWeights
+from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
 from palaestra.core import (
     Batch,
     DataSource,
@@ -298,7 +298,7 @@ class Algorithm(ABC, Generic[PolicyT]):
             source: where the data comes from.
         """
         drawn = self.on_device(source.draw(self.plan, self.minibatch_generator))
-        return drawn if self.rewards is None else self.rewards.learned_from(drawn)
+        return drawn if self.rewards is None else self.rewards.learned_from(drawn, self.plan, self.progress)
 
     @final
     def on_device(self, batch: Any) -> Any:
@@ -325,7 +325,7 @@ class Algorithm(ABC, Generic[PolicyT]):
                 "algorithm.rewards.weights"
             )
         if self.rewards is not None:
-            self.rewards.require(reward_spec)
+            self.rewards.require(reward_spec, self.plan)
         elif reward_spec.shape and not self.team:
             raise ConfigError(
                 f"the environment's rewards have the shape {list(reward_spec.shape)}, and {type(self).__name__} "
@@ -406,7 +406,7 @@ class Algorithm(ABC, Generic[PolicyT]):
                 if not once.all():
                     seen = seen[once]
             elif "valid" in drawn:  # sequences: neither what only leads up to them nor what fills them up
-                seen = seen[:-1][drawn["valid"] > 0]
+                seen = seen[:-1][learned_rows(drawn, self.plan)]
             self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
 
     @final

@@ -22,13 +22,14 @@ from palaestra.policies.actions import head_of
 __all__ = ["CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
 
 _CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
-_EPSILON = 1e-8  # keeps the scale of a constant bonus finite
+_EPSILON = 1e-8  # where nothing is novel
+_LEAST_UNIT = 0.1  # of the mean novelty: where all rows are alike, there is no deviation to divide by
 
 
 class ExplorationBonus(ABC):
     """Measures novelty, and learns to find it less novel next time.
 
-        r' = r + weight · novelty / σ,   σ the running standard deviation of novelty
+        r' = r + weight · novelty / σ,   σ the running standard deviation of novelty, at least a tenth of its mean
 
     Departure from Burda et al. 2019, who divide by the deviation of discounted sums of novelty and give these a value
     of their own: novelty is part of the reward.
@@ -90,7 +91,8 @@ class ExplorationBonus(ABC):
         novelty = self.novelty(*self._normalized(fields))
         scale: Any = self.fixed["scale"]
         scale.merge(novelty[valid.bool()])
-        bonus = self.config.weight * novelty * (variance(scale.moments) + _EPSILON).rsqrt().float() * valid
+        unit = torch.maximum(variance(scale.moments).sqrt(), _LEAST_UNIT * scale.moments.mean) + _EPSILON
+        bonus = self.config.weight * novelty / unit.float() * valid
         reward = torch.cat((drawn["reward"][:1], drawn["reward"][1:] + bonus.reshape_as(drawn["reward"][1:])))
         return drawn.replace(reward=reward), masked_mean(bonus, valid)
 

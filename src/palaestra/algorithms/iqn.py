@@ -71,7 +71,7 @@ class IQNConfig(AlgorithmConfig):
     """N', random fractions of the target."""
     num_acting_fractions: Positive[int] = 32
     """K, evenly spaced fractions over which the value of an action is averaged."""
-    huber_delta: Limit[float] = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (3)."""
 
     plan_class = Replay

@@ -451,8 +451,7 @@ class Remembered:
         if not self.components:
             return n_step_transitions(batch, gamma)
         fields = {name: batch[name] for name in ("observation", "step_type", "action", "state", "index")}
-        valid = valid_starts(batch.step_type).to(torch.float32)  # of later episodes in the sequence, too
-        valid[: self._burn_in] = 0
+        valid = valid_starts(batch.step_type, self._burn_in).to(torch.float32)  # of later episodes, too
         fields |= {"reward": batch.reward[1:], "bootstrap": gamma * batch.discount[1:], "valid": valid}
         return SequenceBatch.of(fields)
 

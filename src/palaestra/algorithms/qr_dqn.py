@@ -66,7 +66,7 @@ class QRDQNConfig(AlgorithmConfig):
     """Whether the online network chooses the action whose target quantiles are used."""
     num_quantiles: int = 50
     """N, returns that describe the distribution of each action, at the fractions (i + 1/2) / N."""
-    huber_delta: Limit[float] = 1.0
+    huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""
 
     plan_class = Replay

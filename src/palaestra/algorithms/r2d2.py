@@ -142,8 +142,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:
         """Takes what the loss needs."""
-        valid = valid_starts(batch.step_type).to(torch.float32)
-        valid[: self.config.burn_in] = 0
+        valid = valid_starts(batch.step_type, self.config.burn_in).to(torch.float32)
         names = ("observation", "step_type", "reward", "discount", "action", "state", "index")
         fields = {**{name: batch[name] for name in names}, "valid": valid}
         return R2D2Batch.of({**fields, "weight": batch.weight} if self.config.prioritized else fields)

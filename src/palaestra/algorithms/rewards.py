@@ -7,7 +7,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, TensorSpec
+from palaestra.core import ConfigError, Plan, TensorSpec
+from palaestra.core.schedule import schedule_value
 from palaestra.ops import valid_starts
 
 __all__ = ["RewardConfig", "RewardWeights", "objective_of"]
@@ -77,19 +78,27 @@ class RewardWeights(nn.Module):
         super().__init__()
         thresholds = config.thresholds or (None,) * len(config.weights)
         self._rate, self.learns = config.multiplier_learning_rate, any(limit is not None for limit in thresholds)
-        self.register_buffer("value", torch.tensor(config.weights))
+        self.register_buffer("value", torch.tensor(config.weights, dtype=torch.float32))
         limits = [math.nan if limit is None else limit for limit in thresholds]
-        self.register_buffer("threshold", torch.tensor(limits), persistent=False)
+        self.register_buffer("threshold", torch.tensor(limits, dtype=torch.float32), persistent=False)
 
-    def require(self, reward_spec: TensorSpec) -> None:
-        """Refuses rewards that the weights do not fit.
+    def require(self, reward_spec: TensorSpec, plan: Plan) -> None:
+        """Refuses rewards that the weights do not fit, and priorities that hide the mean of rewards.
 
         Args:
             reward_spec: of the environment.
+            plan: of the algorithm.
 
         Raises:
-            ConfigError: these are not vectors of as many rewards.
+            ConfigError: these are not vectors of as many rewards, or constraints are to be kept on rows that are drawn
+                by priority, without weights that tell how often.
         """
+        priorities = getattr(plan, "prioritized", None)
+        if self.learns and priorities and min(schedule_value(priorities.beta, at / 100) for at in range(101)) == 0:
+            raise ConfigError(
+                "rewards.thresholds need the mean of rewards, which importance weights tell where rows are drawn by "
+                "priority; let algorithm.priority_beta stay above 0, or give --algorithm.no-prioritized"
+            )
         if reward_spec.shape != self.value.shape:
             raise ConfigError(
                 f"algorithm.rewards.weights has {len(self.value)} entries, but the environment's rewards have the "
@@ -107,15 +116,17 @@ class RewardWeights(nn.Module):
         """
         return reward @ self.value
 
-    def learned_from(self, drawn: Any) -> Any:
+    def learned_from(self, drawn: Any, plan: Any, progress: float) -> Any:
         """What was drawn, with weighted sums as its rewards; the multipliers then move.
 
         Args:
             drawn: an unroll, sequences or windows with `reward` [T+1, ..., K].
+            plan: by which it was drawn.
+            progress: of the run, in [0, 1].
         """
         weighted = drawn.replace(reward=self(drawn["reward"]))
         if self.learns:
-            self.learn(_mean(drawn))
+            self.learn(_mean(drawn, plan, progress))
         return weighted
 
     @torch.no_grad()
@@ -133,15 +144,36 @@ class RewardWeights(nn.Module):
         return {f"reward_weight/{number}": value.clone() for number, value in enumerate(self.value)}
 
 
-def _mean(drawn: Any) -> Tensor:
-    """[K] the mean rewards of the transitions inside episodes; of windows, their first. NaN where there is none."""
-    reward = drawn["reward"]
+def learned_rows(drawn: Any, plan: Any) -> Tensor:
+    """Which transitions of an unroll, or of sequences, are learned from.
+
+    Args:
+        drawn: with `step_type` [T+1, B] and `valid` [T, B]. Sequences with the `state` of a memory, which goes on into
+            later episodes, are learned from as a whole after the burn-in; others within their first episode alone.
+        plan: by which it was drawn.
+
+    Returns:
+        [T, B] booleans.
+    """
+    if "index" in drawn and "state" in drawn:
+        return valid_starts(drawn["step_type"], plan.burn_in)
+    return valid_starts(drawn["step_type"]) & (drawn["valid"] > 0)
+
+
+def _mean(drawn: Any, plan: Any, progress: float) -> Tensor:
+    """[K] the mean rewards of the transitions that are learned from; of windows, their first. NaN where there is none.
+
+    Rows that are drawn by priority count with 1/P: their weight is (N P)^-β, over its maximum.
+    """
+    reward = drawn["reward"][1:]
     if "next_observation" in drawn:
-        return reward[1].mean(0)
-    count = valid_starts(drawn["step_type"]).to(reward.dtype)
-    if "valid" in drawn:
-        count = count * drawn["valid"]
-    return (reward[1:] * count.unsqueeze(-1)).sum((0, 1)) / count.sum()
+        reward = reward[:1]
+        count = torch.ones_like(reward[..., 0])
+    else:
+        count = learned_rows(drawn, plan).to(reward.dtype)
+    if getattr(plan, "prioritized", None):
+        count = count * drawn["weight"] ** (1 / schedule_value(plan.prioritized.beta, progress))
+    return (reward * count.unsqueeze(-1)).sum((0, 1)) / count.sum()
 
 
 def objective_of(algorithm_config: Any) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,7 +222,10 @@ class MappedPolicy:
             New rows, at most one for each lane. Rewards that come late are added to rows of this and earlier calls.
         """
         mine = {name: step for name, step in outcome.time_steps.items() if name in self._slot}
-        rows = self._team_rows(env, mine, global_state) if self.policy_spec.team else self._rows(env, mine)
+        if self.policy_spec.team:
+            rows = self._team_rows(env, mine, global_state, outcome.next_agents)
+        else:
+            rows = self._rows(env, mine)
         if self._delayed:
             self._pay(env, outcome.late_rewards)
         return rows
@@ -241,7 +244,9 @@ class MappedPolicy:
             rows.append(row)
         return rows
 
-    def _team_rows(self, env: int, mine: Mapping[str, TimeStep], global_state: Any) -> list[Row]:
+    def _team_rows(
+        self, env: int, mine: Mapping[str, TimeStep], global_state: Any, next_agents: Collection[str] | None
+    ) -> list[Row]:
         if not mine:
             return []
         running, seen = self._running[env], self._seen[env]
@@ -260,7 +265,11 @@ class MappedPolicy:
                 alive[slot] = 1
             reward[slot] = float(step.reward)
         kind = _FIRST if begins else _MID if running else _LAST
-        leaves = self._team_leaves(seen, cut if kind == _LAST else alive, global_state)
+        due = cut
+        if next_agents is not None and self.policy.one_value:
+            acts_next = cut * [name in next_agents for name in self.policy_spec.agents]
+            due = acts_next if acts_next.any() else cut  # else somebody of another team acts next
+        leaves = self._team_leaves(seen, due if kind == _LAST else alive, global_state)
         row = Row(env, kind, float(kind != _LAST or cut.any()), leaves, reward, self.taken.pop(env, None))
         for name, step in mine.items():
             if self._delayed and step.step_type != _FIRST:

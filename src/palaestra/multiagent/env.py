@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -32,6 +32,9 @@ class MultiAgentStep(NamedTuple):
     """Of `delayed` environments: rewards by agent, one for each of its actions, in the order of the actions."""
     info: Mapping[str, float] = {}
     """Numbers about the episode, said at its end."""
+    next_agents: Collection[str] | None = None
+    """Where the episode is cut off: who would have acted next; `None` is everybody who is cut off. A team whose members
+    take turns needs it, for its value after the cut is that of whoever would act."""
 
 
 class MultiAgentEnv(ABC):
@@ -153,6 +156,8 @@ class EnvWrapper(MultiAgentEnv):
     terminated: bool = False
     """Whether the episode that has just ended came to an end by itself, so that nothing can be earned after it; else it
     was cut off, as by the simulator's last tick. `start` or `run` may set it."""
+    next_agents: Sequence[str] | None = None
+    """Whose decisions the simulator would have needed next where the episode was cut off; `run` may set it."""
     tick: int = 0
     """The simulator's time; `start` and `run` set it."""
 
@@ -233,7 +238,7 @@ class EnvWrapper(MultiAgentEnv):
     def begin_episode(self, seed: int) -> MultiAgentStep:
         self._open.clear()
         self._earned.clear()
-        self._began, self.tracker, self.terminated = set(), {}, False
+        self._began, self.tracker, self.terminated, self.next_agents = set(), {}, False, None
         deciding = self.start(seed)
         return MultiAgentStep(self._asked(deciding)) if deciding else MultiAgentStep({}, True, {}, dict(self.tracker))
 
@@ -247,7 +252,7 @@ class EnvWrapper(MultiAgentEnv):
             return MultiAgentStep(self._asked(deciding), False, rewards)
         end = termination if self.terminated else truncation
         time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
-        return MultiAgentStep(time_steps, True, rewards, dict(self.tracker))
+        return MultiAgentStep(time_steps, True, rewards, dict(self.tracker), self.next_agents)
 
     def _asked(self, deciding: Sequence[str]) -> dict[str, TimeStep]:
         """Time steps of the agents that are to act."""

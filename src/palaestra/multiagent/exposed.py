@@ -158,7 +158,11 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self._actions: dict[str, Any] = {}
         self.rewards = {name: earned.get(name, 0.0) for name in self.agents}
         self._accumulate_rewards()
-        self.agent_selection = self._waiting.pop(0) if self._waiting else self.agents[0]
+        if outcome.over:
+            following = [name for name in outcome.next_agents or () if name in self.agents]
+            self.agent_selection = (following or self.agents)[0]
+            return
+        self.agent_selection = self._waiting.pop(0)
         self._deads_step_first()
 
     def _note(self, outcome: MultiAgentStep, earned: dict[str, float]) -> None:

@@ -109,6 +109,8 @@ class StepCheck:
             raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
         if outcome.over and self._due:
             raise SpecError(f"the episode is over, and agents {sorted(self._due)} are to act")
+        if unknown := set(outcome.next_agents or ()) - set(self._agents):
+            raise SpecError(f"next_agents are {sorted(unknown)}, which are none of the agents, {list(self._agents)}")
         if self._delayed or outcome.late_rewards:
             self._pay(acted, outcome)
         self.newest = outcome

@@ -27,7 +27,7 @@ _FIRST = int(StepType.FIRST)
 _LAST = int(StepType.LAST)
 
 
-def valid_starts(step_type: Integer[Tensor, "T1 *B"]) -> Bool[Tensor, "T1-1 *B"]:
+def valid_starts(step_type: Integer[Tensor, "T1 *B"], burn_in: int = 0) -> Bool[Tensor, "T1-1 *B"]:
     """Says which rows may be learned from.
 
         validₜ = (step_typeₜ ≠ LAST) ∧ (step_typeₜ₊₁ ≠ FIRST)
@@ -37,6 +37,7 @@ def valid_starts(step_type: Integer[Tensor, "T1 *B"]) -> Bool[Tensor, "T1-1 *B"]
 
     Args:
         step_type: [T+1, B] `StepType` of each row.
+        burn_in: so many rows at the front of sequences only lead up to what is learned from.
 
     Returns:
         [T, B] whether the action taken at row t has an outcome to learn from; row T has no successor and is left out.
@@ -50,7 +51,9 @@ def valid_starts(step_type: Integer[Tensor, "T1 *B"]) -> Bool[Tensor, "T1-1 *B"]
     """
     if step_type.ndim == 0 or step_type.shape[0] < 2:
         raise shape_error("at least two time steps [T+1, B] are needed, so T >= 1", step_type=step_type)
-    return (step_type[:-1] != _LAST) & (step_type[1:] != _FIRST)
+    starts = (step_type[:-1] != _LAST) & (step_type[1:] != _FIRST)
+    starts[:burn_in] = False
+    return starts
 
 
 def n_step_end(step_type: Integer[Tensor, "n1 *N"]) -> Int[Tensor, "*N"]:

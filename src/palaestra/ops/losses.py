@@ -3,6 +3,8 @@
 Rows that may not be learned from are left out by `masked_mean`, so a term may hold anything finite there.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -413,14 +415,14 @@ def quantile_huber(
 
     Raises:
         ShapeError: the arrays do not fit together; the message names both.
-        ValueError: delta is not positive.
+        ValueError: delta is not positive and finite.
 
     Examples:
         >>> quantile_huber(torch.tensor([[0.0]]), torch.tensor([[3.0, -3.0]]), torch.tensor([0.9]))
         tensor([1.2500])
     """
-    if delta <= 0:
-        raise ValueError(f"delta is {delta}; it must be positive: the error from which the loss grows linearly")
+    if not 0 < delta < math.inf:
+        raise ValueError(f"delta is {delta}; it must be positive and finite: from there on the loss grows linearly")
     if quantile.shape[:-1] != target.shape[:-1] or fraction.shape not in (quantile.shape, quantile.shape[-1:]):
         needed = "they must be [N, Q], [N, Q'] and [N, Q] or [Q]"
         raise shape_error(needed, quantile=quantile, target=target, fraction=fraction)

@@ -183,6 +183,9 @@ class Policy(MovableModule, ABC):
     reads_reward: ClassVar[bool] = False
     """Whether it has to be told the reward of each step while it acts: `rewarded` takes it into the memory."""
 
+    one_value: ClassVar[bool] = False
+    """Of a team: whether its members have one value together, which after a cut is that of whoever acts next."""
+
     normalizer: ObservationNormalizer | None
     exploration: Exploration | None
     generator: torch.Generator

@@ -142,6 +142,8 @@ class _MemberEncoder(nn.Module):
 class _TeamOfChoices(NetworkPolicy):
     """A team whose members each take one of equally many actions."""
 
+    one_value = True
+
     def __init__(
         self,
         network: nn.Module,
