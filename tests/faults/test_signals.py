@@ -100,6 +100,27 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("where", [("--env.vectorization", "process"), ("--distributed.runtime", "process")])
+def test_ctrl_c_while_workers_are_started_is_no_fault(where, tmp_path, wait_until):
+    """F22: it reaches the fork server as well, which imports the library at that time."""
+
+    def importing():
+        terminal.read()
+        children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
+        return any(b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+    with Terminal(*trained(tmp_path, *where), folder=tmp_path) as terminal:
+        wait_until(importing, TIMEOUT_S, what="the fork server")
+        terminal.type("\x03")
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        text = terminal.read()
+        assert terminal.process.returncode == 130, text
+        assert "Traceback" not in text
+        wait_until(lambda: not terminal.orphans(), 10.0, what="the end of every worker")
+    assert not list(tmp_path.glob("runs/*/faults/*"))
+
+
+@pytest.mark.fault
 def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):
     """The same command in a pipe: plain lines, and the interrupted run says how to go on."""
     from tests.faults.parts import command

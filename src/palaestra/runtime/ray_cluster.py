@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import PalaestraError
-from palaestra.runtime.supervision import sigterm_blocked
+from palaestra.runtime.supervision import signals_blocked
 
 __all__ = ["ClusterError"]
 
@@ -64,7 +64,7 @@ class RayProcesses:
         if not hasattr(os, "pidfd_open"):
             ray.init(**options)
             return
-        with sigterm_blocked():
+        with signals_blocked(signal.SIGTERM):
             ray.init(**options)
         started = [info.process for infos in ray._private.worker._global_node.all_processes.values() for info in infos]
         for process in started:
@@ -80,7 +80,7 @@ class RayProcesses:
         lines = [own, *self._lines]
         command = [sys.executable, "-I", "-S", "-c", _WATCH, *map(str, lines)]
         try:
-            with sigterm_blocked():
+            with signals_blocked(signal.SIGTERM):
                 return subprocess.Popen(command, pass_fds=lines, stdin=subprocess.DEVNULL, start_new_session=True)
         finally:
             os.close(own)

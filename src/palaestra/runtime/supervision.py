@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection as mp_connection
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
@@ -35,7 +36,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerTimeoutError",
     "ignore_sigterm",
-    "sigterm_blocked",
+    "signals_blocked",
     "spin_acquire",
     "stop_all",
 ]
@@ -92,8 +93,9 @@ class SupervisedProcess:
         self._stacks, stacks = ctx.Pipe(duplex=False)
         arguments = (target, theirs, stacks, args)
         self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
+        resource_tracker.ensure_running()  # which would unblock the signals
         try:
-            with sigterm_blocked():
+            with signals_blocked(signal.SIGTERM, signal.SIGINT):
                 self._process.start()
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -386,12 +388,15 @@ def stop_all(workers: Iterable[SupervisedProcess], timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """SIGTERM waits meanwhile, and processes that are started inherit this: they outlive it until their parent ends.
+def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals wait meanwhile, and processes that are started inherit this: they outlive them until their parent ends.
 
-    So does a fork server, without which all workers count as dead.
+    So does a fork server, without which all workers count as dead, and which a Ctrl-C would end while it imports.
+
+    Args:
+        numbers: which.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
@@ -401,7 +406,7 @@ def sigterm_blocked() -> Iterator[None]:
 def ignore_sigterm() -> None:
     """From now on; programs that this process starts hear it again."""
     signal.signal(signal.SIGTERM, lambda *_: None)  # no `SIG_IGN`, which they would inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
 def _main(target: Callable[..., None], connection: Connection, stacks: Connection, args: tuple[Any, ...]) -> None:
