@@ -253,6 +253,12 @@ def test_a_return_of_0_is_a_return(tmp_path):
     assert run.points[:, 1].tolist() == [0, 0, 1, 0]
 
 
+def test_references_may_be_json_of_any_layout(tmp_path):
+    path = tmp_path / "references.json"
+    path.write_text(json.dumps({"Hopper-v5": [0, 1e3], "Ant-v5": [-5.5, 2.5]}, indent="\t"))
+    assert read_references(path) == {"Hopper-v5": [0, 1000], "Ant-v5": [-5.5, 2.5]}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -162,7 +162,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
         memory = array.untyped_storage().data_ptr()
         arrays[name] = array.clone() if memory in seen else array  # the format wants memory of its own for each name
         seen.add(memory)
-    with open(path, "wb") as file:  # says who may read it, by the umask; safetensors would keep it to its owner
+    with open(path, "ab") as file:  # says who may read it, by the umask; safetensors would keep it to its owner
         mode = os.fstat(file.fileno()).st_mode
     save_file(arrays, path, metadata={"palaestra": json.dumps(kinds)})
     with open(path, "rb") as file:

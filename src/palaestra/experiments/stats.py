@@ -302,7 +302,7 @@ def read_references(path: str | Path) -> dict[str, list[float]]:
         ConfigError: it cannot be read, or is not of that form.
     """
     try:
-        record = read_yaml(Path(path).read_text(encoding="utf-8"))  # which JSON is, too
+        record = read_yaml(Path(path).read_text(encoding="utf-8").expandtabs())  # JSON is YAML, but for tabs
         return {str(env): [float(low), float(high)] for env, (low, high) in record.items()}
     except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} must hold `environment: [low, high]` in each line: {error}") from error
