@@ -99,18 +99,38 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
     assert not list((run / "faults").iterdir())
 
 
+def children(terminal, what):
+    """Process ids of children whose command line has these bytes."""
+    terminal.read()
+    pids = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
+    return [pid for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.fault
+def test_ctrl_c_while_another_process_evaluates_saves(tmp_path, wait_until):
+    """F22: it reaches that process as well, whose evaluation is left out; the update at that time goes on."""
+    run = tmp_path / "runs" / "run"
+    evaluation = ("--trainer.eval-async", "--trainer.eval-every-steps", "200", "--trainer.eval-episodes", "100000")
+    with Terminal(*trained(tmp_path, *evaluation, "--algorithm.num-epochs", "500"), folder=tmp_path) as terminal:
+        wait_until(lambda: children(terminal, b"spawn_main"), TIMEOUT_S, what="the process that evaluates")
+        [pid] = children(terminal, b"spawn_main")
+        stat = Path(f"/proc/{pid}/stat")
+        wait_until(lambda: terminal.read() and int(stat.read_text().split()[13]) > 1000, TIMEOUT_S, what="10 s of it")
+        terminal.type("\x03")
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        text = terminal.read()
+        assert terminal.process.returncode == 130, text
+        wait_until(lambda: not terminal.orphans(), 10.0, what="the end of that process")
+    assert f"stopped after {check_saved(run):,} env steps; saved" in text
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("where", [("--env.vectorization", "process"), ("--distributed.runtime", "process")])
 def test_ctrl_c_while_workers_are_started_is_no_fault(where, tmp_path, wait_until):
     """F22: it reaches the fork server as well, which imports the library at that time."""
 
-    def importing():
-        terminal.read()
-        children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
-        return any(b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
-
     with Terminal(*trained(tmp_path, *where), folder=tmp_path) as terminal:
-        wait_until(importing, TIMEOUT_S, what="the fork server")
+        wait_until(lambda: children(terminal, b"forkserver"), TIMEOUT_S, what="the fork server")
         terminal.type("\x03")
         wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
         text = terminal.read()

@@ -171,7 +171,7 @@ def _mean(drawn: Any, plan: Any, progress: float) -> Tensor:
         count = torch.ones_like(reward[..., 0])
     else:
         count = learned_rows(drawn, plan).to(reward.dtype)
-    if getattr(plan, "prioritized", None):
+    if "weight" in drawn and plan.prioritized:  # a sampler of the user's own may draw otherwise than the plan
         count = count * drawn["weight"] ** (1 / schedule_value(plan.prioritized.beta, progress))
     return (reward * count.unsqueeze(-1)).sum((0, 1)) / count.sum()
 

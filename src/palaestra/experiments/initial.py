@@ -76,7 +76,7 @@ def _refuse_idle(algorithm: Any) -> None:
                 f"do nothing; it is for {', '.join(kinds)}"
             )
     own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
-    if own in _OWN_WEIGHTS and network is not None and network.init != defaults.network.init:
+    if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
         raise ConfigError(
             f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
             "would do nothing; leave it out"

@@ -149,7 +149,6 @@ class AECAdapter(_PettingZooAdapter):
     def _selected(self) -> MultiAgentStep:
         """Steps past agents that are dead, to the one that acts next."""
         time_steps: dict[str, TimeStep] = {}
-        due: list[str] = []  # where all are cut off, the first one that is selected
         while self._env.agents:
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
@@ -161,10 +160,10 @@ class AECAdapter(_PettingZooAdapter):
                 return MultiAgentStep(time_steps)
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
-                due += [name] if time_steps[name].truncated and not due else []
                 self._began.discard(name)
             self._env.step(None)
-        return MultiAgentStep(time_steps, True, next_agents=due or None)
+        cut_off = [name for name, step in time_steps.items() if step.truncated]
+        return MultiAgentStep(time_steps, True, next_agents=cut_off[:1] or None)  # who was selected first
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:

@@ -4,6 +4,7 @@ import copy
 import functools
 import logging
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -205,7 +206,8 @@ class Evaluator:
 
 
 def _begin(*, onednn: bool) -> None:
-    """In the other process: by one thread, and by the library that this one prefers."""
+    """In the other process: by one thread, and by the library that this one prefers; Ctrl-C is for the trainer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     prefer_onednn(onednn)
 
