@@ -49,6 +49,17 @@ def test_a_reader_that_has_enough_is_no_error():
         assert process.wait(TIMEOUT_S) == 141
 
 
+def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
+    """F27: that of a simulator, say, which is no `| head`."""
+
+    def broken(*arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(palaestra.cli.inspect, "_show", broken)
+    assert exit_code("list") == 5
+    assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
+
+
 @pytest.mark.parametrize("typed", [("--seed", "3", "ppo", "CartPole-v1"), ("ppo", "--seed", "3", "CartPole-v1")])
 def test_what_a_command_is_about_comes_before_its_options(typed, capsys):
     """F27: it was given, so that it is missing is not all there is to say."""

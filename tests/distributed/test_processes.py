@@ -16,10 +16,12 @@ import palaestra
 from palaestra import EnvConfig, Trainer, TrainerConfig
 from palaestra.algorithms import ALGORITHMS
 from palaestra.envs import probe_specs
-from palaestra.runtime import ProcessRuntime, RestartPolicy
+from palaestra.experiments import read_faults
+from palaestra.runtime import ProcessRuntime, RemoteError, RestartPolicy
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import tiny_config
 from tests.distributed.runs import make_manager
+from tests.experiments.parts import trained
 
 PAYS = EnvConfig(name="tests.distributed.runs:Pays", num_envs=4)
 STEP_S = 0.01
@@ -173,3 +175,15 @@ if __name__ == "__main__":
         algorithm__unroll_length=10,
         **json.loads(sys.argv[2]),
     )
+
+
+def test_the_record_of_an_environment_that_failed_in_a_worker_says_where(tmp_path):
+    """F1: environment, seed, episode, step and action, as where it is stepped by the run itself."""
+    with pytest.raises(RemoteError, match="chaos: the environment raised") as caught:
+        trained(tmp_path, env__chaos="raise@3#1", distributed__runtime="process", distributed__num_workers=2)
+    [fault] = read_faults(tmp_path / "run")
+    assert fault.kind == "EnvError"
+    assert {"env_id": 1, "episode": 0, "step": 3, "handled": "raise"}.items() <= fault.details.items()
+    assert fault.details["seed"] is not None
+    assert fault.details["action"] in ("0", "1")
+    assert any("--env.on-fault restart" in note for note in caught.value.__notes__)

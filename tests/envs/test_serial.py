@@ -263,6 +263,12 @@ def test_a_dropped_environment_shows_its_last_good_row_although_it_reuses_its_ar
         with pytest.raises(EnvError, match=r"environments \[1\] were dropped and cannot be restored"):
             restore()
     assert env.step(actions).step_type.tolist() == [1, 0]  # as before
+    again = LaneEnvironment(SerialDriver([layer(Reusing()), layer(Spoiled())], faults=faults))
+    again.load_state_dict(state)
+    assert again.resume == "statistical"
+    assert again.step(actions).step_type.tolist() == [1, 0]
+    again.load_state_dict(again.state_dict())
+    assert again.resume == "exact"
 
 
 def test_the_row_shown_for_a_failure_right_after_a_restored_state_is_the_restored_one():

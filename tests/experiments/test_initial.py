@@ -13,7 +13,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
 from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.initial import begin_from, for_new_run
+from palaestra.experiments.lineage import begin_from, for_new_run
 from palaestra.policies import save_policy
 from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, config_of, trained

@@ -360,19 +360,19 @@ def test_a_damaged_run_json_is_no_reason_to_lose_a_run(tmp_path):
     run = trained(tmp_path)
     (run.directory / "run.json").write_text('{"sta')
     assert palaestra.resume("run", root=tmp_path).result.status == "done"
-    assert RunDirectory(run.directory).info["status"] == "done"
+    assert RunDirectory(run.directory).info["resume"] == "statistical"  # was config.yaml edited? it is not known
+    palaestra.resume("run", root=tmp_path, trainer__total_env_steps=128)
+    assert RunDirectory(run.directory).info["resume"] == "exact"
 
 
 def test_directories_are_named_by_time_algorithm_environment_and_seed(tmp_path):
-    config = ExperimentConfig(run=palaestra.RunConfig(directory=str(tmp_path), seed=5))
-    config = dataclasses.replace(config, env=palaestra.EnvConfig(name="ALE/Pong-v5"))
-    path = RunDirectory.create(config).path
-    assert path.name.endswith("_ppo_ALE-Pong-v5_s5")
+    run, env = palaestra.RunConfig(directory=str(tmp_path), seed=5), palaestra.EnvConfig(name="ALE/Pong-v5")
+    assert RunDirectory.create(ExperimentConfig(run=run, env=env)).path.name.endswith("_ppo_ALE-Pong-v5_s5")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "red\x1b[31m", "\x7f", "two\nlines"])
 def test_a_name_with_control_characters_is_refused(tmp_path, name):
-    """D12: no raw ValueError of the operating system, and nothing is made."""
+    """D12."""
     with pytest.raises(ConfigError, match=r"run\.name is .*, which has control characters"):
         trained(tmp_path, name)
     assert not list(tmp_path.iterdir())

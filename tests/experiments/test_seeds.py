@@ -1,7 +1,9 @@
 """Tests of `palaestra.experiments.seeds`: real processes, side by side."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +142,34 @@ def test_a_group_without_runs_is_named(tmp_path):
             find()
 
 
+def test_a_group_that_lacks_a_seed_is_refused(tmp_path):
+    """It would end as if all had been trained."""
+    small_group(tmp_path, 2)
+    shutil.rmtree(tmp_path / "g/seed_1")
+    with pytest.raises(CheckpointError, match=r"g has no runs any more of the seeds 1, which its group.json names"):
+        resume_seeds("g", root=tmp_path)
+    (tmp_path / "g/group.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"group.json says no more which seeds there are"):
+        resume_seeds("g", root=tmp_path)
+
+
+def test_a_group_that_could_not_be_made_leaves_nothing(tmp_path, monkeypatch):
+    """On a full disk, say; it can be begun again."""
+    begin, count = RunDirectory.begin, itertools.count()
+
+    def full(run, *arguments):
+        if next(count):
+            raise OSError(28, "No space left on device")
+        begin(run, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "begin", full)
+        with pytest.raises(CheckpointError, match=r"g cannot be written: .*No space left on device"):
+            small_group(tmp_path, 2)
+    assert not list(tmp_path.iterdir())
+    assert small_group(tmp_path, 2).exit_code == 0
+
+
 @pytest.mark.parametrize("seeds", [0, -1, [], [1, 1], [-3]])
 def test_seeds_that_are_none_are_refused(seeds, tmp_path):
     """F27."""
@@ -174,12 +204,15 @@ def processes_of(group: Path) -> list[str]:
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_and_saves_all_seeds(how, code, tmp_path, wait_until):
-    """F22: Ctrl-C on the terminal reaches the whole process group; every seed saves, and can be resumed."""
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait_until):
+    """F22: Ctrl-C on a terminal leaves out the seeds, schedulers do not; every seed saves, and can be resumed."""
     command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]
     group = tmp_path / "runs" / "g"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_until(lambda: logged(group / "seed_0"), 90)
+        for line in processes_of(group) if everybody else ():
+            os.kill(int(line.split()[0]), how)
         os.killpg(process.pid, how)
         assert process.wait(90) == code
     for run in find_runs([group]):

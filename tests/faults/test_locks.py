@@ -8,8 +8,9 @@ import sys
 import pytest
 
 import palaestra
-from palaestra.core import ConfigError
-from palaestra.experiments import RunDirectory
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import RunDirectory, find_run, list_groups, list_runs
+from tests.experiments.parts import trained
 from tests.faults.parts import child_environment, command
 
 HOLD = """
@@ -86,6 +87,33 @@ def test_a_new_run_never_writes_into_an_old_directory(run):
     """F26, F27: a name that is taken is an error that says how to continue it."""
     with pytest.raises(ConfigError, match=r"exists already; choose another name, or continue it with `palaestra"):
         palaestra.train("ppo", "CartPole-v1", run__directory=str(run.parent), run__name="run")
+
+
+def test_a_run_that_could_not_be_made_leaves_nothing(tmp_path, monkeypatch):
+    """F9, F10: a full disk, or a kill while it is made; a job that begins again finds the name free."""
+    with monkeypatch.context() as patched:
+        patched.setattr("palaestra.experiments.run_directory.provenance", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "run").mkdir()  # what a kill leaves
+    (tmp_path / ".tmp-1/seed_0").mkdir(parents=True)
+    for name in ("run.json", "config.yaml"):
+        (tmp_path / ".tmp-1" / name).write_text("{}")
+        (tmp_path / ".tmp-1/seed_0" / name).write_text("{}")
+    (tmp_path / ".tmp-1/group.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"run is no run, for it has no config.yaml; runs in .*: none yet"):
+        find_run(tmp_path / "run", tmp_path)
+    assert list_runs(tmp_path) == list_groups(tmp_path) == []
+    assert trained(tmp_path).result.status == "done"
+
+
+def test_a_folder_of_something_else_is_no_run_to_be_continued(tmp_path):
+    """F27: the message offers no `resume`."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"run exists already; choose another name$"):
+        trained(tmp_path)
 
 
 def test_runs_without_a_name_never_share_a_directory(tmp_path):

@@ -1,11 +1,13 @@
 """Ctrl-C, twice, and SIGTERM, on a real process with a terminal (F22)."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from palaestra.core import load_tensors
 from palaestra.training import CheckpointStore
 from tests.faults.parts import TIMEOUT_S, Terminal, logged, steps_of
 
@@ -99,6 +101,27 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
     assert not list((run / "faults").iterdir())
 
 
+@pytest.mark.fault
+def test_sigterm_to_every_process_saves_what_shards_hold(tmp_path, wait_until):
+    """F22: they write their rows themselves, and are asked to after the signal has reached them."""
+    run, shards = tmp_path / "runs" / "run", ("--distributed.runtime", "process", "--distributed.replay-shards", "2")
+    verb = ("train", "dqn", "CartPole-v1", "--env.num-envs", "4", *ENDLESSLY, *QUICKLY, *shards)
+    with Terminal(*verb, folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and len(logged(run)) >= 2, TIMEOUT_S, what="two rows of metrics")
+        os.killpg(terminal.process.pid, signal.SIGTERM)
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        assert terminal.process.returncode == 143, terminal.read()
+    check_saved(run)
+    _, state = CheckpointStore(run / "checkpoints").load_newest()
+    index, rows = state["buffer"]["index"], 0
+    for shard in state["buffer"]["shards"].values():
+        assert not shard["damaged"]
+        for key in json.loads(shard["segments"])["keys"]:
+            [file] = Path(shard["directory"]).glob(f"segment-{key}*")
+            rows += load_tensors(file)["field.reward"].numel()
+    assert rows >= int(index["count"].sum()) > 0  # the newest are counted with the next step
+
+
 def children(terminal, what):
     """Process ids of children whose command line has these bytes."""
     terminal.read()
@@ -122,6 +145,19 @@ def test_ctrl_c_while_another_process_evaluates_saves(tmp_path, wait_until):
         assert terminal.process.returncode == 130, text
         wait_until(lambda: not terminal.orphans(), 10.0, what="the end of that process")
     assert f"stopped after {check_saved(run):,} env steps; saved" in text
+
+
+@pytest.mark.fault
+def test_the_process_that_evaluates_ends_with_a_run_that_is_killed(tmp_path, wait_until):
+    """F16."""
+    evaluation = ("--trainer.eval-async", "--trainer.eval-every-steps", "200", "--trainer.eval-episodes", "2")
+    with Terminal(*trained(tmp_path, *evaluation), folder=tmp_path) as terminal:
+        wait_until(lambda: children(terminal, b"spawn_main"), TIMEOUT_S, what="the process that evaluates")
+        [pid] = children(terminal, b"spawn_main")
+        run = tmp_path / "runs" / "run"
+        wait_until(lambda: terminal.read() and list(run.glob("evals/*.json")), TIMEOUT_S, what="an evaluation")
+        terminal.process.kill()
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 20.0, what="its end")
 
 
 @pytest.mark.fault

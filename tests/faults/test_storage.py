@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import palaestra.core.files
 import palaestra.training.checkpoints as checkpoints
 from palaestra.core import CheckpointError, ConfigError, PalaestraError
 from palaestra.core.files import fingerprint, write_manifest
+from palaestra.experiments import read_faults
 from palaestra.training import CheckpointStore
+from tests.experiments.parts import trained
 from tests.faults.killed import state, whole
 from tests.faults.parts import COMMAND, command, steps_of
 
@@ -109,6 +112,30 @@ def test_a_run_on_a_full_disk_ends_with_5_and_its_older_checkpoints(tmp_path):
     assert len(steps_of(run)) >= 2
     assert CheckpointStore(run / "checkpoints").load_newest()[0] == steps_of(run)[-1]
     assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("what", ["records.write_fault", "run_directory.replace_text"])
+def test_records_that_do_not_fit_end_no_run(what, tmp_path, monkeypatch, caplog):
+    """F10: neither those of faults that were survived, which are written later, nor that there is a checkpoint."""
+    place, name = "palaestra.experiments." + what, what.rpartition(".")[2]
+    original = getattr(sys.modules[place.rpartition(".")[0]], name)
+    full = [FULL, FULL]
+
+    def failing(*arguments: Any) -> Any:
+        if full and (name == "write_fault" or (arguments[0].name == "run.json" and '"saved"' in arguments[1])):
+            raise full.pop()
+        return original(*arguments)
+
+    monkeypatch.setattr(place, failing)
+    settings = {"env__chaos": "raise@3#1", "env__on_fault": "restart", "trainer__log_every_steps": 8}
+    settings |= {"trainer__total_env_steps": 32}
+    done = trained(tmp_path, **settings, trainer__checkpoint_every_steps=8)
+    assert done.result.status == "done"
+    assert not full
+    assert "cannot be written" in caplog.text
+    faults = read_faults(done.directory)
+    assert len({(fault.details["episode"], fault.details["step"]) for fault in faults}) == len(faults) > 2
+    assert not list((done.directory / "faults").glob(".*"))
 
 
 # -- F11

@@ -10,9 +10,21 @@ import torch
 
 from palaestra.policies import Phase
 from palaestra.rollout import evaluate
-from palaestra.training import CheckpointStore, StoppedError
+from palaestra.training import CheckpointStore, StoppedError, StopSignals
 from tests.algorithms.parts import environment
 from tests.training.parts import Hooks, Recorder, evaluation_in, timeless, trainer
+
+
+def test_where_a_parent_passes_signals_on_a_second_one_is_no_second_wish():
+    """F22."""
+    with StopSignals(second_ends=False), StopSignals(grace_s=30.0) as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.exit_code == 143
+    with StopSignals():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(StoppedError, match="second signal"):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

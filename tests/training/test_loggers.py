@@ -94,6 +94,25 @@ def test_what_lies_beyond_the_checkpoint_is_cut_off(tmp_path, caplog):
     ]
 
 
+def test_rows_after_the_checkpoint_are_cut_off_where_earlier_ones_were_taken_out(tmp_path, caplog):
+    """F25: else the resumed run would log them twice."""
+    logger = FileLogger(tmp_path)
+    logger.start(START)
+    for step in (1, 2, 3, 4, 5):
+        logger.metrics({"env_steps": step})
+        logger.episodes(step, [Episode(float(step), 1, 0, {})])
+    logger.close()
+    for file in (tmp_path / "metrics.jsonl", tmp_path / "episodes.csv"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:-4] + lines[-3:]))
+    again = FileLogger(tmp_path)
+    again.start({"env_steps": 3, "metrics": 3, "episodes": 3})
+    again.close()
+    assert "2 of the 3 rows that were written before the checkpoint" in caplog.text
+    assert [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 3]
+    assert [line.partition(",")[0] for line in (tmp_path / "episodes.csv").read_text().splitlines()[1:]] == ["1", "3"]
+
+
 @contextlib.contextmanager
 def full_disk(size_bytes):
     """The operating system lets no file of this process grow beyond so many bytes."""
@@ -144,7 +163,7 @@ def test_rows_that_never_fit_are_named_at_the_end(tmp_path, caplog):
     (said,) = result.not_logged
     rows = made._rows_logged - len(lines)
     assert said.startswith(f"FileLogger: {rows:,} row(s) of metrics.jsonl could not be written ([Errno 27]")
-    FileLogger(tmp_path).start({**START, "metrics": made._rows_logged})
+    FileLogger(tmp_path).start({**START, "env_steps": result.env_steps, "metrics": made._rows_logged})
     assert f"has {len(lines)} of the {made._rows_logged} rows that were written" in caplog.text
 
 

@@ -1,10 +1,12 @@
 """Verbs, exit codes and error messages."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import io
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -71,20 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = _function(verb, rest)(rest)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has what it wants; at the exit there is nothing to say about the rest
-        from palaestra.training.console import silence_stdout
-
-        silence_stdout()
-        code = 128 + signal.SIGPIPE
     except KeyboardInterrupt as stopped:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
         saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
         _print("stopped", f"{str(stopped) or 'at once'}{saved}")
         code = getattr(stopped, "exit_code", 130)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():  # `| head` has what it wants
+            from palaestra.training.console import silence_stdout
+
+            silence_stdout()
+            sys.exit(128 + signal.SIGPIPE)
         code = _exit_code(error)
         _print(type(error).__name__, str(error), getattr(error, "__notes__", ()))
     sys.exit(code)
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe that has no reader any more."""
+    poll = select.poll()
+    with contextlib.suppress(OSError):  # it is no file
+        poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _function(verb: str, rest: list[str]) -> Callable[[list[str]], int]:

@@ -6,8 +6,9 @@ Every class carries the exit code that the command line ends with.
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -30,6 +31,8 @@ class PalaestraError(Exception):
     """Base of every error that this library raises on purpose."""
 
     exit_code = 1
+    facts: Mapping[str, Any] = MappingProxyType({})
+    """What else is known, as JSON values: of an environment's fault its number, seed, episode, step and action."""
 
 
 class ConfigError(PalaestraError, ValueError):

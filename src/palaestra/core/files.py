@@ -474,8 +474,13 @@ def replace_text(path: Path, text: str) -> None:
         text: what it holds from then on.
     """
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:

@@ -269,6 +269,8 @@ class EpisodeLog:
         }
         if self.forgotten:
             state["forgotten"] = np.array([self.steps(lane) if lane in self.forgotten else 0 for lane in lanes])
+        if self.dropped:
+            state["dropped"] = np.array(sorted(self.dropped))
         state |= self.attributes_text()
         for path, rows in zip(self._specs, self._rows, strict=True):
             parts = [rows[begins[lane] : self._length, lane] for lane in lanes]
@@ -304,6 +306,8 @@ class EpisodeLog:
                 "%s: episodes of more than %s steps are not replayed, and new ones begin; what wrappers remembered "
                 "from earlier episodes is lost there", ", ".join(counts), f"{MOST_STEPS:,}",
             )  # fmt: skip
+        if len(dropped := state.get("dropped", ())):
+            _log.warning("environments %s were dropped; they are made anew, and play along again", dropped.tolist())
         return episodes
 
     def _empty(self, capacity: int) -> list[np.ndarray]:

@@ -141,7 +141,9 @@ class Fault:
 
     def error(self) -> PalaestraError:
         """The error that stops a run."""
-        return (NonFiniteError if self.kind == "non-finite" else EnvError)(str(self))
+        error = (NonFiniteError if self.kind == "non-finite" else EnvError)(str(self))
+        error.facts = self.to_json()
+        return error
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

@@ -236,7 +236,9 @@ class LaneEnvironment(HasSpecs, Environment):
         return self._log.state_dict(self._answer(self.driver.digests()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replays every lane's running episode; one of more than 100,000 steps is over, and `resume` is `statistical`.
+        """Replays every lane's running episode.
+
+        One of more than 100,000 steps is over, and a lane that was dropped is back; `resume` is then `statistical`.
 
         Args:
             state: from `state_dict`, whatever the driver was.
@@ -246,7 +248,7 @@ class LaneEnvironment(HasSpecs, Environment):
         """
         self._check_open()
         episodes = self._log.episodes_of(state)
-        self.resume = "statistical" if is_forgotten(state) else "exact"
+        self.resume = "statistical" if is_forgotten(state) or "dropped" in state else "exact"
         self._restore(episodes)
         given = {lane: {**self._defaults.get(lane, {}), **one.attributes[0]} for lane, one in enumerate(episodes)}
         self._answer(self.driver.set_attributes({lane: found for lane, found in given.items() if found}))

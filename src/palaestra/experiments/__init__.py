@@ -8,6 +8,7 @@ from palaestra.experiments.diagnosis import *
 from palaestra.experiments.dimensions import *
 from palaestra.experiments.evaluation import *
 from palaestra.experiments.learner import *
+from palaestra.experiments.lineage import *
 from palaestra.experiments.logs import *
 from palaestra.experiments.making import *
 from palaestra.experiments.measure import *

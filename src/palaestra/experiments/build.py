@@ -24,8 +24,8 @@ from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, Mult
 from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
-from palaestra.experiments.initial import require_effect
 from palaestra.experiments.learner import Collecting, Evaluate, Learner
+from palaestra.experiments.lineage import require_effect
 from palaestra.experiments.making import attempt, choose_products, make_callbacks
 from palaestra.experiments.presets import tuned
 from palaestra.experiments.records import network_lines

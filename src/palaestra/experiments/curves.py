@@ -16,8 +16,9 @@ from rich.text import Text
 
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.experiments.config import ExperimentConfig, flat_settings
+from palaestra.experiments.lineage import changes_between
 from palaestra.experiments.records import is_number
-from palaestra.experiments.run_directory import RunDirectory, changes_between, find_runs
+from palaestra.experiments.run_directory import RunDirectory, find_runs
 
 _log = logging.getLogger(__name__)
 

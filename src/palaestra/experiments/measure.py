@@ -19,7 +19,7 @@ from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.create import is_pool
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.initial import begin_from, for_new_run
+from palaestra.experiments.lineage import begin_from, for_new_run
 from palaestra.experiments.records import memory_bytes, network_lines, networks_of
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy

@@ -25,12 +25,13 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.computing import num_cores
+from palaestra.core.files import replace_text
 from palaestra.envs import EventLog
 from palaestra.envs.places import place_of, places_kept
 from palaestra.envs.watchdog import guarded
 from palaestra.nn import model_summary
 from palaestra.policies import RandomPolicy, load_policy
-from palaestra.runtime import LOOK_PERIOD_S, LeakWatch
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, RemoteError
 from palaestra.training import Callback, Trainer, policy_folder
 
 __all__ = ["FaultRecord", "read_evaluations", "read_faults"]
@@ -192,7 +193,7 @@ def write_lost(directory: str | Path, fault: FaultRecord) -> Path:
 
 
 def _written(path: Path, fault: FaultRecord) -> Path:
-    path.write_text(json.dumps(asdict(fault), indent=2, default=str) + "\n")
+    replace_text(path, json.dumps(asdict(fault), indent=2, default=str) + "\n")
     return path
 
 
@@ -291,8 +292,11 @@ class KeepFaults(Callback):
         self._written = 0
 
     def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
-        """See `Callback.logged`."""
-        self.write(trainer.collector.env_steps)
+        """See `Callback.logged`; what a full disk has no room for is written later."""
+        try:
+            self.write(trainer.collector.env_steps)
+        except OSError as error:
+            _log.warning("faults of environments cannot be written (%s); they are when there is room", error)
 
     def ended(self, trainer: Trainer) -> None:
         """See `Callback.ended`."""
@@ -315,18 +319,28 @@ class KeepFaults(Callback):
             told = f"{missing:,} faults since the last row of metrics are not written down, for only the newest are"
             counts = {f"{kind}, {who}": count for (kind, who), count in faults.counts.items()}
             write_fault(self._path, FaultRecord("FaultsMissing", told, now(), env_steps, "warned", counts))
+            self._written += missing
         for fault in new:
             handled = _HANDLED.get(fault.handled, "stopped")
             kind = type(fault.error()).__name__
             path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
+            self._written += 1
             if fault.handled == "raise" and ended is None:
                 ended = path
-        self._written = faults.total
         if error is not None and ended is None:
-            trace = "".join(traceback.format_exception(error))
-            record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps, trace=trace)
+            trace, facts = "".join(traceback.format_exception(error)), dict(getattr(error, "facts", {}))
+            record = FaultRecord(kind_of(error), str(error), env_steps=env_steps, details=facts, trace=trace)
             ended = write_fault(self._path, record)
         return ended
+
+
+def kind_of(error: BaseException) -> str:
+    """The class of an error; of one in a worker, that which it had there.
+
+    Args:
+        error: as it was caught.
+    """
+    return error.kind if isinstance(error, RemoteError) else type(error).__name__
 
 
 class NoteLeaks(Callback):

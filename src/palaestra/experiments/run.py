@@ -23,23 +23,22 @@ from palaestra.envs.watchdog import last_words
 from palaestra.experiments import making
 from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping
-from palaestra.experiments.initial import begin_from, for_new_run, fork_run
-from palaestra.experiments.learner import Collecting, Learner, evaluation_environment
+from palaestra.experiments.learner import Learner, evaluation_environment
+from palaestra.experiments.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
 from palaestra.experiments.presets import OTHER_NAMES, preset
 from palaestra.experiments.records import (
     FaultRecord,
     KeepFaults,
     NoteLeaks,
     crashes_told,
-    is_number,
+    kind_of,
     networks_of,
-    policies_are_kept,
     process_info,
     write_lost,
 )
 from palaestra.experiments.records import now as time_now
 from palaestra.experiments.report import run_html, write_report
-from palaestra.experiments.run_directory import RunDirectory, changed_config, changes_between, find_run
+from palaestra.experiments.run_directory import RunDirectory, find_run
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainResult, acting_policy
@@ -275,12 +274,12 @@ def active(
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
-        later = make_compiled_later(learner, lambda record: directory.write_info({"compiled": record}))
+        later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
         kept = _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))
         trainer.callbacks += [faults, *kept, later]
         stack.callback(later.end)
         if resumed:
-            _resume(directory, trainer, config, collecting)
+            go_on(directory, trainer, config, collecting.reporter)
         process = {"process": process_info(), **making.computing()}
         later.begin(trainer)
         directory.write_info({**_NO_END, "status": "running", **process, "networks": networks})
@@ -303,16 +302,6 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
-
-
-def _resume(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, collecting: Collecting) -> None:
-    """Puts the newest checkpoint into a trainer, and writes down how exactly the run goes on."""
-    exact, why = _computes_exactly(directory.config, config), _load(directory, trainer, config)
-    why += ["with new episodes"] if getattr(collecting.reporter, "resume", "exact") != "exact" else []
-    pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
-    why += ["with an empty pool of self-play"] if pool else []
-    why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
-    directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
 
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:
@@ -373,7 +362,15 @@ class _StillThere(Callback):
         """See `Callback.logged`."""
         self._directory.require_there()
         if not self._directory.info.get("saved") and self._directory.env_steps:
-            self._directory.write_info({"saved": True})
+            _note(self._directory, {"saved": True})
+
+
+def _note(directory: RunDirectory, facts: dict[str, Any]) -> None:
+    """Adds to `run.json` while a run goes on, which a full disk is no reason to end."""
+    try:
+        directory.write_info(facts)
+    except OSError as error:
+        _log.warning("%s/run.json cannot be written: %s", directory.path, error)
 
 
 def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) -> None:
@@ -382,47 +379,11 @@ def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) ->
         error.add_note(f"recorded    {write_lost(directory.path, record)}")
 
 
-def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
-    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
-
-    Minibatches that are cut into other parts round otherwise.
-    """
-    same = now.distributed.cuts is not None and now.distributed.cuts == before.distributed.cuts
-    return same and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
-
-
-def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:
-    """Puts the newest checkpoint into a trainer, and writes down what changes from here on.
-
-    Returns:
-        Why the run does not go on as it would have.
-    """
-    step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
-    if directory.never_saved:
-        _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
-    else:
-        step, state = directory.checkpoints().load_newest()
-        if any(isinstance(part, dict) and "lost" in part for part in state.values()):
-            why.append("without rows of a replay buffer that were damaged")
-        trainer.load_state(state)
-        known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
-        lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
-        trainer.best_return = None if lost else max(known, default=None)
-    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
-    facts |= {"policy_lost_at": step} if lost else {}
-    if changes := changes_between(directory.config, config) | edited:
-        entry = {"env_steps": step, "time": time_now(), "changes": changes}
-        facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
-    directory.write_info(facts)
-    directory.forget_evaluations(trainer.collector.env_steps)
-    return [*why, *(["with a config.yaml that was edited by hand"] if edited else [])]
-
-
 def _advise(error: BaseException, directory: RunDirectory, record: Path | None, *, restart: bool = True) -> None:
     """Adds to an error that ended a run what there is to look at and to do."""
     if record is not None:
         error.add_note(f"recorded    {record}")
-    if isinstance(error, EnvError) and not restart:
+    if kind_of(error) == EnvError.__name__ and not restart:
         error.add_note("instead     --env.on-fault restart replaces an environment that fails")
     if directory.checkpoints().steps():
         error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
@@ -452,14 +413,15 @@ def seed_process(run: str, *path: str) -> int:
     directory = RunDirectory(Path(run))
     try:
         resumed = directory.status != "created"
-        learner = make_learner(directory.config)
-        with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
-            return ended(directory, trainer, trainer.run()).result.exit_code
+        with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
+            learner = make_learner(directory.config)
+            with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
+                return ended(directory, trainer, trainer.run()).result.exit_code
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return getattr(error, "exit_code", 130)
 
 
 def _end_with_parent() -> None:

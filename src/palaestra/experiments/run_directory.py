@@ -1,8 +1,7 @@
-"""The directory that holds everything of one run, and what a later run may change."""
+"""The directory that holds everything of one run, and where such directories are."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import fcntl
 import json
@@ -12,14 +11,14 @@ import re
 import shlex
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from palaestra.core import Offline
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
-from palaestra.core.files import fingerprint, replace_text
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, flat_settings, read_config, save_config
+from palaestra.core.files import fingerprint, replace_text, whole_folder
+from palaestra.experiments.config import ExperimentConfig, config_from_mapping, read_config, save_config
 from palaestra.experiments.records import crash_of, is_number, provenance, read_evaluations
 from palaestra.experiments.trust import require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
@@ -27,8 +26,6 @@ from palaestra.training import CheckpointStore
 __all__ = [
     "RunDirectory",
     "begun_runs",
-    "changed_config",
-    "changes_between",
     "find_run",
     "find_runs",
     "list_groups",
@@ -60,21 +57,22 @@ class RunDirectory:
             config: of the run.
 
         Raises:
+            CheckpointError: it cannot be written; nothing is left of it.
             ConfigError: the directory exists already, or cannot be made.
         """
-        run = cls(new_directory(config, f"s{config.run.seed}"))
-        run.begin(config, None)
-        return run
+        with new_folder(config, f"s{config.run.seed}") as (path, unfinished):
+            cls(unfinished).begin(config)
+        return cls(path)
 
-    def begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None) -> None:
-        """Fills a directory that is empty.
+    def begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None = None) -> None:
+        """Fills a directory that is empty, or does not exist.
 
         Args:
             config: see `create`.
             lineage: which run this one continues, and from where.
         """
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
-            (self.path / name).mkdir()
+            (self.path / name).mkdir(parents=True)
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
         made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", **self.save_config(config)}
         self.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
@@ -270,16 +268,33 @@ class RunDirectory:
             self._lock = None
 
 
-def new_directory(config: ExperimentConfig, suffix: str) -> Path:
-    """Makes a directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
+@contextmanager
+def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Path]]:
+    """A directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
 
     Args:
         config: of the run.
         suffix: the last part of the name.
 
+    Yields:
+        Its path, and a folder to fill, which gets that path when it is whole.
+
     Raises:
+        CheckpointError: it cannot be written; nothing is left of it.
         ConfigError: the name is taken, or nothing can be written there.
     """
+    target = _claimed(config, suffix)
+    try:
+        with whole_folder(target, "run") as unfinished:
+            yield target, unfinished
+    except BaseException:
+        with suppress(OSError):  # it holds nothing yet, or it is somebody else's by now
+            target.rmdir()
+        raise
+
+
+def _claimed(config: ExperimentConfig, suffix: str) -> Path:
+    """An empty directory; of a name that was given it may be one that a killed process has left."""
     root = Path(config.run.directory)
     time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, config.env.name)]
@@ -290,11 +305,12 @@ def new_directory(config: ExperimentConfig, suffix: str) -> Path:
             path.mkdir(parents=True)
             return path
         except FileExistsError:
+            if config.run.name and path.is_dir() and not any(path.iterdir()):
+                return path
             if config.run.name:
-                raise ConfigError(
-                    f"the run directory {path} exists already; choose another name, or continue it with "
-                    f"`palaestra resume {shlex.quote(str(path))}`"
-                ) from None
+                is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
+                instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
+                raise ConfigError(f"the run directory {path} exists already; choose another name{instead}") from None
             number += 1
             path = root / f"{stem}_{number}"
         except OSError as error:
@@ -307,11 +323,9 @@ def list_runs(root: str | Path = "runs") -> list[Path]:
     Args:
         root: the folder.
     """
-    files = [path for pattern in ("*/run.json", "*/*/run.json") for path in Path(root).glob(pattern)]
-    runs = [path.parent for path in files if os.access(path, os.R_OK)]  # others may keep theirs to themselves
-    whole = [path for path in runs if (path / "config.yaml").is_file() and not path.name.startswith(".tmp-")]
-    named = [path for path in whole if printable(str(path)) == str(path)]
-    return sorted(named, key=lambda path: (path / "run.json").stat().st_ctime_ns)
+    runs = [*_folders_with("run.json", "*", root), *_folders_with("run.json", "*/*", root)]
+    whole = [path for path in runs if (path / "config.yaml").is_file()]
+    return sorted(whole, key=lambda path: (path / "run.json").stat().st_ctime_ns)
 
 
 def list_groups(root: str | Path = "runs") -> list[Path]:
@@ -320,10 +334,14 @@ def list_groups(root: str | Path = "runs") -> list[Path]:
     Args:
         root: the folder.
     """
-    groups = [
-        path.parent for path in Path(root).glob("*/group.json") if printable(path.parent.name) == path.parent.name
-    ]
-    return sorted(groups, key=lambda path: (path / "group.json").stat().st_ctime_ns)
+    return sorted(_folders_with("group.json", "*", root), key=lambda path: (path / "group.json").stat().st_ctime_ns)
+
+
+def _folders_with(name: str, pattern: str, root: str | Path) -> list[Path]:
+    """Whole folders with a file of this name that can be read; others may keep theirs to themselves."""
+    files = [path for path in Path(root).glob(f"{pattern}/{name}") if os.access(path, os.R_OK)]
+    folders = [path.parent for path in files if not any(part.startswith(".tmp-") for part in path.parts[-3:])]
+    return [path for path in folders if printable(str(path)) == str(path)]
 
 
 def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
@@ -375,6 +393,8 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 path.name for path in list_runs(root) if not (path.parent / "group.json").is_file()
             ]
             known = ", ".join(some[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
+            if Path(name).is_dir():
+                raise CheckpointError(f"{name} is no run, for it has no config.yaml; runs in {root}: {known}")
             raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}")
     return found
 
@@ -411,86 +431,3 @@ def _natural(path: Path) -> tuple[int, str]:
     """`seed_10` after `seed_9`."""
     name = path.parent.name
     return len(name), name
-
-
-_FIXED = (
-    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards", "algorithm.capacity"),
-    *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
-    *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
-    *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
-    *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
-)
-"""What a checkpoint holds the results of, and no setting can change afterwards."""
-_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
-"""Of these, what says how faults are handled: a run that an environment's fault has ended can go on with others."""
-
-
-def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
-    """A run's configuration with other settings, as far as it can continue with them.
-
-    An offline run that is given `offline.fraction` goes online: `offline.updates` are then those that it has made.
-
-    Args:
-        run: that continues.
-        settings: values by path, with dots or `__`.
-
-    Raises:
-        ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
-    """
-    config = run.config
-    if run.is_shared:
-        raise ConfigError(
-            f"{run.path} is a shared policy without checkpoints, so there is nothing to continue; begin a new run from "
-            f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"
-        )
-    changed = config_from_mapping(ExperimentConfig, settings, base=config)
-    changes = changes_between(config, changed)
-    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
-    refused = [
-        f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
-        for path, (old, new) in changes.items()
-        if path not in _FREE and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
-    ]
-    runtimes = config.distributed.runtime, changed.distributed.runtime
-    if None in runtimes and runtimes != (None, None):
-        refused.append(
-            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
-            "workers keep other things; between local, process and ray it can change"
-        )
-    reached, budget = run.env_steps, changed.trainer.total_env_steps
-    before, now = config.offline, changed.offline
-    offline = changed.algorithm.plan_class is Offline
-    if offline and before.fraction is None and now.fraction is not None:
-        changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
-    elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):
-        refused.append(
-            f"offline.fraction {before.fraction} and offline.updates {before.updates} cannot become {now.fraction} and "
-            f"{now.updates} in a run that continues; an offline run goes online by a fraction alone, and never back"
-        )
-    if "trainer.total_env_steps" in changes and budget <= reached:
-        refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
-    elif changes and not refused and budget <= reached:
-        refused.append(
-            f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
-            "give --until as well, to train on"
-        )
-    if refused:
-        raise ConfigError("\n".join(refused))
-    return changed
-
-
-def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, by path: (old value, new value), as in a configuration file.
-
-    Args:
-        old: one configuration.
-        new: another.
-
-    Examples:
-        >>> from palaestra import preset
-        >>> changes_between(preset("ppo", "CartPole-v1"), preset("ppo", "Acrobot-v1"))["env.name"]
-        ('CartPole-v1', 'Acrobot-v1')
-    """
-    before, after = flat_settings(old), flat_settings(new)
-    paths = [*before, *(path for path in after if path not in before)]
-    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}

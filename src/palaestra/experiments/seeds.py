@@ -22,9 +22,9 @@ from palaestra.core.files import replace_text
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import ExperimentConfig
 from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
-from palaestra.experiments.initial import begin_from, for_new_run
+from palaestra.experiments.lineage import begin_from, for_new_run
 from palaestra.experiments.records import provenance
-from palaestra.experiments.run_directory import RunDirectory, find_runs, new_directory
+from palaestra.experiments.run_directory import RunDirectory, find_runs, new_folder
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 
@@ -118,12 +118,14 @@ def train_seeds(
     learner = make_learner(config)
     learner.load_data()  # what does not fit is said here, once
     begin_from(learner)
-    path = new_directory(config, f"{len(chosen)}seeds")
-    replace_text(path / "group.json", json.dumps({"format": 1, "seeds": chosen, **provenance()}, indent=2) + "\n")
     threads = learner.num_threads(side_by_side=min(len(chosen), num_cores()))
-    for seed in chosen:
-        run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=f"seed_{seed}", num_threads=threads)
-        RunDirectory.create(dataclasses.replace(config, run=run))
+    with new_folder(config, f"{len(chosen)}seeds") as (path, unfinished):
+        group = {"format": 1, "seeds": chosen, **provenance()}
+        replace_text(unfinished / "group.json", json.dumps(group, indent=2) + "\n")
+        for seed in chosen:
+            name = f"seed_{seed}"
+            run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=name, num_threads=threads)
+            RunDirectory(unfinished / name).begin(dataclasses.replace(config, run=run))
     if on_start is not None:
         on_start(path)
     return resume_seeds(path, progress=progress, ended=ended)
@@ -141,7 +143,7 @@ def resume_seeds(
         ended: see `train_seeds`.
 
     Raises:
-        CheckpointError: there is no such group.
+        CheckpointError: there is no such group, or a seed of it is missing.
         ConfigError: it is a single run.
     """
     directories = find_runs([name], root)
@@ -149,6 +151,7 @@ def resume_seeds(
     if not (group / "group.json").is_file():
         raise ConfigError(f"{name} is a single run, no group of seeds; continue it with `palaestra resume {name}`")
     seeds = [_Seed(directory) for directory in directories]
+    _require_all(group, seeds)
     panel = _Panel(str(group), seeds) if progress else None
     with StopSignals() as stop, contextlib.closing(panel) if panel else contextlib.nullcontext():
         try:
@@ -159,6 +162,19 @@ def resume_seeds(
     return GroupResult(group, tuple(seed.result() for seed in seeds))
 
 
+def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
+    """Refuses a group that lacks a seed, which would count as trained to the end."""
+    try:
+        named = set(json.loads((group / "group.json").read_text())["seeds"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{group}/group.json says no more which seeds there are ({error!r}); mend it") from error
+    if missing := sorted(named - {seed.number for seed in seeds}):
+        raise CheckpointError(
+            f"the group {group} has no runs any more of the seeds {', '.join(map(str, missing))}, which its group.json "
+            "names; bring them back, or take their numbers out of group.json"
+        )
+
+
 class _Seed:
     """One seed of a group: its run, its process, and the newest row of its metrics."""
 
@@ -166,7 +182,7 @@ class _Seed:
         self.directory = directory
         self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
-        self.asked_to_stop = False
+        self.asked_to_stop: int | None = None  # by which signal
         reached_goal = directory.status == "stopped" and bool(directory.info.get("reason"))  # or its time limit
         self.finished = directory.status == "done" or reached_goal
         self._ended_before = directory.info.get("ended")
@@ -192,7 +208,7 @@ class _Seed:
     def stop(self, number: int) -> None:
         if self.process is not None and self.running and not self.asked_to_stop:
             self.process.send_signal(number)
-        self.asked_to_stop = True
+        self.asked_to_stop = number
 
     def kill(self) -> None:
         if self.process is not None:
@@ -225,7 +241,8 @@ class _Seed:
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
-        exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else 130)
+        unbegun = 128 + (self.asked_to_stop or signal.SIGINT)
+        exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else unbegun)
         steps = int(info.get("env_steps") or self.env_steps)
         why = error or info.get("reason")
         return SeedResult(self.number, self.directory.path, status, exit_code, steps, self.directory.kept_return, why)

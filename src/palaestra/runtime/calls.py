@@ -21,13 +21,16 @@ class RemoteError(PalaestraError):
         kind: name of the exception's class.
         detail: the traceback there, as text.
         exit_code: of the exception, where it has one.
+        facts: of the exception, see `PalaestraError.facts`.
     """
 
-    def __init__(self, what: str, kind: str, detail: str, exit_code: int = 1) -> None:
+    def __init__(
+        self, what: str, kind: str, detail: str, exit_code: int = 1, facts: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{what} raised {kind}:\n{detail}")
         self.kind = kind
         """Name of the exception's class, for example "NonFiniteError"."""
-        self.exit_code = exit_code
+        self.exit_code, self.facts = exit_code, facts or {}
 
 
 class Call(NamedTuple):
@@ -210,5 +213,5 @@ def arrival(worker: WorkerRecord, call: Call, answer: Any) -> Arrival:
     if not isinstance(answer, Failed):
         return Arrival(call.worker, call.incarnation, call.sequence, answer)
     what = f"{worker.name}: {call.method}" if call.sequence else f"{worker.name} could not be made: {worker.factory!r}"
-    error = RemoteError(what, answer.kind, answer.detail, answer.exit_code)
+    error = RemoteError(what, answer.kind, answer.detail, answer.exit_code, answer.facts)
     return Arrival(call.worker, call.incarnation, call.sequence, None, error)

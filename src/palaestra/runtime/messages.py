@@ -437,6 +437,8 @@ class Failed:
         """Its traceback."""
         self.exit_code = int(getattr(error, "exit_code", 1))
         """What the command line ends with."""
+        self.facts = dict(getattr(error, "facts", {}))
+        """See `PalaestraError.facts`."""
 
 
 class _Unreadable(NamedTuple):

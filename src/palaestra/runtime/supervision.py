@@ -413,15 +413,20 @@ def _main(target: Callable[..., None], connection: Connection, stacks: Connectio
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ignore_sigterm()
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    end_with_parent()
     target(connection, *args)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """From now on this process of `multiprocessing` ends when the one that started it does, however that ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    mp_connection.wait([parent.sentinel])
-    os._exit(1)
+
+    def wait() -> None:
+        mp_connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))

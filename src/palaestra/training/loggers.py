@@ -185,9 +185,9 @@ class FileLogger:
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
-        header = "env_steps,return,length,env_id,info\n"
-        self._metrics = _Lines(self._directory / "metrics.jsonl", position["metrics"], "")
-        self._episodes = _Lines(self._directory / "episodes.csv", position["episodes"], header)
+        header, last = "env_steps,return,length,env_id,info\n", position["env_steps"]
+        self._metrics = _Lines(self._directory / "metrics.jsonl", position["metrics"], last, "")
+        self._episodes = _Lines(self._directory / "episodes.csv", position["episodes"], last, header)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """See `Logger.metrics`."""
@@ -220,11 +220,12 @@ class _Lines:
 
     Args:
         path: of the file; what comes after its first rows is cut off, also half a line.
-        rows: how many to keep.
+        rows: how many to keep at most; there are fewer where somebody has taken some out.
+        last: env steps of the last one to keep.
         header: its first line.
     """
 
-    def __init__(self, path: Path, rows: int, header: str) -> None:
+    def __init__(self, path: Path, rows: int, last: int, header: str) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = len(header.encode())
@@ -234,7 +235,7 @@ class _Lines:
             kept = 0
             if len(file.read(self._size)) < self._size:
                 self._size, self._waiting = 0, header.encode()
-            while kept < rows and (line := file.readline()).endswith(b"\n"):
+            while kept < rows and (line := file.readline()).endswith(b"\n") and _env_steps(line) <= last:
                 self._size, kept = self._size + len(line), kept + 1
         if kept < rows:
             _log.warning("%s has %d of the %d rows that were written before the checkpoint", path, kept, rows)
@@ -277,6 +278,14 @@ class _Lines:
         os.close(self._file)
         missing = self._rows + self._left_out
         return f"{missing:,} row(s) of {self._path.name} could not be written ({self._error})" if missing else ""
+
+
+def _env_steps(line: bytes) -> float:
+    """Those of a row of either file; 0 where it does not say."""
+    try:
+        return float(json.loads(line)["env_steps"] if line.startswith(b"{") else line.partition(b",")[0])
+    except (ValueError, KeyError, TypeError):
+        return 0.0
 
 
 _OUTCOMES = ("return_mean", "length_mean", "discounted_return_mean", "eval/return_mean")

@@ -33,12 +33,16 @@ class StopSignals:
     Args:
         on_stop: called at the first signal, inside the handler.
         grace_s: seconds from the first signal to a `StoppedError`; `None`, or more than three years, waits for ever.
+        second_ends: whether a second signal raises. Without it, here or in those that this one is inside of, it does
+            nothing: for a process whose parent passes on signals that it may have had as well.
     """
 
-    def __init__(self, on_stop: Callable[[], None] | None = None, *, grace_s: float | None = None) -> None:
+    def __init__(
+        self, on_stop: Callable[[], None] | None = None, *, grace_s: float | None = None, second_ends: bool = True
+    ) -> None:
         self.received: int | None = None
         """The signal's number, once there was one."""
-        self._on_stop = on_stop
+        self._on_stop, self._second_ends = on_stop, second_ends
         self._grace_s = grace_s if grace_s is None or grace_s < _LONGEST_GRACE_S else None
         self._before: dict[int, object] = {}
 
@@ -49,6 +53,7 @@ class StopSignals:
                 outer = getattr(before, "__self__", None)
                 if isinstance(outer, StopSignals):
                     self.received = self.received or outer.received
+                    self._second_ends = self._second_ends and outer._second_ends
         return self
 
     def __exit__(
@@ -62,6 +67,8 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM:
             raise StoppedError(f"at once, {self._grace_s} s after the signal", self.exit_code)
+        if self.received is not None and not self._second_ends:
+            return
         if self.received is not None:
             raise StoppedError("at once, by a second signal", 128 + number)
         self.received = number

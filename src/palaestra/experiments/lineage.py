@@ -1,27 +1,32 @@
-"""What a new run begins with: the policies of another run or of a shared folder, or all that a run has come to."""
+"""What a run begins with, and goes on with: policies of another run, all that a run has come to, changed settings."""
 
-import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import re
+import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import CheckpointError, ConfigError
-from palaestra.core.files import whole_folder
+from palaestra.core import CheckpointError, ConfigError, Offline
 from palaestra.distributed import DistributedConfig
-from palaestra.experiments.config import ExperimentConfig, algorithm_class
+from palaestra.experiments import making
+from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
 from palaestra.experiments.learner import Learner
-from palaestra.experiments.run_directory import RunDirectory, find_run, new_directory
+from palaestra.experiments.records import Reporter, is_number, now, policies_are_kept
+from palaestra.experiments.run_directory import RunDirectory, find_run, new_folder
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.policies import RandomPolicy, load_weights
 from palaestra.robots import RobotConfig
-from palaestra.training import policy_folder
+from palaestra.training import Trainer, policy_folder
 
-__all__ = []
+__all__ = ["changed_config", "changes_between"]
+
+_log = logging.getLogger(__name__)
 
 
 def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
@@ -187,16 +192,10 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
     name = name or _free_name(folder, named)
     config = parent.config
     forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
-    target = new_directory(forked, "")
-    try:
-        with whole_folder(target, "run") as unfinished:
-            child = RunDirectory(unfinished)
-            child.begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
-            _copy_results(parent, child, step)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            target.rmdir()
-        raise
+    with new_folder(forked, "") as (target, unfinished):
+        child = RunDirectory(unfinished)
+        child.begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
+        _copy_results(parent, child, step)
     return RunDirectory(target)
 
 
@@ -219,3 +218,147 @@ def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
 def _free_name(folder: Path, name: str) -> str:
     names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
     return next(name for name in names if not (folder / name).exists())
+
+
+def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, reporter: Reporter | None) -> None:
+    """Puts the newest valid checkpoint into a trainer, and writes down how exactly the run goes on.
+
+    Args:
+        directory: of the run; one that has never saved any checkpoint begins, with a warning.
+        trainer: of the run.
+        config: with which it goes on.
+        reporter: says how exactly its environments do.
+
+    Raises:
+        CheckpointError: its checkpoints are damaged.
+    """
+    exact, why = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    why += ["with new episodes"] if getattr(reporter, "resume", "exact") != "exact" else []
+    pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
+    why += ["with an empty pool of self-play"] if pool else []
+    why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
+    directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
+
+
+def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
+    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
+
+    Minibatches that are cut into other parts round otherwise.
+    """
+    same = now.distributed.cuts is not None and now.distributed.cuts == before.distributed.cuts
+    return same and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
+
+
+def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:
+    """Puts the newest checkpoint into a trainer, and writes down what changes from here on.
+
+    Returns:
+        Why the run does not go on as it would have.
+    """
+    step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
+    unknown = "config_sha256" not in directory.info
+    if directory.never_saved:
+        _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
+    else:
+        step, state = directory.checkpoints().load_newest()
+        if any(isinstance(part, dict) and "lost" in part for part in state.values()):
+            why.append("without rows of a replay buffer that were damaged")
+        trainer.load_state(state)
+        known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
+        lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
+        trainer.best_return = None if lost else max(known, default=None)
+    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
+    facts |= {"policy_lost_at": step} if lost else {}
+    changes = changes_between(directory.config, config) | edited
+    if unknown:
+        facts |= directory.save_config(config)
+    if changes:
+        entry = {"env_steps": step, "time": now(), "changes": changes}
+        facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
+    directory.write_info(facts)
+    directory.forget_evaluations(trainer.collector.env_steps)
+    why += ["with a config.yaml that was edited by hand"] if edited else []
+    return [*why, *(["without what its run.json said, also of a config.yaml that was edited"] if unknown else [])]
+
+
+_FIXED = (
+    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards", "algorithm.capacity"),
+    *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
+    *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
+    *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
+    *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
+)
+"""What a checkpoint holds the results of, and no setting can change afterwards."""
+_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
+"""Of these, what says how faults are handled: a run that an environment's fault has ended can go on with others."""
+
+
+def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
+    """A run's configuration with other settings, as far as it can continue with them.
+
+    An offline run that is given `offline.fraction` goes online: `offline.updates` are then those that it has made.
+
+    Args:
+        run: that continues.
+        settings: values by path, with dots or `__`.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
+    """
+    config = run.config
+    if run.is_shared:
+        raise ConfigError(
+            f"{run.path} is a shared policy without checkpoints, so there is nothing to continue; begin a new run from "
+            f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"
+        )
+    changed = config_from_mapping(ExperimentConfig, settings, base=config)
+    changes = changes_between(config, changed)
+    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
+    refused = [
+        f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
+        for path, (old, new) in changes.items()
+        if path not in _FREE and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
+    ]
+    runtimes = config.distributed.runtime, changed.distributed.runtime
+    if None in runtimes and runtimes != (None, None):
+        refused.append(
+            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
+            "workers keep other things; between local, process and ray it can change"
+        )
+    reached, budget = run.env_steps, changed.trainer.total_env_steps
+    before, now = config.offline, changed.offline
+    offline = changed.algorithm.plan_class is Offline
+    if offline and before.fraction is None and now.fraction is not None:
+        changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
+    elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):
+        refused.append(
+            f"offline.fraction {before.fraction} and offline.updates {before.updates} cannot become {now.fraction} and "
+            f"{now.updates} in a run that continues; an offline run goes online by a fraction alone, and never back"
+        )
+    if "trainer.total_env_steps" in changes and budget <= reached:
+        refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
+    elif changes and not refused and budget <= reached:
+        refused.append(
+            f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
+            "give --until as well, to train on"
+        )
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return changed
+
+
+def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, by path: (old value, new value), as in a configuration file.
+
+    Args:
+        old: one configuration.
+        new: another.
+
+    Examples:
+        >>> from palaestra import preset
+        >>> changes_between(preset("ppo", "CartPole-v1"), preset("ppo", "Acrobot-v1"))["env.name"]
+        ('CartPole-v1', 'Acrobot-v1')
+    """
+    before, after = flat_settings(old), flat_settings(new)
+    paths = [*before, *(path for path in after if path not in before)]
+    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
