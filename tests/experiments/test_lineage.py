@@ -25,8 +25,8 @@ from palaestra.experiments import (
     read_faults,
     read_metrics,
 )
+from palaestra.experiments.lineage import _computes_exactly
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
-from palaestra.experiments.run import _computes_exactly
 from tests.experiments.parts import trained
 
 
@@ -75,7 +75,7 @@ def test_a_fork_that_changes_nothing_ends_as_the_parent_would_have(tmp_path):
 def test_a_fork_goes_on_exactly_or_not_by_what_changes_from_its_parent(tmp_path, monkeypatch):
     """F25: on another device, say; here the budget stands for it."""
     budgets = lambda before, now: before.trainer.total_env_steps == now.trainer.total_env_steps  # noqa: E731
-    monkeypatch.setattr(sys.modules["palaestra.experiments.run"], "_computes_exactly", budgets)
+    monkeypatch.setattr(sys.modules["palaestra.experiments.lineage"], "_computes_exactly", budgets)
     parent = trained(tmp_path).directory
     for budget, exactness in ((96, "exact"), (160, "statistical")):
         fork = palaestra.resume(parent, fork=True, trainer__total_env_steps=budget)
