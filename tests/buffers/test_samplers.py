@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palaestra.buffers import BalancedSampler, DeviceMemory, EpisodeSampler, PrioritizedSampler, Sampler, WholeSampler
+from palaestra.buffers import (
+    BalancedSampler,
+    DeviceMemory,
+    EpisodeSampler,
+    PrioritizedSampler,
+    Sampler,
+    WholeSampler,
+    sampler_of,
+)
 from palaestra.buffers.reader import StreamReader
 from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
 from palaestra.ops import n_step_targets
@@ -99,6 +107,15 @@ def test_ts_22_the_last_rows_of_an_ended_episode_are_drawn_from_fixed_data(name,
     if n_step < 9 and name != "episodes":
         online = buffer.draw(replay(mini_batch_size=200, n_step=n_step), generator())
         assert set((online.observation % 10).tolist()) == set(range(4 - n_step + 1))
+
+
+def test_priorities_of_a_plan_need_the_sampler_of_the_plan():
+    """F27: a buffer that was loaded, or whose sampler was forgotten, would draw all rows alike without a word."""
+    plan, (buffer, _) = replay(mini_batch_size=2, prioritized=Prioritized()), sampled(None)
+    with pytest.raises(ConfigError, match=r"draws all rows alike; .* buffer\.sampler = sampler_of\(plan\)"):
+        buffer.draw(plan, generator())
+    buffer.sampler = sampler_of(plan)
+    assert buffer.draw(plan, generator()).weight is not None
 
 
 def test_with_a_stride_every_row_is_in_one_sequence():

@@ -170,16 +170,16 @@ def test_a_minari_dataset_is_read_by_its_id(tmp_path, monkeypatch):
 # -- what is refused
 
 
-def filled(folder, action_spec, *, observation=3, action=None, reward_spec=None, lasts=False):
+def filled(folder, action_spec, *, observation=3, action=None, reward_spec=None, lasts=False, value=0.0):
     """A saved buffer whose rows say nothing."""
     buffer = ReplayBuffer(
         8, 1, observation_spec=TensorSpec((observation,)), action_spec=action_spec, reward_spec=reward_spec
     )
     reward = torch.zeros(1, *(reward_spec.shape if reward_spec else ()))
     buffer.open(step([FIRST], torch.zeros(1, observation), reward, torch.ones(1)))
-    given = torch.zeros(1, *action_spec.shape, dtype=action_spec.dtype) if action is None else torch.tensor([[action]])
+    given = torch.full((1, *action_spec.shape), action or 0, dtype=action_spec.dtype)
     for kind in [FIRST] if lasts else [MID, MID, LAST]:
-        buffer.append(given, step([kind], torch.zeros(1, observation), reward, torch.ones(1)))
+        buffer.append(given, step([kind], torch.full((1, observation), value), reward, torch.ones(1)))
     buffer.save(folder)
     return str(folder)
 
@@ -193,7 +193,9 @@ TORQUE = BoundedSpec((1,), minimum=np.array([-2.0], np.float32), maximum=np.arra
         (TORQUE, {"observation": 4}, r"its observations are .*\(4,\).* but .*\(3,\).* is needed"),
         (DiscreteSpec(num=2), {}, "its actions are one: DiscreteSpec.*`palaestra data export`"),
         (TORQUE, {"reward_spec": TensorSpec((2,))}, r"its rewards have the shape \(2,\), but numbers are needed"),
-        (TORQUE, {"action": 2.5}, "outside the bounds of the action space"),
+        (TORQUE, {"action": 2.5}, r"in lane 0, row 0, action is 2\.5, not of BoundedSpec"),
+        (TORQUE, {"action": float("nan")}, "in lane 0, row 0, action is nan, not of BoundedSpec"),
+        (TORQUE, {"value": float("inf")}, "in lane 0, row 1, observation is inf, not of finite numbers"),
         (TORQUE, {"lasts": True}, "is too short for cql: no row can be learned from"),
     ],
 )
@@ -201,6 +203,13 @@ def test_data_that_does_not_fit_is_refused(spec, options, message, tmp_path):
     folder = filled(tmp_path / "data", spec, **options)
     with pytest.raises(ConfigError, match=message):
         loaded("cql", folder)
+
+
+def test_actions_that_are_no_choice_are_refused(tmp_path):
+    """F27."""
+    folder = filled(tmp_path / "data", DiscreteSpec(num=2), observation=4, action=2)
+    with pytest.raises(ConfigError, match=r"in lane 0, row 0, action is 2, not of DiscreteSpec"):
+        palaestra.train("discrete_cql", "CartPole-v1", offline__data=folder, run__directory=str(tmp_path))
 
 
 def test_a_folder_without_a_buffer_is_refused(tmp_path):

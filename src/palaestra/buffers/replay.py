@@ -159,7 +159,8 @@ class ReplayBuffer:
 
         Raises:
             ConfigError: a lane has no room for one window or sequence of the plan, windows of several steps are
-                asked for where only some rows have a hidden state, or whoever has this generator has drawn this unroll.
+                asked for where only some rows have a hidden state, priorities where rows are drawn uniformly, or
+                whoever has this generator has drawn this unroll.
             ShapeError: the buffer does not hold a single row to learn from.
         """
         if isinstance(plan, OnPolicy):
@@ -192,6 +193,11 @@ class ReplayBuffer:
                 f"windows of {plan.n_step} steps were asked for, but this buffer keeps a policy's hidden state with "
                 f"one row in {self.state_period}, for sequences; ask for mini_batch_length > 1 or n_step=1, or make "
                 "a buffer without state_spec"
+            )
+        if getattr(plan, "prioritized", None) is not None and isinstance(self.sampler, UniformSampler):
+            raise ConfigError(
+                "the plan asks for priorities, and this buffer draws all rows alike; give it the plan's sampler: "
+                "buffer.sampler = sampler_of(plan)"
             )
         reader = self._drawn_from = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if isinstance(plan, Replay) and plan.num_epochs is not None:
@@ -348,7 +354,7 @@ class ReplayBuffer:
 
         Args:
             directory: its folder.
-            sampler: who chooses the rows of a draw; `UniformSampler()` by default.
+            sampler: who chooses the rows of a draw; `UniformSampler()` by default. Priorities are not in the folder.
             storage: where rows lie, as in `RowOptions`; main memory by default. `MappedFiles` must be new ones; they
                 are written piece by piece, and a buffer that grew has the rows it holds as its capacity there.
 

@@ -22,8 +22,10 @@ from palaestra.core import (
     Replay,
     RunSeeds,
     ShapeError,
+    TensorSpec,
     spec_leaves,
     tree_leaves,
+    tree_paths,
 )
 from palaestra.envs import EnvConfig, Environment, create_environment
 from palaestra.envs.spaces import space_from_spec
@@ -36,6 +38,7 @@ from palaestra.training import policy_folder
 __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
 
 MINARI = "minari:"
+_ROWS_AT_ONCE = 10_000
 
 
 def load_for(
@@ -91,11 +94,11 @@ def read_for(policy: Policy, data: str, name: str, reward_shape: tuple[int, ...]
         reward_shape: of one reward.
 
     Raises:
-        ConfigError: there is none, or it is of another environment.
+        ConfigError: there is none, it is of another environment, or a value cannot be learned from.
         CheckpointError: it is damaged.
     """
     buffer = _read(data, policy)
-    misfit = _misfit(buffer, policy, reward_shape)
+    misfit = _misfit(buffer, policy, reward_shape) or _unlearnable(buffer)
     if misfit:
         raise ConfigError(f"offline.data {data!r} does not fit {name}: {misfit}")
     return _as_sampled(buffer, policy)
@@ -228,6 +231,35 @@ def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...])
     return ""
 
 
+def _unlearnable(buffer: ReplayBuffer) -> str:
+    """The first NaN or infinity, or action outside its space; nothing where all can be learned from."""
+    spaces = spec_leaves(buffer.options["action_spec"])
+    for lane in range(buffer.num_lanes):
+        rows = buffer.in_time_order(lane)
+        acted = rows[:-1][buffer.is_start(rows[:-1])]
+        for name, of in (("observation", rows), ("reward", rows), ("discount", rows), ("action", acted)):
+            for part in np.split(of, range(_ROWS_AT_ONCE, len(of), _ROWS_AT_ONCE)):
+                for path, leaf in tree_paths(buffer.take(name, part)).items():
+                    if len(places := _wrong(leaf, spaces[path] if name == "action" else None).nonzero()):
+                        row, value = np.flatnonzero(rows == part[places[0, 0]])[0], leaf[tuple(places[0])].item()
+                        called, needed = (
+                            f"{name}.{path}".rstrip("."),
+                            spaces[path] if name == "action" else "finite numbers",
+                        )
+                        return f"in lane {lane}, row {row:,}, {called} is {value}, not of {needed}"
+    return ""
+
+
+def _wrong(values: torch.Tensor, space: TensorSpec | None) -> torch.Tensor:
+    """Which are NaN, infinite or, but for rounding, outside the bounds."""
+    wrong = ~values.isfinite()
+    if space is not None and space.bounds is not None:
+        low, high = (torch.from_numpy(np.array(bound, np.float64)) for bound in space.bounds)
+        slack = 1e-5 if space.dtype.is_floating_point else 0.0
+        wrong |= (values < low - slack * (1 + low.abs())) | (values > high + slack * (1 + high.abs()))
+    return wrong
+
+
 def _layout(spec: Any) -> dict[str, tuple[Any, ...]]:
     """Shape and type of every leaf; bounds of observations do not matter."""
     return {path: (leaf.shape, str(leaf.dtype).removeprefix("torch.")) for path, leaf in spec_leaves(spec).items()}
@@ -251,8 +283,8 @@ def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
         both = zip(tree_leaves(policy.env_action(raw(executed))), tree_leaves(executed), strict=True)
         if not all(torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5) for one, other in both):
             raise ConfigError(
-                "offline.data holds actions that this policy cannot take: they lie outside the bounds of the action "
-                f"space, or {type(policy).__name__}.env_action changes actions in a way of its own"
+                f"offline.data holds actions that this policy cannot take: {type(policy).__name__}.env_action changes "
+                "actions in a way of its own"
             )
     return with_actions(buffer, policy.raw_action_spec, raw)
 
