@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from palaestra.envs import EnvironmentWrapper, GymEnvironment, check
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, check, load
 from palaestra.envs.tiny import Bandit, Catch, Chain, Endless
+from palaestra.envs.wrappers import StatefulWrapper
 from tests.envs.worlds import Counter, Faulty, Global, Nested, Reusing, Shifty, Switches, counter
 
 
@@ -63,6 +64,40 @@ def test_ends_of_many_lengths_are_not_taken_for_a_limit(env):
     assert "A time limit is reported as truncated, not as terminated" not in broken(check(env, steps=2000))
 
 
+class Remembers(EnvironmentWrapper):
+    """Pays more in later episodes, and says so to nobody."""
+
+    episodes = 0
+
+    def begin_episode(self, seed):
+        self.episodes += 1
+        return self.env.begin_episode(seed)
+
+    def advance(self, action):
+        time_step = self.env.advance(action)
+        return time_step._replace(reward=time_step.reward * self.episodes)
+
+
+class RemembersInRuns(StatefulWrapper, Remembers):
+    """The same, so that resumed runs know."""
+
+    def snapshot(self):
+        return {"episodes": self.episodes}
+
+    def restore(self, snapshot):
+        self.episodes = snapshot["episodes"]
+
+
+@pytest.mark.parametrize("steps", [990, 1000])  # at a MID and at a FIRST step
+def test_a_layer_that_remembers_earlier_episodes_is_flagged_unless_runs_know(steps):
+    """ALF-43, F25: an interrupted run could never go on."""
+    report = check(lambda: load("CartPole-v1", wrappers=(Remembers,)), steps=steps)
+    (finding,) = broken(report).values()
+    assert finding.rule == "A running episode can be replayed, so that a run is resumed exactly"
+    assert "StatefulWrapper" in finding.fix
+    assert check(lambda: load("CartPole-v1", wrappers=(RemembersInRuns,)), steps=steps).ok
+
+
 def test_an_old_done_whose_info_says_time_limit_is_an_error():
     """ALF-58."""
     report = check(OldDone, steps=100)
@@ -93,8 +128,8 @@ def test_an_environment_of_which_few_can_be_made_gets_a_report(at_once, in_all):
     if (at_once, in_all) == (2, 99):
         assert not found
     else:
-        (finding,) = found.values()
-        assert "no licence left" in finding.got
+        assert found
+        assert all("no licence left" in finding.got for finding in found.values())
     assert Licensed.open == 0
 
 

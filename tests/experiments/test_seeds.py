@@ -1,5 +1,6 @@
 """Tests of `palaestra.experiments.seeds`: real processes, side by side."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -196,10 +197,17 @@ def logged(run: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
+def folder_of(pid: str) -> Path | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cwd").readlink()
+    return None
+
+
 def processes_of(group: Path) -> list[str]:
     # whole lines: with COLUMNS set, `ps` cuts them before the name of the run, and no process would ever be found
     listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listing.splitlines() if f"{group.name}/seed_" in line and "seed_process" in line]
+    seeds = [line for line in listing.splitlines() if f"{group.name}/seed_" in line and "seed_process" in line]
+    return [line for line in seeds if folder_of(line.split()[0]) == group.parent.parent]  # other tests have some, too
 
 
 @pytest.mark.fault
@@ -255,6 +263,27 @@ def test_a_seed_that_does_not_begin_again_says_why(tmp_path, code, ended, status
 def test_seeds_are_whole_numbers(tmp_path, seeds):
     with pytest.raises(ConfigError, match="give a whole number of them"):
         palaestra.train("ppo", CHAIN, seeds=seeds, run__directory=str(tmp_path), **SMALL)
+
+
+def test_what_a_script_defines_trains_in_it_and_says_where_it_cannot_go_on(tmp_path, monkeypatch, caplog):
+    """USERS 3: another program says what to do, too."""
+    own_chain = type("OwnChain", (Chain,), {"__module__": "__main__"})
+    with monkeypatch.context() as script:
+        script.setattr(sys.modules["__main__"], "OwnChain", own_chain, raising=False)
+        done = palaestra.train("ppo", own_chain, run__directory=str(tmp_path), **SMALL)
+    assert "only this script can go on with what it trains in __main__:OwnChain; other programs need it" in caplog.text
+    with pytest.raises(ConfigError, match="is of the script in which it was named, and this is another program; move"):
+        palaestra.evaluate_run(done.directory)
+
+
+def own_chain(**settings) -> Chain:
+    """An environment that a function makes."""
+    return Chain(**settings)
+
+
+def test_a_function_that_makes_environments_trains_by_its_name(tmp_path):
+    done = palaestra.train("ppo", own_chain, run__directory=str(tmp_path), **SMALL)
+    assert RunDirectory(done.directory).config.env.name == "tests.experiments.test_seeds:own_chain"
 
 
 def test_what_a_script_defines_is_refused_where_seeds_train_elsewhere(tmp_path, monkeypatch):

@@ -93,6 +93,11 @@ def import_object(name: str) -> Any:
         raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
     found = import_module(module_name, name)
     for part in attribute.split("."):
+        if not hasattr(found, part) and module_name == "__main__":
+            raise ConfigError(
+                f"{name!r} is of the script in which it was named, and this is another program; move it into a module, "
+                "and import it from there, or do this in that script"
+            )
         if not hasattr(found, part):
             raise ConfigError(f"module {module_name!r} has no {attribute!r}{did_you_mean(part, _public(found))}")
         found = getattr(found, part)

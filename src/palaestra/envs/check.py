@@ -85,8 +85,11 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
     freed, fix = "an environment that lets go of what it holds", "see the traceback"
     _tried(found, "close raises nothing", one.close, freed, fix, trace=True)
     if played:
-        stream, again, different, short = played
+        stream, again, different, short, state = played
         found += [*stream_rules(one, stream, again, different), *end_rules(one, [*stream, *different], short)]
+        rule = "A running episode can be replayed, so that a run is resumed exactly"
+        fix = "draw from the seed of the episode alone; a layer that remembers earlier episodes is a StatefulWrapper"
+        _tried(found, rule, lambda: _replay(make, state), "what was shown before", fix)
         fix = "let begin_episode depend on its seed alone; let close free the port, the licence or the file"
         after = functools.partial(_play_after_last, make, again, seed)
         _tried(found, "The action after LAST is ignored", after, "equal first time steps", fix)
@@ -129,15 +132,28 @@ def _play(env: SingleEnvironment, steps: int, seed: int) -> Stream:
 
 def _play_all(
     report: CheckReport, one: SingleEnvironment, two: SingleEnvironment, steps: int, seed: int
-) -> list[Stream] | None:
-    """A stream, the same again, one of another seed, one that is cut off; `None` where a Gymnasium rule is broken."""
+) -> tuple[Stream, Stream, Stream, Stream, dict[str, Any]] | None:
+    """A stream, the same again, one of another seed, one that is cut off, and the state at the end of the first.
+
+    `None` where a rule of Gymnasium is broken.
+    """
     gym_env = gym_env_of(one)
     if gym_env is not None:
         report.findings.extend(gym_rules(gym_env, seed))
     if not report.ok:
         return None
-    streams = [_play(one, steps, seed), _play(two, steps, seed), _play(two, steps, seed + 1)]
-    return [*streams, _play(TimeLimit(one, SHORT), SHORT, seed)]
+    first = _play(one, steps, seed)
+    if first[-1].step_type == 0:  # which shows little of an episode
+        one.step(sample_allowed(space_from_spec(one.action_spec), first[-1].observation))
+    state = one.state_dict()
+    again, different = _play(two, steps, seed), _play(two, steps, seed + 1)
+    return first, again, different, _play(TimeLimit(one, SHORT), SHORT, seed), state
+
+
+def _replay(make: Make, state: dict[str, Any]) -> None:
+    """Puts a new environment where another was."""
+    with contextlib.closing(make()) as env:
+        env.load_state_dict(state)
 
 
 def _play_after_last(make: Make, stream: Stream, seed: int) -> None:

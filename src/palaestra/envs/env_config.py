@@ -1,6 +1,7 @@
 """`EnvConfig`: which environments a run steps, and how."""
 
 import dataclasses
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -11,6 +12,8 @@ from palaestra.envs.faults import FaultPolicy
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
+
+_log = logging.getLogger(__name__)
 
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
 VECTORIZATIONS = get_args(Vectorization)
@@ -75,8 +78,7 @@ class EnvConfig:
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            object.__setattr__(self, "name", _name_of(self.name))
+        object.__setattr__(self, "name", env_name(self.name))
         if not self.name:
             raise ConfigError("env.name is ''; give an environment, such as CartPole-v1 or my_package:MyEnvironment")
         if self.vectorization not in VECTORIZATIONS:
@@ -206,9 +208,21 @@ class EnvConfig:
         return {**self.kwargs, **self.train_kwargs}
 
 
-def _name_of(env: Any) -> str:
-    """The name of a class or function that was given instead of its name."""
-    name = importable_name(env) if callable(env) else None
+def env_name(env: Any) -> str:
+    """The name of an environment.
+
+    Args:
+        env: a name, or a class or function that has one.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if isinstance(env, str):
+        return env
+    name, module = importable_name(env) if callable(env) else None, getattr(env, "__module__", None)
+    if name is None and module == "__main__" and "<" not in (attribute := getattr(env, "__qualname__", "<")):
+        name = f"__main__:{attribute}"
+        _log.warning("only this script can go on with what it trains in %s; other programs need it in a module", name)
     if name is None:
         raise ConfigError(
             f"env.name is {env!r}; give an id of Gymnasium's registry, or a class or function that a module defines at "

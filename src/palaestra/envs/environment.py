@@ -431,8 +431,9 @@ class SingleEnvironment(_Specified):
             raise EnvError(
                 f"the episode does not replay: after {len(episode.actions)} actions observation and reward hash to "
                 f"{found}, in the saved run to {expected}. The environment draws from something other than the seed of "
-                "its reset (a global generator, the clock), keeps state across episodes, or its code or settings have "
-                "changed since"
+                "its reset (a global generator, the clock), keeps state across episodes (a wrapper that does is a "
+                "StatefulWrapper), or its code or settings have changed since. What was learned can go on in a new "
+                "run, with --from"
             )
         return time_step
 

@@ -19,6 +19,7 @@ import torch
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
+from palaestra.envs.env_config import env_name
 from palaestra.envs.watchdog import last_words
 from palaestra.experiments import making
 from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
@@ -76,12 +77,18 @@ class RunResult:
 
 @overload
 def train(
-    algorithm: str, env: str | type, /, *, seeds: int | Sequence[int], progress: bool = False, **settings: Any
+    algorithm: str,
+    env: str | Callable[..., Any],
+    /,
+    *,
+    seeds: int | Sequence[int],
+    progress: bool = False,
+    **settings: Any,
 ) -> GroupResult: ...
 @overload
 def train(
     algorithm: str,
-    env: str | type,
+    env: str | Callable[..., Any],
     /,
     *,
     progress: bool = False,
@@ -91,7 +98,7 @@ def train(
 ) -> RunResult: ...
 def train(
     algorithm: str,
-    env: str | type,
+    env: str | Callable[..., Any],
     /,
     *,
     seeds: int | Sequence[int] | None = None,
@@ -104,7 +111,7 @@ def train(
 
     Args:
         algorithm: its name, for example `"ppo"`.
-        env: as `EnvConfig.name`, or an environment's class.
+        env: as `EnvConfig.name`, which may be a class or a function that makes environments, too.
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
         loggers: further loggers; not for several seeds.
@@ -122,12 +129,12 @@ def train(
         >>> done.result.status
         'done'
     """
-    name = f"{env.__module__}:{env.__qualname__}" if isinstance(env, type) else env
-    if not isinstance(algorithm, str) or not isinstance(name, str):
+    if not isinstance(algorithm, str) or not (isinstance(env, str) or callable(env)):
         raise ConfigError(
             f"train was given {algorithm!r} and {env!r}; give the name of an algorithm, and the name or class of an "
             "environment, such as train('ppo', 'CartPole-v1')"
         )
+    name = env_name(env)
     base = settings.pop("config", None) or preset(algorithm, name)
     require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, settings, base=base)

@@ -332,7 +332,8 @@ class MultiAgentEnvs(Closeable):
         if step_digest(outcome, self.agents) != state["digest"]:
             raise EnvError(
                 f"{self.where(number)} does not replay: after the same seed and actions it shows something else. "
-                "All of its randomness must come from the seed of `begin_episode`"
+                "All of its randomness must come from the seed of `begin_episode`, and nothing from earlier episodes. "
+                "What was learned can go on in a new run, with --from"
             )
         return outcome
 
