@@ -182,13 +182,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             batch: one minibatch.
 
         Raises:
-            ConfigError: a loss term trains a component that has no optimizer.
+            ConfigError: `losses` returned something else than `Losses`, or a loss term trains a component that has no
+                optimizer, or that it does not depend on.
         """
         if self._bfloat16:
             with bfloat16_products(self.device):
-                terms, metrics, priority, moments = self.losses(batch)
+                losses = self.losses(batch)
         else:
-            terms, metrics, priority, moments = self.losses(batch)
+            losses = self.losses(batch)
+        self._require_losses(losses)
+        terms, metrics, priority, moments = losses
         terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
         by_components: dict[tuple[str, ...], Tensor] = {}
         for name, term in terms.items():
@@ -198,6 +201,11 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         for number, (components, term) in enumerate(by_components.items(), start=1):
             self._require_optimizers(components)
             gradients = self.model.get_gradients(term, components, retain_graph=number < len(by_components))
+            if not gradients:
+                raise ConfigError(
+                    f"{type(self).__name__}.losses returned a term for {', '.join(components)} that depends on no "
+                    "parameter there, so that nothing would be learned; was it detached, or is it of another component?"
+                )
             for name, gradient in gradients.items():
                 values[name] = values[name] + gradient if name in values else gradient
         return Gradients(
@@ -348,9 +356,17 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             source: where it came from.
             generator: of the noise; by default the algorithm's own.
         """
-        batch = self._with_rest(self.preprocess(rewarded, source), drawn)
-        batch = self._ready(self.noise(batch, generator or self._noise_generator))
+        batch = self._batch("preprocess", self.preprocess(rewarded, source))
+        noised = self.noise(self._with_rest(batch, drawn), generator or self._noise_generator)
+        batch = self._ready(self._batch("noise", noised))
         return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
+
+    def _batch(self, method: str, batch: Any) -> Batch:
+        if not isinstance(batch, Batch):
+            raise ConfigError(
+                f"{type(self).__name__}.{method} returned a {type(batch).__name__}; return the batch, changed or not"
+            )
+        return batch
 
     def _with_rest(self, batch: Any, drawn: Batch) -> Any:
         """With `env_info` and `untransformed` for the losses, where rows keep them and `preprocess` adds none."""
@@ -474,6 +490,17 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     ) -> dict[str, Tensor]:
         norms = self.model.apply_gradients(gradients, weights)
         return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+
+    def _require_losses(self, losses: Any) -> None:
+        called = f"{type(self).__name__}.losses returned"
+        if not isinstance(losses, Losses):
+            raise ConfigError(f"{called} a {type(losses).__name__}; return Losses(terms={{...}}, metrics={{...}})")
+        for kind, values in (("terms", losses.terms), ("metrics", losses.metrics)):
+            if not isinstance(values, dict):
+                raise ConfigError(f"{called} {kind} as a {type(values).__name__}; give a dict, tensors by name")
+            if wrong := [name for name, value in values.items() if not isinstance(value, Tensor)]:
+                kind_of = type(values[wrong[0]]).__name__
+                raise ConfigError(f"{called} {kind} whose {wrong[0]!r} is a {kind_of}; give a tensor of one number")
 
     def _require_optimizers(self, components: Sequence[str]) -> None:
         for component in components:

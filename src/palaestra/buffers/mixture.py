@@ -13,7 +13,7 @@ from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ConfigError, ShapeError
 from palaestra.core.plan import OnPolicy, Plan, Replay
-from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import TensorSpec, spec_layout
 from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
@@ -70,7 +70,8 @@ class MixtureSource:
 
     def _require_same_rows(self, number: int, buffer: ReplayBuffer) -> None:
         for name in ("observation_spec", "action_spec", "reward_spec"):
-            first, other = (_layout(each.options.get(name)) for each in (self.buffers[0], buffer))
+            specs = (each.options.get(name) for each in (self.buffers[0], buffer))
+            first, other = (spec_layout(TensorSpec(()) if spec is None else spec) for spec in specs)
             if first != other:
                 raise ShapeError(
                     f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
@@ -79,7 +80,7 @@ class MixtureSource:
         for name in _BESIDES:
             if (spec := self.buffers[0].options.get(f"{name}_spec")) is not None:
                 other = buffer.options.get(f"{name}_spec")
-                if other is None or _layout(other) != _layout(spec):
+                if other is None or spec_layout(other) != spec_layout(spec):
                     raise ShapeError(
                         f"rows of buffer 0 keep {name}, and those of buffer {number} do not, or other parts of it; "
                         "collect the data with the same env.info and env.untransformed, or leave these out"
@@ -180,9 +181,3 @@ def _interleaved(*parts: Tensor, sizes: Sequence[int], groups: int, dim: int) ->
     along = min(dim, parts[0].ndim - 1)
     split = [part.unflatten(along, (groups, size)) for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(split, along + 1).flatten(along, along + 1)
-
-
-def _layout(spec: SpecTree) -> dict[str, str]:
-    """Shape and dtype of every part; `None` stands for one number."""
-    leaves = spec_leaves(TensorSpec(()) if spec is None else spec)
-    return {path: f"{leaf.dtype} {leaf.shape}" for path, leaf in leaves.items()}

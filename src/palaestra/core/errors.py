@@ -98,6 +98,23 @@ class CheckpointError(PalaestraError, RuntimeError):
     exit_code = 5
 
 
+def require_kind(value: Any, kind: type, called: str, instead: str) -> None:
+    """Refuses an object of another kind.
+
+    Args:
+        value: what was given.
+        kind: what is needed.
+        called: what it was given to or as, for the message.
+        instead: what to give.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    if not isinstance(value, kind):
+        text = f": {value!r}" if isinstance(value, str | int | float) else ""
+        raise ConfigError(f"{called} was given a {type(value).__name__}{text}; give {instead}")
+
+
 def require_at_least(settings: Any, prefix: str, **least: float) -> None:
     """Refuses settings that are too small, and fractions of what is counted.
 

@@ -23,6 +23,7 @@ __all__ = [
     "dtype_limits",
     "numpy_dtype",
     "spec_from_json",
+    "spec_layout",
     "spec_leaves",
     "spec_to_json",
     "torch_dtype",
@@ -273,6 +274,25 @@ SpecTree: TypeAlias = Any
 """One spec, or a dict or tuple of spec trees (a recursive type that checkers cannot follow through optree)."""
 
 _KINDS = {kind.__name__: kind for kind in (TensorSpec, BoundedSpec, DiscreteSpec, MultiDiscreteSpec, MultiBinarySpec)}
+
+
+def spec_layout(spec: SpecTree) -> dict[str, str]:
+    """Dtype, shape and number of choices of every leaf by its path: what must agree; bounds of numbers need not.
+
+    Args:
+        spec: a tree.
+
+    Examples:
+        >>> spec_layout({"pixels": TensorSpec((3,)), "key": DiscreteSpec(num=5)})
+        {'pixels': 'float32 (3,)', 'key': 'int64 () of 5'}
+    """
+
+    def text(leaf: TensorSpec) -> str:
+        choices = getattr(leaf, "nvec", getattr(leaf, "num", None))
+        own = "" if choices is None else f" of {choices}"
+        return f"{str(leaf.dtype).removeprefix('torch.')} {leaf.shape}{own}"
+
+    return {path: text(leaf) for path, leaf in spec_leaves(spec).items()}
 
 
 def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:

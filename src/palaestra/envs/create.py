@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.computing import num_cores
+from palaestra.core.errors import require_kind
 from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.chaos import ChaosEnv, chaos_of
@@ -165,6 +166,7 @@ def create_environment(
         >>> create_environment(EnvConfig(num_envs=2), seed=3).batch_size
         2
     """
+    require_kind(config, EnvConfig, "create_environment", "EnvConfig(name=...)")
     env = _created(config, seed, lane_seeds, first_id)
     if config.inputs:
         env = InputEnvironment(env, config.inputs)

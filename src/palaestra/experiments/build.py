@@ -251,8 +251,9 @@ def require_hooks(loggers: Any, callbacks: Any) -> None:
     Raises:
         ConfigError: they are not.
     """
-    if not isinstance(loggers, Sequence):
-        raise ConfigError(f"loggers is {loggers!r}; give a list of them")
+    methods = ("start", "metrics", "episodes", "close")
+    if not isinstance(loggers, Sequence) or any(not hasattr(one, name) for one in loggers for name in methods):
+        raise ConfigError(f"loggers is {loggers!r}; give a list of objects with the methods {', '.join(methods)}")
     if not isinstance(callbacks, Sequence) or not all(isinstance(one, training.Callback) for one in callbacks):
         raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects of subclasses of Callback")
 

@@ -23,6 +23,7 @@ from palaestra.core import (
     RunSeeds,
     ShapeError,
     TensorSpec,
+    spec_layout,
     spec_leaves,
     tree_leaves,
     tree_paths,
@@ -214,8 +215,8 @@ def _read_minari(data: str, policy: Policy) -> ReplayBuffer:
 
 def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...]) -> str:
     """What data of a buffer cannot be given to a policy for; nothing where it can."""
-    given = _layout(buffer.options["observation_spec"])
-    needed = _layout(policy.observation_spec)
+    given = spec_layout(buffer.options["observation_spec"])
+    needed = spec_layout(policy.observation_spec)
     if given != needed:
         return f"its observations are {given}, but {needed} is needed"
     reward = buffer.options.get("reward_spec")
@@ -258,11 +259,6 @@ def _wrong(values: torch.Tensor, space: TensorSpec | None) -> torch.Tensor:
         slack = 1e-5 if space.dtype.is_floating_point else 0.0
         wrong |= (values < low - slack * (1 + low.abs())) | (values > high + slack * (1 + high.abs()))
     return wrong
-
-
-def _layout(spec: Any) -> dict[str, tuple[Any, ...]]:
-    """Shape and type of every leaf; bounds of observations do not matter."""
-    return {path: (leaf.shape, str(leaf.dtype).removeprefix("torch.")) for path, leaf in spec_leaves(spec).items()}
 
 
 def _texts(leaves: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import CheckpointError, ConfigError, Offline
+from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.experiments import making
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
@@ -39,6 +40,7 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
         CheckpointError: there is no such run.
         ConfigError: it is a group of several, or a setting does nothing, or nothing that could be resumed.
     """
+    require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
     for one in config.env.gym_wrappers:
         if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
             raise ConfigError(

@@ -164,6 +164,11 @@ def stats(scores: Scores, *, references: Mapping[str, Sequence[float]] | None = 
 
 def _tables(scores: Scores, references: Mapping[str, Sequence[float]] | None) -> dict[str, dict[str, np.ndarray]]:
     """Checked and normalised scores."""
+    if not isinstance(scores, Mapping) or not all(isinstance(one, Mapping) for one in scores.values()):
+        raise ConfigError(
+            "scores are no mapping of mappings; give those of each algorithm by environment: {'ppo': {'CartPole-v1': "
+            "[500.0, 480.0]}}"
+        )
     if not scores or not all(scores.values()):
         raise ConfigError("there are no scores; give those of one algorithm or more")
     names = {name: sorted(table) for name, table in scores.items()}

@@ -17,6 +17,8 @@ from typing import Any
 
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.core.computing import num_cores
+from palaestra.core.errors import require_kind
+from palaestra.core.files import replace_text
 from palaestra.experiments.build import require_fit
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.experiments.curves import mean_interval
@@ -161,7 +163,8 @@ def tune(
         MissingExtraError: Optuna is not installed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the study is saved.
     """
-    search, tell = search or Search(), on_trial or (lambda _: None)
+    search, tell = Search() if search is None else search, on_trial or (lambda _: None)
+    require_kind(search, Search, "tune, as search,", "a Search(...); ranges are its `space`")
     base = settings.pop("config", None) or preset(algorithm, env)
     require_same_task(base, algorithm, env)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
@@ -202,9 +205,7 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
         if file.exists() and file.read_text() != text:
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
-        partial = folder / "study.json.part"
-        partial.write_text(text)
-        partial.replace(file)
+        replace_text(file, text)
         _cut_half_line(folder / "journal.log")
         yield
 

@@ -169,6 +169,8 @@ class CoreModel(MovableModule):
             )
         if loss.numel() != 1:
             raise ShapeError(f"a loss of shape {list(loss.shape)} was given; it must be one number, such as a mean")
+        if not loss.requires_grad:
+            return {}
         gradients = differentiate(loss, parameters, retain_graph)
         return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
 

@@ -11,8 +11,20 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
-from palaestra.core import POLICY, ConfigError, OnPolicy, Replay, ShapeError, SpecTree, TensorSpec, schedule_value
+from palaestra.core import (
+    POLICY,
+    ConfigError,
+    OnPolicy,
+    Replay,
+    ShapeError,
+    SpecTree,
+    TensorSpec,
+    schedule_value,
+    spec_layout,
+)
+from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
+from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode
 
 __all__ = ["CollectInfo", "OfflineData", "OfflineFirst", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
@@ -253,6 +265,29 @@ class OfflineFirst:
             return
         self._offline.load_state(state["offline"])
         self.collector.load_state(state["collector"])
+
+
+def require_fit(env: Any, policy: Any, called: str, *, changed: bool = False) -> None:
+    """Refuses what is no batch of environments, or no policy for it.
+
+    Args:
+        env: should be a batch.
+        policy: should have its observations and actions.
+        called: what they were given to, for the message.
+        changed: whether something in between makes other observations.
+
+    Raises:
+        ConfigError: they are something else, or do not fit together.
+    """
+    require_kind(env, Environment, called, "environments, as create_environment(EnvConfig(name=...)) makes them")
+    require_kind(policy, Policy, called, "a policy, such as algorithm.policy")
+    for what in ("action",) if changed else ("observation", "action"):
+        here, there = (spec_layout(getattr(one, f"{what}_spec")) for one in (env, policy))
+        if here != there:
+            raise ConfigError(
+                f"{called} was given environments whose {what}s are {here}, and a policy for {there}; make it with "
+                f"env.observation_spec and env.action_spec"
+            )
 
 
 def buffer_for(

@@ -12,9 +12,17 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
+from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
-from palaestra.rollout.collection import CollectInfo, Quota, buffer_for, episode_discount, episodes_of_lanes
+from palaestra.rollout.collection import (
+    CollectInfo,
+    Quota,
+    buffer_for,
+    episode_discount,
+    episodes_of_lanes,
+    require_fit,
+)
 from palaestra.rollout.compiled import CompiledStep
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
@@ -104,15 +112,12 @@ class Collector:
             preprocess: see the class.
 
         Raises:
-            ConfigError: the plan collects nothing.
+            ConfigError: the plan collects nothing, or environments and algorithm do not fit together.
         """
-        buffer = buffer_for(
-            algorithm,
-            env.batch_size,
-            complete_episodes_only=complete_episodes_only,
-            device=env.device,
-            **env.row_specs,
-        )
+        require_kind(algorithm, Algorithm, "Collector.of", "an algorithm, such as PPO(...)")
+        require_fit(env, algorithm.policy, "Collector.of", changed=preprocess is not None)
+        more: Any = {"complete_episodes_only": complete_episodes_only, "device": env.device}
+        buffer = buffer_for(algorithm, env.batch_size, **more, **env.row_specs)
         return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
 
     def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:

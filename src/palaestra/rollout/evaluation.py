@@ -16,6 +16,7 @@ import torch
 from palaestra.core import ConfigError, StepType
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
+from palaestra.rollout.collection import require_fit
 from palaestra.rollout.episodes import AverageOf, Episode, EpisodeTracker
 
 __all__ = [
@@ -154,9 +155,10 @@ def evaluate(
             then, so the mean is one of short ones.
 
     Raises:
-        ConfigError: no episode is asked for, or none ended within the time limit; or environments are stepped as they
-            are ready, not together.
+        ConfigError: no episode is asked for, or none ended within the time limit; environments are stepped as they are
+            ready, not together; or policy and environments do not fit together.
     """
+    require_fit(env, policy, "evaluate")
     if (ready := env.num_ready) < env.batch_size:
         raise ConfigError(
             f"evaluate was given environments of which {ready} of {env.batch_size} are stepped at a "

@@ -9,7 +9,7 @@ import torch
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Episode
+from palaestra.rollout import CollectInfo, Collector, Episode
 
 __all__ = [
     "DataCollector",
@@ -129,6 +129,28 @@ class PolicyManager(Protocol):
 
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
+
+
+def manager_of(learner: Any, collector: Any) -> PolicyManager:
+    """Where a trainer's policies learn.
+
+    Args:
+        learner: an algorithm, or a manager of several.
+        collector: of the trainer.
+
+    Raises:
+        ConfigError: it is something else; or the collector acts with a policy that an algorithm does not learn.
+    """
+    if isinstance(learner, Algorithm):
+        if isinstance(collector, Collector) and collector.policy is not learner.policy:
+            raise ConfigError(
+                f"the collector acts with another policy than the one that this {type(learner).__name__} learns; make "
+                "it by Collector.of(env, algorithm)"
+            )
+        return SimplePolicyManager({POLICY: learner})
+    if not hasattr(learner, "algorithms"):
+        raise ConfigError(f"Trainer was given a {type(learner).__name__}; give an algorithm, or a PolicyManager")
+    return learner
 
 
 class GradientSteps(Protocol):

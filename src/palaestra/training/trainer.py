@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics
 from palaestra.runtime import keep_freed_memory
@@ -20,7 +20,7 @@ from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
 from palaestra.training.learning import LearningRecord, ask_for_episodes, is_best
 from palaestra.training.loggers import Logger, LoggerGroup, plain_row
-from palaestra.training.parts import DataCollector, PolicyManager, SimplePolicyManager, acting_policy, part_name
+from palaestra.training.parts import DataCollector, PolicyManager, acting_policy, manager_of, part_name
 from palaestra.training.signals import StopSignals
 
 __all__ = ["TrainResult", "Trainer"]
@@ -62,6 +62,9 @@ class Trainer:
         checkpoints: where to save; `None` never saves. What a fault leaves goes into `faults/` beside them.
         loggers: take metrics.
         callbacks: hooks of your own.
+
+    Raises:
+        ConfigError: a part is of another kind, or the collector acts with a policy that does not learn here.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.collector, self.config = collector, config or TrainerConfig()
-        self.learner = SimplePolicyManager({POLICY: learner}) if isinstance(learner, Algorithm) else learner
+        self.learner = manager_of(learner, collector)
         """Where the policies learn."""
         self.algorithms: Mapping[str, Algorithm[Any]] = self.learner.algorithms
         """What learns, by policy name."""

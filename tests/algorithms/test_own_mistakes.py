@@ -1,0 +1,58 @@
+"""Mistakes in an algorithm of the user's own, named where they are made."""
+
+import pytest
+import torch
+
+from palaestra.algorithms import A2C, Losses
+from palaestra.core import ConfigError
+from tests.algorithms.parts import collected
+
+
+def own(monkeypatch, method, replacement):
+    """A2C whose method returns what the replacement makes of it, and unrolls to learn from."""
+    algorithm, collector = collected("a2c", "discrete")
+    original = getattr(A2C, method)
+    monkeypatch.setattr(A2C, method, lambda self, *given: replacement(original(self, *given)))
+    return algorithm, collector.buffer
+
+
+def with_terms(**changes):
+    return lambda losses: losses._replace(terms={**losses.terms, **changes})
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement", "message"),
+    [
+        ("losses", lambda losses: losses.terms, r"losses returned a dict; return Losses\(terms="),
+        ("losses", lambda losses: sum(losses.terms.values()), "losses returned a Tensor; return Losses"),
+        ("losses", lambda losses: Losses(1.0, {}), "returned terms as a float; give a dict, tensors by name"),
+        ("losses", lambda losses: losses._replace(metrics={"x": 1.0}), "metrics whose 'x' is a float; give a tensor"),
+        ("losses", with_terms(a2c=torch.tensor(1.0)), "a term for a2c that depends on no parameter there"),
+        ("preprocess", lambda batch: None, "preprocess returned a NoneType; return the batch"),
+        ("noise", lambda batch: None, "noise returned a NoneType; return the batch"),
+    ],
+)
+def test_what_a_method_returns_is_looked_at(method, replacement, message, monkeypatch):
+    """F27: nothing is trained meanwhile."""
+    algorithm, buffer = own(monkeypatch, method, replacement)
+    before = {name: value.clone() for name, value in algorithm.model.state_dict().items()}
+    with pytest.raises(ConfigError, match=message):
+        algorithm.update(buffer)
+    assert all(torch.equal(value, before[name]) for name, value in algorithm.model.state_dict().items())
+
+
+def test_a_term_of_another_component_is_named(monkeypatch):
+    """F27: both components have optimizers, and the loss of one is given as that of the other."""
+    algorithm, collector = collected("sac", "continuous")
+    original = type(algorithm).losses
+
+    def exchanged(self, batch):
+        losses = original(self, batch)
+        return losses._replace(
+            terms={**losses.terms, "temperature": losses.terms["actor"].detach() + losses.terms["critic"]}
+        )
+
+    assert {"temperature", "critic"} <= set(algorithm.model.optimizers)
+    monkeypatch.setattr(type(algorithm), "losses", exchanged)
+    with pytest.raises(ConfigError, match="a term for temperature that depends on no parameter there"):
+        algorithm.update(collector.buffer)
