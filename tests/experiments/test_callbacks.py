@@ -6,6 +6,7 @@ import pytest
 
 import palaestra
 from palaestra.core import ConfigError, StepType
+from palaestra.experiments import RunDirectory
 from palaestra.training import Callback
 from tests.cli import parts as cli
 from tests.experiments.parts import CHAIN, SMALL, Hook, config_of, trained
@@ -27,6 +28,31 @@ def test_train_run_and_resume_take_callbacks(tmp_path):
     assert f"learned {steps}" not in second.read_text()
     palaestra.run(config_of(tmp_path, run__name="other"), callbacks=[Hook(str(third))])
     assert third.read_text().count("learned") == kinds.count("learned") + 1
+
+
+class Counting(Callback):
+    """Has a state of its own."""
+
+    count = 0
+
+    def iteration_ended(self, trainer, updates):
+        self.count += 1
+
+    def state(self):
+        return {"count": self.count}
+
+    def load_state(self, state):
+        self.count = state["count"]
+
+
+def test_a_run_that_goes_on_without_a_callback_says_so(tmp_path):
+    """TS-28, F25: what it had done is not done any more."""
+    run = trained(tmp_path, callbacks=[Counting()], trainer__total_env_steps=96)
+    palaestra.resume(run.directory, callbacks=[again := Counting()], trainer__total_env_steps=160)
+    assert again.count > 6 and RunDirectory(run.directory).info["resume"] == "exact"
+    palaestra.resume(run.directory, trainer__total_env_steps=192)
+    why = RunDirectory(run.directory).info["resume_reasons"]
+    assert why == ["without Counting, a callback that it had before"]
 
 
 class Greedy(Callback):

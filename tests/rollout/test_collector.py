@@ -226,11 +226,14 @@ def test_an_offline_plan_collects_nothing():
             Collector.of(env, algorithm)
 
 
-def test_the_buffer_is_as_large_as_the_plan_says():
+def test_the_buffer_is_as_large_as_the_plan_says(caplog):
     with environment("discrete", 3) as env:
         algorithm = make("dqn", env, capacity=60)
         assert isinstance(algorithm.plan, Replay)
         assert Collector.of(env, algorithm).buffer.rows_per_lane == 20
+        assert not caplog.records
+        assert Collector.of(env, make("dqn", env, capacity=2)).buffer.rows_per_lane == 2
+        assert "algorithm.capacity is 2, and draws from each of 3 lanes need 6 rows" in caplog.text
 
 
 @pytest.mark.parametrize("vectorization", ["serial", "process"])

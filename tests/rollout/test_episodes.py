@@ -1,5 +1,6 @@
 """Tests of `palaestra.rollout.episodes`."""
 
+import pickle
 import sys
 from typing import Any
 
@@ -125,6 +126,28 @@ def test_episodes_that_were_found_when_an_unroll_began_wait_for_its_end(monkeypa
     after.load_state(join_state(*split_state(before.state())))
     assert after.reported() == expected and expected
     assert after.finished() == []
+
+
+def test_an_episode_without_end_takes_no_more_and_more_memory():
+    """F31: its rows are added up as they come, with what its environment reports."""
+    tracker, sizes = EpisodeTracker(2), []
+    for number in range(4096):
+        step_type = torch.full((2,), MID if number else FIRST, dtype=torch.int32)
+        tracker.add(TimeStep(step_type, torch.ones(2), env_info=Batch.of({"x": torch.ones(2)})))
+        assert tracker.reported() == []
+        if number in (63, 4095):
+            sizes.append(len(pickle.dumps(tracker.state())))
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+def test_a_state_of_older_versions_has_every_value_of_running_episodes():
+    tracker = EpisodeTracker(1)
+    state = tracker.state()
+    del state["gathered"]
+    tracker.load_state(state | {"info": [{"x": [1.0, 5.0]}], "previous": np.array([MID], np.int32)})
+    tracker.add(TimeStep(torch.tensor([LAST]), torch.tensor([0.0]), env_info=Batch.of({"x": torch.tensor([3.0])})))
+    (episode,) = tracker.finished()
+    assert episode.info == {"x": 9.0, "x@mean": 3.0, "x@max": 5.0}
 
 
 def test_an_entry_that_names_its_own_summary_has_only_that_one():

@@ -10,6 +10,7 @@ from palaestra import EnvConfig, create_environment, evaluate
 from palaestra.core import ConfigError, StepType
 from palaestra.envs import LaneEnvironment, SerialDriver, load
 from palaestra.policies import Phase, RandomPolicy
+from palaestra.rollout import EpisodeTracker
 from tests.algorithms.parts import collected, environment, make
 
 ENDLESS = "palaestra.envs.tiny:Endless"
@@ -84,18 +85,17 @@ def test_evaluation_leaves_policy_and_training_stream_as_they_are(deterministic)
     assert all(torch.equal(value, state[name]) for name, value in policy.state_dict().items())
 
 
-def test_the_generator_comes_back_after_a_failure():
+def test_the_generator_comes_back_after_a_failure(monkeypatch):
     algorithm, _ = collected("ppo", "discrete")
     generator = algorithm.policy.generator
 
-    class Broken:
-        batch_size = num_ready = 1
+    def broken():
+        raise RuntimeError("on purpose")
 
-        def reset(self) -> None:
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        evaluate(algorithm.policy, Broken(), episodes=1)
+    with environment("discrete", 1) as env:
+        monkeypatch.setattr(env, "reset", broken)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            evaluate(algorithm.policy, env, episodes=1)
     assert algorithm.policy.generator is generator
     assert algorithm.policy.phase is Phase.COLLECT
 
@@ -140,6 +140,20 @@ def test_a_time_limit_ends_an_evaluation_with_what_has_ended_and_says_so():
     endless = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=10**9)]), lane_seeds=[1])
     with pytest.raises(ConfigError, match=r"only 0 of 1 .* set a time limit on episodes"):
         evaluate(policy, endless, episodes=1, time_limit_s=0.05)
+
+
+def test_an_evaluation_in_which_nothing_ends_takes_no_more_and_more_memory(monkeypatch):
+    """F31: rows of a running episode are added up as they come."""
+    waiting, add = [], EpisodeTracker.add
+
+    def noted(self, time_step, lanes=None):
+        add(self, time_step, lanes)
+        waiting.append(len(self.state()["rewards"]))
+
+    monkeypatch.setattr(EpisodeTracker, "add", noted)
+    endless = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=200)]), lane_seeds=[1])
+    assert evaluate(make("ppo", endless).policy, endless, episodes=1).returns == [200.0]
+    assert len(waiting) == 200 and max(waiting) <= 32
 
 
 def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monkeypatch):

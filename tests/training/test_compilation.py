@@ -185,15 +185,16 @@ def test_a_budget_that_became_larger_may_be_worth_it(tmp_path, pretended, monkey
 
 def test_what_cannot_be_compiled_stays_eager_and_says_why_once(tmp_path, pretended, monkeypatch, caplog):
     def refuse(owner, method, example, changed):
-        raise RuntimeError("graph break\nlong story")
+        raise RuntimeError("graph break\n\nlong story\n  fast.h:3:1: fatal error: no such file\nand error: more")
 
     monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", refuse)
     result = train(tmp_path)
     assert result.result.status == "done"
-    assert caplog.text.count("stays eager: PPO cannot be compiled: RuntimeError: graph break") == 1
+    why = "PPO cannot be compiled: RuntimeError: graph break (fast.h:3:1: fatal error: no such file)"
+    assert caplog.text.count(f"stays eager: {why}") == 1
     assert said(result) == {
         "after": {},
-        "eager": {"policy": "PPO cannot be compiled: RuntimeError: graph break"},
+        "eager": {"policy": why},
         "planned": {"policy": 80},
     }
 

@@ -25,7 +25,7 @@ from palaestra.core import (
     require_device,
     to_device,
 )
-from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean, require_kind
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
 from palaestra.core.schedule import ENDS_AT_ZERO, FINITE, NO_LIMIT, Linear, Piecewise, range_problems, schedule_value
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
@@ -208,14 +208,6 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Whether it only learns to act as its data does, so that steps of its own would teach it nothing."""
     batch_norm: ClassVar[bool] = False
     """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
-
-    def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Refuses settings of another algorithm before its constructor trips over them."""
-        kinds = {"config": cls.config_class, "seeds": RunSeeds}
-        for name, value in {**dict(zip(("config", "seeds"), given[2:4], strict=False)), **named}.items():
-            if value is not None and name in kinds:
-                require_kind(value, kinds[name], f"{cls.__name__}, as {name},", f"a {kinds[name].__name__}(...)")
-        return super().__new__(cls)
 
     def __init__(
         self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None

@@ -112,7 +112,7 @@ class AlphaZero(GradientAlgorithm[SearchPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or AlphaZeroConfig(), seeds, network)
+        config, seeds = parts.settings(AlphaZeroConfig, config, seeds, network)
         (layers,) = config.network.parts("network")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(observation_spec, action_spec, layers, planning=config.planning)

@@ -62,7 +62,7 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or BehaviourCloningConfig(), seeds, network)
+        config, seeds = parts.settings(BehaviourCloningConfig, config, seeds, network)
         (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)

@@ -92,7 +92,7 @@ class C51(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or C51Config(), seeds, network)
+        config, seeds = parts.settings(C51Config, config, seeds, network)
         returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):

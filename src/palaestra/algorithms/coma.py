@@ -143,7 +143,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or COMAConfig(), seeds, network)
+        config, seeds = parts.settings(COMAConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", team="critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamCategoricalPolicy.build(

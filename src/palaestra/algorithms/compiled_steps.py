@@ -140,7 +140,7 @@ class CompiledSteps:
             try:
                 graph = self._graphs[key] = self._made(name, example)
             except Exception as error:  # of any kind: PyTorch's compiler, the C++ compiler, or the network's own code
-                kind, said = type(error).__name__, f"{error}".strip().partition("\n")[0]
+                kind, said = type(error).__name__, _gist(f"{error}")
                 raise ConfigError(f"{type(self._algorithm).__name__} cannot be compiled: {kind}: {said}") from error
         return graph
 
@@ -150,6 +150,13 @@ class CompiledSteps:
         if len(example) == 1:
             return compiled_method(algorithm, method, example.rows, changed)
         return recorded_calls(algorithm, method, example.rows, example.of, changed)
+
+
+def _gist(text: str) -> str:
+    """The first line of a message, and the first that a compiler calls an error."""
+    first, *others = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    named = next((line for line in others if "error:" in line.lower()), "")
+    return f"{first} ({named})" if named else first
 
 
 class AwaitedMetrics:

@@ -85,7 +85,7 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or CQLConfig(), seeds, network)
+        config, seeds = parts.settings(CQLConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(

@@ -83,7 +83,7 @@ class CrossQ(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or CrossQConfig(), seeds, network)
+        config, seeds = parts.settings(CrossQConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)

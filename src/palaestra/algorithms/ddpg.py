@@ -83,7 +83,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DDPGConfig(), seeds, network)
+        config, seeds = parts.settings(DDPGConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = DeterministicPolicy.build(

@@ -135,7 +135,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DecisionTransformerConfig(), seeds, network)
+        config, seeds = parts.settings(DecisionTransformerConfig, config, seeds, network)
         if config.network.recurrent is None or config.rewards.weights:
             raise ConfigError(
                 f"DecisionTransformer was given network.recurrent={config.network.recurrent} and rewards.weights="

@@ -69,7 +69,7 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DiscreteCQLConfig(), seeds, network)
+        config, seeds = parts.settings(DiscreteCQLConfig, config, seeds, network)
         (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("discrete CQL does not explore with noisy layers; leave network.noisy off")

@@ -81,7 +81,7 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DiscreteSACConfig(), seeds, network)
+        config, seeds = parts.settings(DiscreteSACConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = CategoricalPolicy.build(

@@ -98,7 +98,7 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DQNConfig(), seeds, network)
+        config, seeds = parts.settings(DQNConfig, config, seeds, network)
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)

@@ -192,7 +192,7 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or DreamerConfig(), seeds, network)
+        config, seeds = parts.settings(DreamerConfig, config, seeds, network)
         (layers,) = config.network.parts("world_model")
         sizes = {name: getattr(config, name) for name in ("memory_size", "num_latents", "num_classes")}
         bins = (config.num_bins, config.max_return)

@@ -62,7 +62,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or EvolutionStrategiesConfig(), seeds, network)
+        config, seeds = parts.settings(EvolutionStrategiesConfig, config, seeds, network)
         (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = PopulationPolicy.build(

@@ -105,7 +105,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or IMPALAConfig(), seeds, network)
+        config, seeds = parts.settings(IMPALAConfig, config, seeds, network)
         layers, _ = config.network.parts("policy", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)

@@ -69,7 +69,7 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or IQLConfig(), seeds, network)
+        config, seeds = parts.settings(IQLConfig, config, seeds, network)
         actor, critic, value = config.network.parts("actor", "critic", "value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)

@@ -103,7 +103,7 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or IQNConfig(), seeds, network)
+        config, seeds = parts.settings(IQNConfig, config, seeds, network)
         returns = ReturnDistribution("implicit", config.num_acting_fractions)
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):

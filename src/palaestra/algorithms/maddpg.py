@@ -83,7 +83,7 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or MADDPGConfig(), seeds, network)
+        config, seeds = parts.settings(MADDPGConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
         with seeded_initialisation(seeds.integer("initialisation")):

@@ -91,7 +91,7 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or MAPPOConfig(), seeds, network)
+        config, seeds = parts.settings(MAPPOConfig, config, seeds, network)
         members, central = config.network.parts("policy", team="value")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = TeamCategoricalPolicy.build(

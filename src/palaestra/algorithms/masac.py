@@ -89,7 +89,7 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or MASACConfig(), seeds, network)
+        config, seeds = parts.settings(MASACConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
         with seeded_initialisation(seeds.integer("initialisation")):

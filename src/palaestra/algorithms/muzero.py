@@ -143,7 +143,7 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or MuZeroConfig(), seeds, network)
+        config, seeds = parts.settings(MuZeroConfig, config, seeds, network)
         (layers,) = config.network.parts("network")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(

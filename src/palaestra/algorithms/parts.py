@@ -12,6 +12,7 @@ from torch.func import functional_call
 from palaestra import policies
 from palaestra.algorithms.algorithm import AlgorithmConfig
 from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree, StepType
+from palaestra.core.errors import require_kind
 from palaestra.nn import EncoderOption, Network, NetworkConfig
 from palaestra.ops import (
     Moments,
@@ -48,18 +49,27 @@ _BatchT = TypeVar("_BatchT", bound=Batch)
 # -- settings
 
 
-def settings(config: _ConfigT, seeds: RunSeeds | None, network: EncoderOption) -> tuple[_ConfigT, RunSeeds]:
+def settings(
+    kind: type[_ConfigT], config: _ConfigT | None, seeds: RunSeeds | None, network: EncoderOption
+) -> tuple[_ConfigT, RunSeeds]:
     """What an algorithm is made of: the first line of its constructor.
 
     Args:
-        config: hyperparameters, with a field `network`.
+        kind: the algorithm's configuration, with a field `network`.
+        config: hyperparameters; those of `kind` by default.
         seeds: of the run; seed 0 by default.
         network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`.
+
+    Raises:
+        ConfigError: settings of another algorithm, or something else than seeds.
     """
+    config, seeds = kind() if config is None else config, RunSeeds(0) if seeds is None else seeds
+    require_kind(config, kind, "an algorithm, as config,", f"a {kind.__name__}(...)")
+    require_kind(seeds, RunSeeds, "an algorithm, as seeds,", "a RunSeeds(...)")
     if network is not None:
         own: Any = {"network": dataclasses.replace(config.network, encoder=network)}  # pyright: ignore
         config = dataclasses.replace(config, **own)
-    return config, seeds or RunSeeds(0)
+    return config, seeds
 
 
 def by_parameter(optimizer: Any, vector: Tensor) -> dict[str, Tensor]:

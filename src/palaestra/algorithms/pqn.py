@@ -92,7 +92,7 @@ class PQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or PQNConfig(), seeds, network)
+        config, seeds = parts.settings(PQNConfig, config, seeds, network)
         if config.network.noisy:
             raise ConfigError("PQN explores by epsilon-greedy actions, without noisy layers; leave network.noisy off")
         (q,) = config.network.parts("q")

@@ -152,7 +152,7 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or QMIXConfig(), seeds, network)
+        config, seeds = parts.settings(QMIXConfig, config, seeds, network)
         adds = config.mixing == "sum"
         members, *mixer = config.network.parts("members", team=None if adds else "mixer")
         with seeded_initialisation(seeds.integer("initialisation")):

@@ -89,7 +89,7 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or QRDQNConfig(), seeds, network)
+        config, seeds = parts.settings(QRDQNConfig, config, seeds, network)
         returns = ReturnDistribution("quantiles", config.num_quantiles)
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):

@@ -85,7 +85,7 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or QuantileSACConfig(), seeds, network)
+        config, seeds = parts.settings(QuantileSACConfig, config, seeds, network)
         if not 0 <= config.num_dropped < config.num_quantiles:
             raise ConfigError(
                 f"algorithm.num_dropped is {config.num_dropped} of {config.num_quantiles} quantiles; it must be at "

@@ -122,7 +122,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or R2D2Config(), seeds, network)
+        config, seeds = parts.settings(R2D2Config, config, seeds, network)
         if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="

@@ -94,7 +94,7 @@ class Rainbow(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or RainbowConfig(), seeds, network)
+        config, seeds = parts.settings(RainbowConfig, config, seeds, network)
         returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):

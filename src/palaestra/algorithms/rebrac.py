@@ -104,7 +104,7 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or ReBRACConfig(), seeds, network)
+        config, seeds = parts.settings(ReBRACConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         actor = dataclasses.replace(actor, layer_norm=False)
         with seeded_initialisation(seeds.integer("initialisation")):

@@ -90,7 +90,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or REDQConfig(), seeds, network)
+        config, seeds = parts.settings(REDQConfig, config, seeds, network)
         if not 1 <= config.subset_size <= config.num_critics:
             raise ConfigError(
                 f"algorithm.subset_size is {config.subset_size} of {config.num_critics} critics; it must be at least 1 "

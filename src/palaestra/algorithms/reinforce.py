@@ -63,7 +63,7 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or ReinforceConfig(), seeds, network)
+        config, seeds = parts.settings(ReinforceConfig, config, seeds, network)
         (layers,) = config.network.parts("policy")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = stochastic_policy(observation_spec, action_spec, layers)

@@ -98,7 +98,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or SACConfig(), seeds, network)
+        config, seeds = parts.settings(SACConfig, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(

@@ -79,7 +79,7 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or SarsaConfig(), seeds, network)
+        config, seeds = parts.settings(SarsaConfig, config, seeds, network)
         (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")

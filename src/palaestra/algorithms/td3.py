@@ -99,7 +99,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or TD3Config(), seeds, network)
+        config, seeds = parts.settings(TD3Config, config, seeds, network)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = DeterministicPolicy.build(

@@ -85,7 +85,7 @@ class TRPO(Algorithm[StochasticPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or TRPOConfig(), seeds, network)
+        config, seeds = parts.settings(TRPOConfig, config, seeds, network)
         if "policy" in config.optimizers:
             raise ConfigError(
                 "TRPO takes the natural step of its policy as it is; leave out algorithm.optimizers.policy, or give "

@@ -104,7 +104,7 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        config, seeds = parts.settings(config or XQCConfig(), seeds, network)
+        config, seeds = parts.settings(XQCConfig, config, seeds, network)
         if config.num_atoms < 2 or not config.min_return < config.max_return:
             raise ConfigError(
                 f"algorithm.num_atoms is {config.num_atoms}, from min_return={config.min_return} to "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import CheckpointError, ConfigError, Offline
+from palaestra.core import CheckpointError, ConfigError, Offline, Replay
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.experiments import making
@@ -24,6 +24,7 @@ from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.policies import RandomPolicy, load_weights
 from palaestra.robots import RobotConfig
 from palaestra.training import Trainer, policy_folder
+from palaestra.training.callbacks import missing_callbacks
 
 __all__ = ["changed_config", "changes_between"]
 
@@ -118,6 +119,12 @@ def require_effect(config: ExperimentConfig) -> None:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+    plan, budget = getattr(config.algorithm, "plan", None), config.trainer.total_env_steps
+    if isinstance(plan, Replay) and plan.learning_starts >= budget and not config.offline.updates:
+        raise ConfigError(
+            f"algorithm.learning_starts is {plan.learning_starts:,} and trainer.total_env_steps {budget:,}, so that "
+            "nothing would be learned; raise the budget, or lower learning_starts"
+        )
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
@@ -266,6 +273,8 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         if any(isinstance(part, dict) and "lost" in part for part in state.values()):
             why.append("without rows of a replay buffer that were damaged")
         trainer.load_state(state)
+        if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
+            why.append(f"without {', '.join(gone)}, a callback that it had before")
         known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
         lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
         trainer.best_return = None if lost else max(known, default=None)

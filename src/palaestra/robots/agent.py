@@ -123,8 +123,9 @@ class AgentEnvironment:
             env_info=batched_info(numeric_infos([time_step.env_info]), 1),
         )
         self._tracker.add(row)
-        if time_step.step_type == StepType.LAST:
-            self.finished.extend(episode._replace(env_id=self._agent_id) for episode in self._tracker.finished())
+        over = time_step.step_type == StepType.LAST
+        episodes = self._tracker.finished() if over else self._tracker.reported()
+        self.finished.extend(episode._replace(env_id=self._agent_id) for episode in episodes)
         return time_step
 
     def _require_finite(self, time_step: TimeStep, reward: np.ndarray) -> None:

@@ -1,6 +1,7 @@
 """What a collection needs (a buffer, a number of rows) and gives, and loaded data instead of a collector."""
 
 import contextlib
+import logging
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode
 
 __all__ = ["CollectInfo", "OfflineData", "OfflineFirst", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -320,6 +323,11 @@ def buffer_for(
     algorithm.require_reward(reward_spec)
     plan, policy = algorithm.plan, algorithm.policy
     capacity = plan.capacity_for(num_lanes)
+    if isinstance(plan, Replay) and capacity is not None and plan.capacity < capacity and not fragments:
+        _log.warning(
+            "algorithm.capacity is %d, and draws from each of %d lanes need %d rows; the buffer keeps so many",
+            *(plan.capacity, num_lanes, capacity),
+        )
     return ReplayBuffer(
         None if fragments else capacity,
         num_lanes,

@@ -27,6 +27,7 @@ __all__ = [
 _NONE = -1  # the step type of a lane that had no step
 _MANY_ROWS = 32
 _OF_NOW = "_gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
+_Gathered = tuple[float, float, int]  # sum, largest and number of the values of an entry of `info`
 
 
 class Episode(NamedTuple):
@@ -64,7 +65,7 @@ class EpisodeTracker:
         self._return, self._discounted = np.zeros(num_envs), np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._previous = np.full(num_envs, StepType.LAST, np.int32)
-        self._info: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]
+        self._gathered: list[dict[str, _Gathered]] = [{} for _ in range(num_envs)]  # of `info` in running episodes
         self._rewards: list[Any] = []
         self._step_types: list[Any] = []
         self._infos: list[Any] = []
@@ -159,17 +160,17 @@ class EpisodeTracker:
     def _infos_of(self, rows: list[int], envs: list[int], step_type: Any, elements: Any) -> list[dict[str, float]]:
         """What episodes that ended in these rows and environments have gathered."""
         noted = elements is not None or any(isinstance(info, Batch) for info in self._infos)
-        if not noted and not any(self._info):
+        if not noted and not any(self._gathered):
             return [{} for _ in rows]
         infos, done_rows = list[dict[str, float]](), 0
         for row, env in zip(rows, envs, strict=True):
             if noted:
                 self._take_info(step_type, elements, slice(done_rows, row + 1))
                 done_rows = row + 1
-            gathered = self._info[env]
+            gathered = self._gathered[env]
             infos.append(_summary(gathered) if gathered else {})
             if gathered:
-                self._info[env] = {}
+                self._gathered[env] = {}
         if noted:
             self._take_info(step_type, elements, slice(done_rows, len(step_type)))
         return infos
@@ -203,7 +204,8 @@ class EpisodeTracker:
             for key, values in named.items():
                 for env, value in enumerate(values.tolist()):
                     if math.isfinite(value) and acted[env]:
-                        self._info[env].setdefault(key, []).append(value)
+                        total, largest, count = self._gathered[env].get(key, (0.0, value, 0))
+                        self._gathered[env][key] = total + value, max(largest, value), count + 1
 
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
@@ -218,7 +220,11 @@ class EpisodeTracker:
         Args:
             state: of a tracker for as many environments.
         """
-        for name, value in copy.deepcopy(dict(state)).items():
+        state = dict(state)
+        if "info" in state:  # of older ones: every value
+            lanes = state.pop("info")
+            state["gathered"] = [{key: (sum(v), max(v), len(v)) for key, v in lane.items()} for lane in lanes]
+        for name, value in copy.deepcopy(state).items():
             setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
         self._held, self._arrived = [Episode(*parts) for parts in state.get("held", ())], None  # older ones have none
 
@@ -267,16 +273,16 @@ def _exact(values: Any) -> Any:
     return values.double() if isinstance(values, torch.Tensor) else values.astype(np.float64)
 
 
-def _summary(info: Mapping[str, list[float]]) -> dict[str, float]:
+def _summary(info: Mapping[str, _Gathered]) -> dict[str, float]:
     summary: dict[str, float] = {}
-    for key, values in info.items():
-        mean, largest = sum(values) / len(values), max(values)
+    for key, (total, largest, count) in info.items():
+        mean = total / count
         if key.endswith(("@mean", "@step")):
             summary[key] = mean
         elif key.endswith("@max"):
             summary[key] = largest
         else:
-            summary |= {key: sum(values), f"{key}@mean": mean, f"{key}@max": largest}
+            summary |= {key: total, f"{key}@mean": mean, f"{key}@max": largest}
     return summary
 
 

@@ -184,7 +184,7 @@ def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[li
             tracker.add(env.ended, np.asarray(env.ended.env_id))
         tracker.add(time_step)
         over = env.ended is not None or (time_step.step_type == StepType.LAST).any()
-        yield tracker.finished() if over else []
+        yield tracker.finished() if over else tracker.reported()  # which sums up many rows, however long episodes are
 
 
 @contextmanager

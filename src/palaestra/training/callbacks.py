@@ -143,6 +143,16 @@ def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Map
             callback.load_state(states[name])
 
 
+def missing_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> list[str]:
+    """The classes of callbacks that have a state in a checkpoint, and are not there.
+
+    Args:
+        callbacks: that are there, in order.
+        states: from a checkpoint.
+    """
+    return [name.rpartition(" ")[0] for name in states if name not in _named(callbacks)]
+
+
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     counts, named = Counter[str](), dict[str, Callback]()
     for callback in callbacks:
