@@ -241,7 +241,7 @@ def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypa
 
 def test_a_folder_with_runs_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "runs" / "trial_0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="has a folder of runs and no study"):
+    with pytest.raises(ConfigError, match="has runs and no study"):
         searched(tmp_path)
     assert (tmp_path / "runs" / "trial_0").is_dir()
 

@@ -66,7 +66,7 @@ def test_ctrl_c_twice_stops_at_once_with_the_last_checkpoint_intact(tmp_path, wa
     arguments = (
         *("train", "dqn", "tests.faults.parts:Gate", "--env.kwargs", "folder", str(tmp_path), *ENDLESSLY, *QUICKLY),
         *("--algorithm.network.hidden-sizes", "8", "--trainer.checkpoint-every-steps", "200"),
-        *("--algorithm.learning-starts", "49999999", "--env.vectorization", vectorization),
+        *("--algorithm.learning-starts", "100000000", "--env.vectorization", vectorization),
     )
     with Terminal(*arguments, folder=tmp_path) as terminal:
         wait_until(lambda: terminal.read() and steps_of(run), TIMEOUT_S, what="a checkpoint")

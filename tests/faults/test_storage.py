@@ -101,7 +101,7 @@ def test_a_run_on_a_full_disk_ends_with_5_and_its_older_checkpoints(tmp_path):
         *("train", "dqn", "palaestra.envs.tiny:Endless", "--env.kwargs", "size", "50"),
         *("--trainer.total-env-steps", "5000", "--trainer.checkpoint-every-steps", "200"),
         *("--trainer.eval-every-steps", "0", "--run.name", "full", "--run.no-tensorboard"),
-        *("--algorithm.network.hidden-sizes", "8", "--algorithm.learning-starts", "4999"),
+        *("--algorithm.network.hidden-sizes", "8", "--algorithm.learning-starts", "100000"),
         folder=tmp_path,
         program=f"{limit}; {COMMAND}",
         check=5,

@@ -224,11 +224,8 @@ def _found(config: EnvConfig) -> tuple[str, ...]:
     if is_pool(alone):
         with create_environment(alone, lane_seeds=[0]) as env:
             return _reported(env)
-    env = load_lane(alone, 0)
-    try:
+    with contextlib.closing(load_lane(alone, 0)) as env:
         return tuple(_names(env.env_info_spec))
-    finally:
-        env.close()
 
 
 def _reported(env: Environment) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from palaestra import training
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError, require_device
+from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, require_device
 from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
@@ -73,6 +73,13 @@ def make_learner(config: ExperimentConfig) -> Learner:
     learner.require()
     lanes = {name: config.env.num_envs * number for name, number in learner.num_agents.items()}
     choose_products(learner.algorithms, lanes)
+    starts = [one.plan.learning_starts for one in learner.algorithms.values() if isinstance(one.plan, Replay)]
+    budget = config.trainer.total_env_steps
+    if starts and min(starts) >= budget and not config.offline.updates:
+        _log.warning(
+            "nothing will be learned: learning begins after %s env steps (algorithm.learning_starts), and the budget "
+            "is %s (trainer.total_env_steps)", f"{min(starts):,}", f"{budget:,}",
+        )  # fmt: skip
     return learner
 
 

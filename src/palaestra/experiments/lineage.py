@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import CheckpointError, ConfigError, Offline, Replay
+from palaestra.core import CheckpointError, ConfigError, Offline
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.experiments import making
@@ -119,12 +119,6 @@ def require_effect(config: ExperimentConfig) -> None:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
-    plan, budget = getattr(config.algorithm, "plan", None), config.trainer.total_env_steps
-    if isinstance(plan, Replay) and plan.learning_starts >= budget and not config.offline.updates:
-        raise ConfigError(
-            f"algorithm.learning_starts is {plan.learning_starts:,} and trainer.total_env_steps {budget:,}, so that "
-            "nothing would be learned; raise the budget, or lower learning_starts"
-        )
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")

@@ -192,9 +192,7 @@ def tune(
 def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search) -> Iterator[None]:
     """Holds the folder for this process, and refuses one that has another question's answers."""
     if (folder / "runs").is_dir() and not (folder / "study.json").exists():
-        raise ConfigError(
-            f"{folder} has a folder of runs and no study, whose trials would take their place; give another"
-        )
+        raise ConfigError(f"{folder} has runs and no study, whose trials would take their place; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
         try:

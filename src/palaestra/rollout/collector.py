@@ -15,14 +15,8 @@ from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, 
 from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
-from palaestra.rollout.collection import (
-    CollectInfo,
-    Quota,
-    buffer_for,
-    episode_discount,
-    episodes_of_lanes,
-    require_fit,
-)
+from palaestra.rollout import collection
+from palaestra.rollout.collection import CollectInfo, Quota, episodes_of_lanes
 from palaestra.rollout.compiled import CompiledStep
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
@@ -115,10 +109,10 @@ class Collector:
             ConfigError: the plan collects nothing, or environments and algorithm do not fit together.
         """
         require_kind(algorithm, Algorithm, "Collector.of", "an algorithm, such as PPO(...)")
-        require_fit(env, algorithm.policy, "Collector.of", changed=preprocess is not None)
+        collection.require_fit(env, algorithm.policy, "Collector.of", changed=preprocess is not None)
         more: Any = {"complete_episodes_only": complete_episodes_only, "device": env.device}
-        buffer = buffer_for(algorithm, env.batch_size, **more, **env.row_specs)
-        return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=episode_discount(algorithm))
+        buffer = collection.buffer_for(algorithm, env.batch_size, **more, **env.row_specs)
+        return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=collection.episode_discount(algorithm))
 
     def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
         """Changes an attribute of the environments; see `Environment.set_attr`.
