@@ -25,7 +25,7 @@ class CountingAlgorithm(GradientAlgorithm):
     trains: ClassVar[dict[str, tuple[str, ...]]] = {"error": ("net",)}
 
     def __init__(self, plan: Plan, model: CoreModel | None = None) -> None:
-        policy = CategoricalPolicy.build(TensorSpec((1,)), DiscreteSpec(num=5))
+        policy = CategoricalPolicy.build(TensorSpec((1,)), DiscreteSpec(num=3))
         super().__init__(
             AlgorithmConfig(), policy=policy, model=model or counting_model(), plan=plan, seeds=RunSeeds(0)
         )
