@@ -192,6 +192,12 @@ def test_a_compiled_method_is_found_again_by_a_second_process():
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
+@pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
+def test_a_loop_over_one_row_can_be_compiled():
+    owner, x = Owner(), torch.arange(3.0)[None]
+    torch.testing.assert_close(fast.compiled_method(owner, Owner.summed, x)(x), owner.summed(x))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
 def test_loops_that_differ_in_their_body_alone_are_not_each_other_in_the_cache():

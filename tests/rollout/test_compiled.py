@@ -147,6 +147,17 @@ def test_rows_that_are_fewer_than_those_of_the_first_unroll_follow_one_by_one(un
     assert torch.equal(plain.buffer.recent("observation", 22), fast.buffer.recent("observation", 22))
 
 
+@pytest.mark.slow
+def test_one_row_after_another_compiled(unchecked_shapes):
+    """As DQN and SAC unroll; really compiled."""
+    plain, fast = collector(algorithm="dqn")[0], collector(algorithm="dqn")[0]
+    fast.compile()
+    for rows in (1, 1, 3):
+        assert plain.unroll(rows).env_steps == fast.unroll(rows).env_steps
+    ours, theirs = (one.buffer.recent("observation", 5) for one in (fast, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
     made, _ = collector(Drift)
     made.compile()

@@ -47,7 +47,7 @@ def stream_tensors(streams: Streams) -> dict[str, Any]:
     if streams.states is not None:
         slots = -(-rows // streams.state_period)
         fields |= {f"field.{name}": tensor[:slots] for name, tensor in streams.states.tensors.items()}
-    return {**fields, **positions.state(), "rows_per_lane": positions.rows}
+    return {**fields, **positions.state(), "rows_per_lane": positions.rows, "state_period": streams.state_period}
 
 
 def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
@@ -61,6 +61,12 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
         CheckpointError: something is missing or does not fit.
     """
     positions, rows = streams.positions, tensors.get("rows_per_lane", 0)
+    period = tensors.get("state_period", streams.state_period)  # older ones have none
+    if streams.states is not None and period != streams.state_period:
+        raise CheckpointError(
+            f"the saved buffer has a hidden state with one row in {period}, but this one with one in "
+            f"{streams.state_period}, its mini_batch_length"
+        )
     if rows != positions.rows:
         if not streams.growing:
             raise CheckpointError(f"the saved buffer has {rows} rows per lane, but this one has {positions.rows}")

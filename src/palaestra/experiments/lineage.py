@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import CheckpointError, ConfigError, Offline
+from palaestra.core import CheckpointError, ConfigError, Offline, Replay
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.experiments import making
@@ -291,6 +291,7 @@ _FIXED = (
     *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
+    *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
     *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
@@ -319,6 +320,9 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
     fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
+    network, replays = getattr(config.algorithm, "network", None), config.algorithm.plan_class is Replay
+    if replays and getattr(network, "recurrent", None) is not None:  # the buffer keeps a hidden state for each sequence
+        fixed_here += ("algorithm.mini_batch_length",)
     refused = [
         f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
         for path, (old, new) in changes.items()

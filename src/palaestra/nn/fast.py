@@ -453,7 +453,7 @@ def scan(step: Callable[[Any, Tensor], tuple[Any, Any]], carried: Any, xs: Tenso
         What is carried at the end, and what was kept, leaves [T, ...].
     """
     if len(xs) == 1 or not torch.compiler.is_compiling():
-        every = list[Any]()
+        every: list[Any] = []  # which can be traced, as `list[Any]()` cannot
         for x in xs:
             carried, kept = step(carried, x)
             every.append(kept)

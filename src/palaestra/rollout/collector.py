@@ -236,7 +236,7 @@ class Collector:
     @property
     def unfinished(self) -> bool:
         """Whether an unroll was ended by `pause` before it had all its rows."""
-        return self._quota.left > 0 or (self.episodes is not None and bool(self._left.any()))
+        return self._quota.left > 0 if self.episodes is None else bool(self._left.any())
 
     # -- stepping
 

@@ -65,7 +65,7 @@ class Callback:
     """
 
     def iteration_began(self, trainer: Trainer) -> None:
-        """Before each unroll.
+        """Before each unroll; once more, when the run goes on, where a signal came meanwhile.
 
         Args:
             trainer: of the run.

@@ -94,8 +94,7 @@ class Trainer:
         self._time, self._loaded = TimeSplit(), LoadedData(collector)
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
-        self._schedules_at = 0.0  # progress; a checkpoint in the middle of an unroll is beyond it
-        self._evaluated_s = time.monotonic()
+        self._evaluated_s = self._schedules_at = 0.0  # the latter is progress; a checkpoint in an unroll is beyond it
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
@@ -103,6 +102,7 @@ class Trainer:
         # outdated: whether a checkpoint of this env step lacks what was made since
         self._saved_step, self._failed_saves, self._outdated = -1, 0, False
         self._finished, self._stop_reason = False, ""
+        self._signals = StopSignals(self._asked_to_stop, grace_s=self.config.grace_s)
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -131,7 +131,7 @@ class Trainer:
         self._evaluated_s = began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
-            with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
+            with self._signals as stop:
                 if self._evaluation_broken_off and stop.received is None:
                     self._begin_evaluation()
                     if not (self._evaluation_broken_off or self.collector.unfinished):
@@ -165,6 +165,8 @@ class Trainer:
         if not self.collector.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)
+            if self._signals.received is not None:  # meanwhile: the unroll would not know
+                return
         self._time.spent("waiting")
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
@@ -234,10 +236,9 @@ class Trainer:
         every_s, now = self.config.eval_every_s, time.monotonic()
         if every_s is None:
             return self._is_due("eval")
-        if now - self._evaluated_s < every_s:
-            return False
-        self._evaluated_s = now
-        return True
+        due = now - self._evaluated_s >= every_s
+        self._evaluated_s = now if due else self._evaluated_s
+        return due
 
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
