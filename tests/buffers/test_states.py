@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.buffers import PrioritizedSampler, UniformSampler, sampler_of
-from palaestra.core import Batch, ConfigError, OnPolicy, Prioritized, ShapeError, TensorSpec, minibatches
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    OnPolicy,
+    Prioritized,
+    ShapeError,
+    TensorSpec,
+    minibatches,
+)
 from tests.buffers.checks import check_unroll
 from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
 
@@ -162,6 +171,13 @@ def test_a_saved_memory_comes_back():
     twin.load_state_tensors(buffer.state_tensors())
     one, two = (b.draw(replay(mini_batch_length=2), generator()) for b in (buffer, twin))
     assert torch.equal(one.state.h, two.state.h)
+
+
+def test_a_saved_memory_of_other_sequences_is_refused():
+    """F25: it would come to other rows."""
+    buffer, _ = filled(40, 2, 5, period=8)
+    with pytest.raises(CheckpointError, match="one row in 8, but this one with one in 4"):
+        make_buffer(40, 2, state_spec=STATE, state_period=4).load_state_tensors(buffer.state_tensors())
 
 
 def test_a_memory_that_does_not_fit_is_refused_and_changes_nothing():

@@ -12,7 +12,7 @@ import torch
 
 from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
 from palaestra.buffers.streams import WritePositions
-from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec
+from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
 from tests.buffers.checks import check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
 from tests.buffers.model import World, generator, make_buffer, replay
@@ -103,6 +103,17 @@ def test_a_writer_that_ends_while_it_clears_leaves_no_row(tmp_path, monkeypatch)
         buffer.clear()
     monkeypatch.undo()
     assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
+
+
+def test_leaves_whose_files_would_be_one_are_refused(tmp_path):
+    leaf = TensorSpec((2,))
+    with pytest.raises(ConfigError, match="mapped files have no names apart for"):
+        ReplayBuffer(
+            *(24, 2),
+            observation_spec={"pos/x": leaf, "pos_x": leaf},
+            action_spec=DiscreteSpec(num=5),
+            storage=MappedFiles(tmp_path),
+        )
 
 
 def test_folders_above_that_of_mapped_files_are_made(tmp_path):

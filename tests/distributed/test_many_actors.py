@@ -16,7 +16,7 @@ from palaestra.distributed.worker import Fragment
 from palaestra.experiments.build import make_learner
 from palaestra.experiments.config import config_from_mapping
 from palaestra.runtime import ProcessRuntime
-from tests.distributed.actors import Overtaken
+from tests.distributed.actors import Overtaken, asynchronous
 from tests.distributed.parts import QUICK, Mortal, local
 
 WORLD = "tests.multiagent.parts:RandomWorld"
@@ -192,3 +192,23 @@ def test_an_actor_of_many_agents_is_killed_and_replaced(algorithm, monkeypatch):
         assert sum(pairs for pairs, _ in found) > 200
         assert all(wrong == 0 for _, wrong in found)
         assert np.isfinite([episode.episode_return for episode in server.drain()]).all()
+
+
+def test_a_paused_unroll_that_replays_tells_what_it_has_counted():
+    """F25: its rows are in the buffer and its env steps counted, so a checkpoint is of its episodes, too."""
+    with local() as runtime:
+        collect = asynchronous(runtime, "dqn", gradient_steps=8).collector
+        collect._pace.enough = lambda taken, env_steps: False
+        serve, calls = collect._serve, itertools.count()
+
+        def interrupted(*args: Any) -> None:
+            serve(*args)
+            if collect._taken or next(calls) == 100:
+                collect.pause()
+
+        collect._serve = interrupted
+        info = collect.unroll(8)
+        assert collect.unfinished
+        assert info.env_steps == collect.env_steps > 0
+        assert info.episodes and collect._taken == []
+        assert collect.state()["ahead"] == collect._pace.ahead is not None

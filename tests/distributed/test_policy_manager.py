@@ -360,3 +360,12 @@ def test_what_cannot_work_is_refused():
         pool = GradientWorkers({"policy": algorithm}, other, 1)
         with pytest.raises(ConfigError, match="need one runtime"):
             DistributedPolicyManager({"policy": algorithm}, runtime, gradient_workers=pool)
+
+
+def test_learners_that_were_closed_say_so():
+    algorithm, collector = collected("ppo", "discrete")
+    with LocalRuntime() as runtime:
+        workers = GradientWorkers({"policy": algorithm}, runtime, 1)
+        workers.close()
+        with pytest.raises(ConfigError, match="these learners were closed"):
+            workers.update("policy", collector.source)

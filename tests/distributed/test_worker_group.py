@@ -5,7 +5,7 @@ import pytest
 from palaestra.distributed import DistributedConfig
 from palaestra.distributed import worker_group as module
 from palaestra.distributed.worker_group import WorkerGroup
-from palaestra.runtime import LocalRuntime, WorkerDiedError
+from palaestra.runtime import LocalRuntime, RestartPolicy, WorkerDiedError
 from tests.distributed.parts import QUICK
 
 
@@ -63,6 +63,23 @@ def test_time_in_which_the_driver_learns_is_no_silence_of_workers(clock, min_wor
             group.admit()
         wait_until(lambda: group.admit() or len(group.idle) == 2)
         assert len(group.faults) == 1
+
+
+def test_a_pause_before_a_restart_is_no_silence(clock, wait_until):
+    """F15: it may be longer than `timeout_s`, and costs no further restart."""
+    with Apart(RestartPolicy(backoff_s=30.0)) as runtime:
+        group = group_in(runtime, timeout_s=20.0, recover_timeout_s=1000.0)
+        lose(runtime, group)
+        wait_until(lambda: group.admit() or len(group.idle) == 2)
+        lose(runtime, group)
+        for _ in range(5):
+            clock[0] += 4.9
+            group.admit()
+        assert group.workers[0].state == "joining"
+        clock[0] += 10.0
+        wait_until(lambda: group.admit() or len(group.idle) == 2)
+        assert len(group.faults) == 2
+        assert runtime.restarted == 2
 
 
 def test_a_worker_that_is_silent_while_the_driver_listens_is_replaced(clock):

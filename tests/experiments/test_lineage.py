@@ -27,7 +27,7 @@ from palaestra.experiments import (
 )
 from palaestra.experiments.lineage import _computes_exactly
 from palaestra.experiments.records import FaultRecord, KeepFaults, write_fault
-from tests.experiments.parts import trained
+from tests.experiments.parts import CHAIN, trained
 
 
 def contents(run):
@@ -91,6 +91,23 @@ def test_shares_of_gradient_workers_by_experience_are_not_those_of_before(tmp_pa
         assert _computes_exactly(now, now) is exact
     sharded = dataclasses.replace(now, distributed=dataclasses.replace(now.distributed, gradient_shards=2))
     assert _computes_exactly(sharded, sharded)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "changed"),
+    [
+        ("r2d2", CHAIN, {"algorithm__mini_batch_length": 8}, {"algorithm__mini_batch_length": 4}),
+        ("dqn", CHAIN, {}, {"algorithm__prioritized": True}),
+        ("ppo", "palaestra.multiagent:Meeting", {}, {"agents__sharing": "separate"}),
+    ],
+)
+def test_what_a_checkpoint_is_shaped_by_cannot_change(tmp_path, algorithm, env, settings, changed):
+    """F25: hidden states lie with the beginnings of sequences, priorities with rows, weights with policies."""
+    small = {"trainer__eval_episodes": 0, "trainer__total_env_steps": 64, "run__directory": str(tmp_path)}
+    run = palaestra.train(algorithm, env, **small, **settings).directory
+    (name,) = changed
+    with pytest.raises(ConfigError, match=rf"{name.replace('__', '.')} cannot change in a run that continues"):
+        palaestra.resume(run, trainer__total_env_steps=128, **changed)
 
 
 def test_a_period_that_changes_holds_from_where_the_run_goes_on(tmp_path):

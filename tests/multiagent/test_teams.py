@@ -153,6 +153,14 @@ def test_the_mixture_never_falls_where_a_member_is_worth_more():
     assert (slope > 0).any()
 
 
+def test_a_policy_is_not_called_as_an_agent_of_several():
+    """Their returns would have one name in metrics."""
+    agents = {name: AgentSpec(TensorSpec((2,)), DiscreteSpec(num=2)) for name in ("buyer", "seller")}
+    with pytest.raises(ConfigError, match="the policy 'buyer' acts for buyer, seller, and an agent is called like it"):
+        assign_policies(agents, {"*": "buyer"})
+    assert list(assign_policies(agents, {"buyer": "buyer", "*": "others"})) == ["buyer", "others"]
+
+
 def test_what_a_team_cannot_be_is_said():
     box = BoundedSpec((2,), minimum=np.array(-1.0), maximum=np.array(1.0))
     nested = AgentSpec(TensorSpec((2,)), {"a": box})

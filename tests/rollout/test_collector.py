@@ -226,6 +226,17 @@ def test_an_offline_plan_collects_nothing():
             Collector.of(env, algorithm)
 
 
+def test_episodes_that_had_ended_before_are_not_those_that_are_asked_for():
+    """TS-23."""
+    with environment("discrete", 2) as env:
+        collect = Collector.of(env, make("dqn", env, capacity=400))
+        while collect.env_steps < 80:
+            collect.unroll(1)
+        before = collect.env_steps
+        info = collect.collect(n_episode=1)
+        assert info.env_steps == collect.env_steps - before > 0
+
+
 def test_the_buffer_is_as_large_as_the_plan_says(caplog):
     with environment("discrete", 3) as env:
         algorithm = make("dqn", env, capacity=60)

@@ -47,6 +47,11 @@ def test_a_reset_is_not_an_env_step():
     assert episode.length == 2
 
 
+def test_a_reward_of_a_first_row_came_of_no_action():
+    (episode,) = tracker_after([[FIRST], [MID], [LAST]], [[5.0], [1.0], [1.0]])
+    assert episode.episode_return == 2.0
+
+
 def test_a_vector_reward_is_added_over_its_elements():
     (episode,) = tracker_after([[FIRST], [LAST]], [[[0.0, 0.0]], [[1.0, 3.0]]])
     assert episode.episode_return == 4.0

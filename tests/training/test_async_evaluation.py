@@ -84,6 +84,16 @@ def test_where_the_process_has_died_meanwhile_evaluations_go_on_here(policy, cap
     assert [env_steps for env_steps, _, _ in evaluator.make(30, policy) or ()] == [30]
 
 
+def test_several_that_wait_to_begin_are_made_here_in_their_order_once_each(policy):
+    """F3, F25: a resumed run asks a process that does not come back."""
+    gone = Gone(questions=1)
+    evaluator = Evaluator(gone, asynchronous=True)
+    gone.left = 0
+    evaluator.load_state([{"env_steps": at, "policy": policy.state_dict()} for at in (10, 20, 30)], policy)
+    assert [env_steps for env_steps, _, _ in evaluator.made() or ()] == [10, 20, 30]
+    assert evaluator.state() == []
+
+
 def test_episodes_that_never_end_cost_an_evaluation_elsewhere_and_not_the_run(policy, caplog):
     """As they do here; the worker that evaluates has not failed."""
     with LocalRuntime() as runtime:

@@ -50,6 +50,22 @@ def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on
         assert torch.equal(value, again.algorithm.model.state_dict()[name])
 
 
+def test_a_signal_while_an_iteration_begins_saves_before_its_unroll(tmp_path):
+    """F22: the unroll, which may be longer than `grace_s`, would know nothing of it; a trainer may run again."""
+    store, begun = CheckpointStore(tmp_path), []
+
+    def began(made):
+        begun.append(made.collector.env_steps)
+        if len(begun) == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    made = trainer("ppo", total=600, unroll_length=50, checkpoints=store, callbacks=[Hooks(iteration_began=began)])
+    result = made.run()
+    assert (result.status, result.exit_code) == ("interrupted", 143)
+    assert store.load_newest()[0] == result.env_steps == begun[2]
+    assert made.run().status == "done"
+
+
 def test_a_signal_in_the_last_unroll_leaves_its_rest_to_the_resumed_run(tmp_path):
     """F22, F25: the budget may be used up in the middle of an unroll, which is learned from all the same."""
     whole = trainer("ppo", total=170, unroll_length=50)

@@ -112,6 +112,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, kind: str, pause_at: 
     assert_same(run(2, saved)[1], whole)
 
 
+def test_episodes_that_are_asked_for_after_a_pause_in_an_unroll_of_steps_are_played():
+    """F25: the rest of that unroll was waited for, by nobody."""
+    with environment("discrete", 2, 7) as env:
+        collector = Collector.of(env, make("ppo", env, 7))
+        collector.preprocess = lambda time_step: collector.pause() or time_step
+        collector.unroll(50)
+        assert collector.unfinished
+        collector.preprocess, collector.episodes = None, 2
+        assert Counter(episode.env_id for episode in [*collector.unroll(50).episodes, *collector.drain()])
+        assert not collector.unfinished
+
+
 def test_what_cannot_play_whole_episodes_says_so():
     """Each by its name, before anything is collected."""
     asked = TrainerConfig(episodes_per_iteration=6)
@@ -121,6 +133,9 @@ def test_what_cannot_play_whole_episodes_says_so():
             distributed=DistributedConfig(runtime="local", mode="async", num_workers=1),
             asynchronous=AsynchronousConfig(),
         )
+    workers = DistributedConfig(runtime="local", num_workers=2, min_finished_workers=1)
+    with pytest.raises(ConfigError, match=r"leave out distributed.min_finished_workers"):
+        ExperimentConfig(trainer=asked, env=EnvConfig(num_envs=2), distributed=workers)
     with pytest.raises(ConfigError, match=r"leave out env.num_ready"):
         ExperimentConfig(trainer=asked, env=EnvConfig(num_envs=2, num_ready=1, vectorization="process"))
     with pytest.raises(ConfigError, match=r"6, which 4 environments cannot share evenly.*Give a multiple of 4"):

@@ -170,6 +170,8 @@ class ExperienceMemory:
             ShapeError: the memory is empty, or the sampler has not so many.
         """
         self._require_any()
+        if count < 0:
+            raise ShapeError(f"sample({count}) was asked for; give at least 1 row, or 0 for all")
         reader = self.buffer.reader
         index = self.sampler.starts(reader, count, 1, generator) if count else reader.starts(1)
         after, take = reader.after(index, 1), reader.take

@@ -77,6 +77,10 @@ class MixtureSource:
                     f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
                     f"that of buffer {number} is {other}"
                 )
+        for name, default in (("info_spec", {}), ("stack_num", 1)):
+            first, other = (each.options.get(name) or default for each in (self.buffers[0], buffer))
+            if first != other:
+                raise ShapeError(f"the {name} of buffer 0 of a mixture is {first}, and that of buffer {number} {other}")
         for name in _BESIDES:
             if (spec := self.buffers[0].options.get(f"{name}_spec")) is not None:
                 other = buffer.options.get(f"{name}_spec")

@@ -137,6 +137,9 @@ class MappedFiles(Storage):
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
         layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
+        paths = {self._file(name, path): path for path in shapes}
+        if alike := [path for path in shapes if path not in paths.values()]:
+            raise ConfigError(f"mapped files have no names apart for {alike[0]!r}, where / is _; give it another name")
         described = self.directory / f"{name}.json"
         if described.exists():
             self._require_same(described, layout)

@@ -313,8 +313,7 @@ class GradientWorkers:
             self.take(self.runtime.wait(mine, at_least=1, timeout_s=left))
         del self._rounds[policy]
         self._versions[policy] += 1
-        whole = not round_.broken and len(round_.fingerprints) == round_.seat.size - 1
-        if whole:
+        if not round_.broken and len(round_.fingerprints) == round_.seat.size - 1:
             self._last[policy] = round_.seat, round_.incarnations
         else:
             self._last.pop(policy, None)
@@ -404,6 +403,8 @@ class GradientWorkers:
         """Workers of a policy that can begin: not those that come back, or have not left their last group."""
         if self._algorithms[policy].mixes_rows:
             return []
+        if self._allocation[policy] and not self._workers:
+            raise ConfigError("these learners were closed, as at the end of a run; make the trainer anew to go on")
         late = {call.worker for call, (name, one) in self._calls.items() if self._rounds.get(name) is not one}
         ready, statuses = [], self.runtime.status()
         for worker in (self._workers[number] for number in self._allocation[policy]):

@@ -257,7 +257,7 @@ class PolicyServer(WorkerStreams):
         while not self._taken_enough():
             if time.monotonic() >= self.group.limit_s:
                 self._paused = True
-                return CollectInfo(0)
+                return CollectInfo(0) if self._pace.on_policy else self._stored_away(began, waited_s)
             began_s = time.perf_counter()
             self._serve(steps, names, _SLICE_S, self._pace.wanted(len(self._taken)))
             waited_s += time.perf_counter() - began_s
@@ -381,6 +381,7 @@ class PolicyServer(WorkerStreams):
         """Where collection is. Fragments on their way and in the queue are lost to a resumed run, and not counted."""
         return {
             "env_steps": self.env_steps - (self._uncounted if self._pace.on_policy else 0),
+            "ahead": self._pace.ahead,
             "lags": {str(lag): count for lag, count in self.lags.items()},
             "positions": [worker.position for worker in self.group.workers] or list(self.positions or ()),
             **self.attributes_state(),
@@ -397,7 +398,7 @@ class PolicyServer(WorkerStreams):
         Args:
             state: of a server with as many actors.
         """
-        self.env_steps = state["env_steps"]
+        self.env_steps, self._pace.ahead = state["env_steps"], state.get("ahead")  # older checkpoints have none
         self.load_attributes(state)
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
         self.positions = list(state["positions"]) or None

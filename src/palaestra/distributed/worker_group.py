@@ -176,12 +176,12 @@ class WorkerGroup:
         self._require_enough()
 
     def _look(self) -> None:
-        """Now and then: who waits for room does not hang."""
+        """Now and then: who pauses before a restart, or waits for room, does not hang."""
         now = self._now()
         if now - self._looked_s > self._config.timeout_s / 4:
             self._looked_s = now
             for worker in self._of("joining"):
-                if self.runtime.waits_for_room(worker.id):
+                if self.runtime.waits(worker.id):
                     worker.waited_s = now
 
     def _require_enough(self) -> None:

@@ -177,10 +177,15 @@ class ExperimentConfig:
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
         if (number := self.trainer.episodes_per_iteration) is not None:
-            given = "distributed.mode=async" if self.distributed.mode == "async" else ""
-            if given := given or ("env.num_ready" if self.env.num_ready is not None else ""):
+            waited_for = {
+                "distributed.mode=async": self.distributed.mode != "async",
+                "distributed.min_finished_workers": self.distributed.min_finished_workers is None,
+                "env.num_ready": self.env.num_ready is None,
+            }
+            if given := next((name for name, all_are in waited_for.items() if not all_are), ""):
                 raise ConfigError(
-                    f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other; "
+                    f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other, so "
+                    "that short episodes are not preferred; "
                     f"leave out {given}, or ask for time steps"
                 )
 

@@ -276,8 +276,9 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     x_max = max(float(curve.x[-1]) for curve in curves) or 1.0
     low = min(float(np.nanmin(curve.low)) for curve in curves)
     high = max(float(np.nanmax(curve.high)) for curve in curves)
-    if high == low:
-        low, high = low - 0.5, high + 0.5
+    if not high - low > 1e-12 * abs(high):  # less than ticks could tell apart
+        half = 0.5 * max(1.0, abs(high))
+        low, high = low - half, high + half
 
     def across(x: Any) -> Any:
         return left + x / x_max * (right - left)

@@ -115,6 +115,11 @@ def assign_policies(
     for policy in dict.fromkeys(policy_of[name] for name in agents):
         members = tuple(name for name in agents if policy_of[name] == policy)
         first = agents[members[0]]
+        if policy in agents and members != (policy,):
+            raise ConfigError(
+                f"the policy {policy!r} acts for {', '.join(members)}, and an agent is called like it; their returns "
+                "would have one name: give it another"
+            )
         if other := next((name for name in members if agents[name] != first), None):
             raise ConfigError(
                 f"{members[0]} and {other} share the policy {policy!r}, but see or do different things: "

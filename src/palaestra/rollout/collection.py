@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -99,8 +100,8 @@ class Quota:
         Raises:
             ConfigError: the length is negative, or no number.
         """
-        if not length >= 0:
-            raise ConfigError(f"an unroll of length {length} was asked for; it must be at least 0")
+        if not 0 <= length < math.inf:
+            raise ConfigError(f"an unroll of length {length} was asked for; it must be at least 0, and finite")
         if not self.left:
             self._carry += length
             self.left = int(self._carry + 1e-9)  # ten times 0.1 is a row

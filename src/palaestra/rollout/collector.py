@@ -175,8 +175,9 @@ class Collector:
             self._run_episodes(info, random)
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self._tracker.finished()
+        asked = len(info.episodes) + asked if isinstance(asked, int) else 0  # besides those that had ended before
         warn_at = _PATIENCE_STEPS
-        while isinstance(asked, int) and len(info.episodes) < asked and not self._pausing:
+        while len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
             info.episodes += self._tracker.finished()
             if not info.episodes and info.env_steps >= warn_at:

@@ -134,6 +134,7 @@ class EpisodeTracker:
         rewards, step_type = _joined(self._rewards), _joined(self._step_types)
         elements = rewards if rewards.ndim == 3 else None
         reward = _exact(rewards) if elements is None else _exact(rewards).sum(-1)
+        reward = reward * (step_type > StepType.FIRST)  # that of a FIRST row came of no action
         total = _running(self._return, reward)
         length = _running(self._length, step_type > StepType.FIRST)
         discounted = _running(self._discounted, self._weighted(reward, step_type, length))

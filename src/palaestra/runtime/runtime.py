@@ -139,6 +139,14 @@ class Runtime(ABC):
         """
         return False
 
+    def waits(self, worker: str) -> bool:
+        """Whether a worker has yet to begin: a restart pauses first, or it waits for room.
+
+        Args:
+            worker: its id.
+        """
+        return self._record(worker).due is not None or self.waits_for_room(worker)
+
     def reserve(self, group: PlacementGroup, timeout_s: float) -> None:  # noqa: B027 - most have one machine
         """Sets room aside for a group; nothing by default.
 

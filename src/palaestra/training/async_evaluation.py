@@ -135,8 +135,10 @@ class Evaluator:
         try:
             with breakable(lambda: self._broken_off):
                 self._begin_those_left()
-                for env_steps, policy in begun:
-                    self._begin(env_steps, policy)
+                for one in begun:
+                    if not self._begun_elsewhere(*one):
+                        self._begin_those_left()  # that waited for a process that died
+                        self._made += self._over(*one)
                 while self._waiting and (wait or self._waiting[0][2].done()):
                     self._take_next()
         except BrokenOffError:
@@ -146,18 +148,22 @@ class Evaluator:
 
     def _begin_those_left(self) -> None:
         while self._to_begin:
-            self._begin(*self._to_begin[0])
+            one = self._to_begin[0]
+            if not self._begun_elsewhere(*one):
+                if self._to_begin[0] is not one:
+                    continue  # those that waited for a process that died are older
+                self._made += self._over(*one)
             del self._to_begin[0]
 
-    def _begin(self, env_steps: int, policy: Acting) -> None:
-        if self._asynchronous:
-            snapshot = _copied(policy)
-            try:
-                self._waiting.append((env_steps, snapshot, self._submit(snapshot)))
-                return
-            except (BrokenProcessPool, WorkerDiedError) as error:
-                self._go_on_here(error)
-        self._made += self._over(env_steps, policy)
+    def _begun_elsewhere(self, env_steps: int, policy: Acting) -> bool:
+        if not self._asynchronous:
+            return False
+        snapshot = _copied(policy)
+        try:
+            self._waiting.append((env_steps, snapshot, self._submit(snapshot)))
+        except (BrokenProcessPool, WorkerDiedError) as error:
+            self._go_on_here(error)
+        return self._asynchronous
 
     def _submit(self, policy: Acting) -> Pending:
         if (submit := getattr(self._evaluate, "submit", None)) is not None:
@@ -176,14 +182,14 @@ class Evaluator:
             self._made += self._over(env_steps, policy, future)
         except (BrokenProcessPool, WorkerDiedError) as error:
             self._go_on_here(error)
+            self._begin_those_left()
         else:
             del self._waiting[0]
 
     def _go_on_here(self, error: Exception) -> None:
         _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
-        self._asynchronous, self._to_begin = False, [waiting[:2] for waiting in self._waiting]
+        self._asynchronous, self._to_begin = False, [*(waiting[:2] for waiting in self._waiting), *self._to_begin]
         self._waiting = []
-        self._begin_those_left()
 
     def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
         """An evaluation, made elsewhere or now; none, which ends no run, where no episode ended in time."""

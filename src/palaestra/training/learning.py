@@ -175,7 +175,7 @@ class PolicyRecord:
         algorithm = self._algorithm
         if self._directory is None:
             return None
-        path = self._directory / f"non_finite_{algorithm.num_gradient_steps:010d}"
+        path = self._directory / f"non_finite_{algorithm.num_gradient_steps:010d}_{self.skipped}"
         try:
             path.mkdir(parents=True, exist_ok=True)
             values: dict[str, Any] = {}

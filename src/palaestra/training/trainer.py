@@ -306,9 +306,8 @@ class Trainer:
         for metric in self.metrics:
             row |= metric.result()
         row |= {"iterations": self._iterations, **self._learning.metrics()}
-        if self._evaluation is not None:
-            row["eval/return_mean"] = self._evaluation.return_mean
-            row |= {f"eval/info/{name}": value for name, value in self._evaluation.parts.items()}
+        if (made := self._evaluation) is not None:
+            row |= {"eval/return_mean": made.return_mean, **{f"eval/info/{name}": x for name, x in made.parts.items()}}
         self._time.spent("waiting")
         row |= self._time.metrics(self.collector.env_steps)
         for callback in self.callbacks:
