@@ -1,11 +1,42 @@
 """Mistakes in an algorithm of the user's own, named where they are made."""
 
+import gymnasium
 import pytest
 import torch
 
-from palaestra.algorithms import A2C, Losses
-from palaestra.core import ConfigError
+from palaestra import preset
+from palaestra.algorithms import A2C, Algorithm, AlgorithmConfig, GradientAlgorithm, Losses
+from palaestra.core import ConfigError, TensorSpec
 from tests.algorithms.parts import collected
+
+
+class Settings(AlgorithmConfig):
+    """Of an algorithm of one's own."""
+
+
+class Nameless(Algorithm):
+    """Has neither settings nor an update."""
+
+
+class Loss(GradientAlgorithm):
+    """Calls it otherwise."""
+
+    config_class = Settings
+
+    def loss(self, batch):
+        return None
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("Nameless", "config_class"), ("Loss", "losses")])
+def test_what_an_algorithm_has_to_define_is_named(kind, lacks):
+    with pytest.raises(ConfigError, match=rf"{kind} does not define .*{lacks}"):
+        preset(f"{__name__}:{kind}", "CartPole-v1")
+
+
+@pytest.mark.parametrize("given", [gymnasium.spaces.Discrete(2), "CartPole-v1"])
+def test_a_space_or_a_name_where_a_spec_is_needed(given):
+    with pytest.raises(ConfigError, match=r"was given where a spec is needed, such as env\.action_spec"):
+        A2C(TensorSpec((4,)), given)
 
 
 def own(monkeypatch, method, replacement):

@@ -21,6 +21,17 @@ def test_the_two_flags_become_step_type_and_discount(end, pair):
     assert (time_step.step_type, time_step.discount) == pair
 
 
+@pytest.mark.parametrize("found", [np.zeros(2), {"a": 1, "b": 2}, (np.zeros(1), 3)])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_reset_of_old_versions_is_named(found, direct):
+    """F27: it was unpacked, into whatever there was."""
+    env = Counter({})
+    env.reset = lambda **given: found
+    layer = GymEnvironment(env)
+    with pytest.raises(EnvError, match=r"it must return \(observation, info\), and info is a dict"):
+        LaneEnvironment(SerialDriver([layer]), lane_seeds=[1]).reset() if direct else layer.reset()
+
+
 def test_the_reward_belongs_to_the_action_just_executed():
     """ALF-15, ALF-17."""
     env = GymEnvironment(Counter(), env_id=3)

@@ -24,6 +24,18 @@ def test_text_class_and_value_mean_the_same():
     assert EnvConfig(wrappers=("FrameStack(num_frames=2)", Doubled)).wrappers == (value, Wrap(Doubled))
 
 
+class OwnGymWrapper(gymnasium.Wrapper):
+    """Of Gymnasium."""
+
+
+def test_a_wrapper_of_the_other_kind_says_where_it_belongs():
+    name = f"{__name__}:OwnGymWrapper"
+    with pytest.raises(ConfigError, match=r"is a wrapper of Gymnasium; put it into env\.gym_wrappers"):
+        create_environment(EnvConfig(wrappers=(name,)))
+    with pytest.raises(ConfigError, match=r"ClipReward is no wrapper of Gymnasium; put it into env\.wrappers"):
+        create_environment(EnvConfig(gym_wrappers=(Wrap(ClipReward),)))
+
+
 def test_a_gymnasium_wrapper_is_named_without_its_module_too():
     """ALF-35."""
     one = EnvConfig(gym_wrappers=("RescaleAction(min_action=-1.0, max_action=1.0)",)).gym_wrappers

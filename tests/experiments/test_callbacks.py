@@ -55,6 +55,12 @@ def test_a_run_that_goes_on_without_a_callback_says_so(tmp_path):
     assert why == ["without Counting, a callback that it had before"]
 
 
+def test_a_method_that_is_nearly_called_as_a_hook_is_noticed(caplog):
+    type("Own", (Callback,), {"iteration_end": lambda self, trainer: None, "helper": lambda self: None})
+    assert "Own.iteration_end is no hook that a run calls; did you mean iteration_ended?" in caplog.text
+    assert "helper" not in caplog.text
+
+
 class Greedy(Callback):
     """Tianshou's `train_fn`: sets epsilon before each iteration, and notes what acted in it."""
 

@@ -271,9 +271,25 @@ def test_what_a_script_defines_trains_in_it_and_says_where_it_cannot_go_on(tmp_p
     with monkeypatch.context() as script:
         script.setattr(sys.modules["__main__"], "OwnChain", own_chain, raising=False)
         done = palaestra.train("ppo", own_chain, run__directory=str(tmp_path), **SMALL)
-    assert "only this script can go on with what it trains in __main__:OwnChain; other programs need it" in caplog.text
+    assert (
+        "only this script can go on with what it trains with __main__:OwnChain; other programs need it" in caplog.text
+    )
     with pytest.raises(ConfigError, match="is of the script in which it was named, and this is another program; move"):
         palaestra.evaluate_run(done.directory)
+
+
+class OwnPPO(palaestra.PPO):
+    """As users write one."""
+
+
+def test_an_algorithm_may_be_given_as_its_class(tmp_path):
+    """As an environment may."""
+    done = palaestra.train(palaestra.PPO, Chain, run__directory=str(tmp_path), **SMALL)
+    assert RunDirectory(done.directory).config.algorithm_name == "ppo"
+    own = palaestra.train(OwnPPO, CHAIN, run__directory=str(tmp_path), **SMALL)
+    assert RunDirectory(own.directory).config.algorithm_name == f"{__name__}:OwnPPO"
+    with pytest.raises(ConfigError, match="has no name by which a run would find it again"):
+        palaestra.train(type("Inside", (palaestra.PPO,), {"__module__": "nowhere"}), CHAIN)
 
 
 def own_chain(**settings) -> Chain:

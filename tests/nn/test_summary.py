@@ -39,6 +39,9 @@ NETWORKS = {
         2,
         NetworkConfig(hidden_sizes=(), image_size=5),
     ),
+    "2 → 3 → 2 | 2 → 3 → 1": lambda: nn.ModuleDict(
+        {name: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, size)) for name, size in (("policy", 2), ("value", 1))}
+    ),
     "Conv1d | 3 → 2": lambda: nn.Sequential(nn.Conv1d(1, 1, 2), nn.Linear(3, 2)),
 }
 

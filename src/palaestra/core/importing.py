@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import logging
 import re
 import sys
 import traceback
@@ -15,6 +16,8 @@ from typing import Any
 from palaestra.core.errors import ConfigError, MissingExtraError, PalaestraError, did_you_mean
 
 __all__ = ["import_extra", "import_maker", "import_module", "import_object", "importable_name", "trust"]
+
+_log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -300,6 +303,19 @@ def importable_name(value: Any) -> str | None:
         return name if import_object(name) is value else None
     except ConfigError:
         return None
+
+
+def name_to_find(value: Any) -> str | None:
+    """`importable_name`, or that of what this script itself defines, with a warning; `None` if there is none.
+
+    Args:
+        value: for example a class.
+    """
+    name, own = importable_name(value), getattr(value, "__qualname__", "<")
+    if name is None and getattr(value, "__module__", None) == "__main__" and "<" not in own:
+        name = f"__main__:{own}"
+        _log.warning("only this script can go on with what it trains with %s; other programs need it in a module", name)
+    return name
 
 
 def _public(module: Any) -> list[str]:

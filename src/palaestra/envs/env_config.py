@@ -1,19 +1,17 @@
 """`EnvConfig`: which environments a run steps, and how."""
 
 import dataclasses
-import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.core.importing import importable_name
+from palaestra.core.importing import name_to_find
 from palaestra.envs.chaos import chaos_rules
 from palaestra.envs.faults import FaultPolicy
 from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
 
-_log = logging.getLogger(__name__)
 
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
 VECTORIZATIONS = get_args(Vectorization)
@@ -219,10 +217,7 @@ def env_name(env: Any) -> str:
     """
     if isinstance(env, str):
         return env
-    name, module = importable_name(env) if callable(env) else None, getattr(env, "__module__", None)
-    if name is None and module == "__main__" and "<" not in (attribute := getattr(env, "__qualname__", "<")):
-        name = f"__main__:{attribute}"
-        _log.warning("only this script can go on with what it trains in %s; other programs need it in a module", name)
+    name = name_to_find(env) if callable(env) else None
     if name is None:
         raise ConfigError(
             f"env.name is {env!r}; give an id of Gymnasium's registry, or a class or function that a module defines at "

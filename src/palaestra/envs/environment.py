@@ -531,6 +531,8 @@ class EnvironmentWrapper(SingleEnvironment):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if own := {"step", "reset"} & vars(cls).keys():
+            raise ConfigError(f"nobody calls {own} of {cls.__name__}; define advance and begin_episode instead")
         first, *others = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(others) if first.name == "self" else None  # that of __new__ says nothing
 
@@ -539,12 +541,10 @@ class EnvironmentWrapper(SingleEnvironment):
         def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(env, Environment):
                 return super().__new__(cls)
-            layer = _LAYERS.get(EnvironmentWrapper if cls.elementwise else cls)
-            if layer is None:
+            if (layer := _LAYERS.get(EnvironmentWrapper if cls.elementwise else cls)) is None:
                 raise ConfigError(
-                    f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, whose environments are "
-                    "stepped as one; let that compute it itself, write a BatchedWrapper, or say `elementwise = True` "
-                    "if it is a map of your own that keeps nothing"
+                    f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, whose environments step as "
+                    "one; let that compute it, write a BatchedWrapper, or say `elementwise = True` if it keeps nothing"
                 )
             return layer(env, cls, args, kwargs)
 

@@ -101,7 +101,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
 
     def begin_episode(self, seed: int) -> TimeStep:
         self._begun = True
-        observation, info = self.gym_env.reset(seed=seed)
+        observation, info = begun(self.gym_env, seed)
         reward = 0.0 if self._scalar else np.zeros(self.reward_spec.shape, np.float32)
         return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
 
@@ -151,13 +151,31 @@ def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
     found: dict[str, SpecTree] = {}
     space = copy.deepcopy(gym_env.action_space)
     space.seed(0)
-    observation, info = gym_env.reset(seed=0)
+    observation, info = begun(gym_env, 0)
     _learn(info, found)
     for _ in range(_LOOK_STEPS):
         observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation))
         _learn(info, found)
         if terminated or truncated:
             break
+    return found
+
+
+def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The first observation and `info` of an episode.
+
+    Args:
+        gym_env: of Gymnasium, or its `reset` alone.
+        seed: of the episode.
+
+    Raises:
+        SpecError: `reset` returns something else, as those of old versions of Gym do.
+    """
+    found = gym_env.reset(seed=seed)
+    if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], dict)):
+        raise SpecError(
+            f"reset(seed=...) returned a {type(found).__name__}; it must return (observation, info), and info is a dict"
+        )
     return found
 
 

@@ -17,7 +17,7 @@ from palaestra.envs.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.environment import SingleEnvironment, common_specs
 from palaestra.envs.episodes import NEVER, LaneEpisode, StepLimits
 from palaestra.envs.faults import ANY_FAULT, Failure, FaultPolicy, Incident
-from palaestra.envs.gym_environment import FLAGS, GymEnvironment, end_of, require_flags, wrong_flags
+from palaestra.envs.gym_environment import FLAGS, GymEnvironment, begun, end_of, require_flags, wrong_flags
 from palaestra.envs.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten, zeros
 from palaestra.envs.places import lane_calls
 from palaestra.envs.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
@@ -306,7 +306,7 @@ class SerialDriver(Attributed, Driver):
         self._limits.begin(lane, steps, duration=direct.duration if direct else NEVER)
         if direct is None or not self._all_direct:
             return self.envs[lane].begin(seed)
-        observation, info = direct.reset(seed=seed)
+        observation, info = begun(direct, seed)
         return observation, 0.0, False, False, info
 
     def _stand_in(self, lane: int) -> Any:

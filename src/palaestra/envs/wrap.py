@@ -10,6 +10,7 @@ import gymnasium
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_maker, importable_name
 from palaestra.core.importing import parse_call
+from palaestra.envs.environment import EnvironmentWrapper
 from palaestra.envs.faults import describe
 
 __all__ = ["Wrap"]
@@ -79,6 +80,12 @@ class Wrap:
             ConfigError: it refuses the environment or an argument.
         """
         wrapper = self._resolve()
+        if isinstance(wrapper, type):
+            is_gym, inside_is_gym = issubclass(wrapper, gymnasium.Wrapper), isinstance(env, gymnasium.Env)
+            if is_gym and not inside_is_gym:
+                raise ConfigError(f"{self} is a wrapper of Gymnasium; put it into env.gym_wrappers")
+            if inside_is_gym and issubclass(wrapper, EnvironmentWrapper):
+                raise ConfigError(f"{self} is no wrapper of Gymnasium; put it into env.wrappers")
         try:
             return wrapper(env, **self.kwargs)
         except PalaestraError:

@@ -27,7 +27,7 @@ from palaestra.experiments.config import ExperimentConfig, algorithm_class, flat
 from palaestra.experiments.learner import Collecting, Evaluate, Learner
 from palaestra.experiments.lineage import require_effect
 from palaestra.experiments.making import attempt, choose_products, make_callbacks
-from palaestra.experiments.presets import tuned
+from palaestra.experiments.presets import preset_line, tuned
 from palaestra.experiments.records import network_lines
 from palaestra.experiments.robot import RobotLearner
 from palaestra.experiments.run_directory import RunDirectory
@@ -167,7 +167,8 @@ def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> train
         networks: what its networks look like, by policy.
     """
     title = f"{config.algorithm_name} on {config.env.name}"
-    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=network_lines(networks))
+    head = [preset_line(config), *network_lines(networks)]
+    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head)
 
 
 def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:

@@ -177,12 +177,9 @@ class ExperimentConfig:
         if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
             raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
         if (number := self.trainer.episodes_per_iteration) is not None:
-            waited_for = {
-                "distributed.mode=async": self.distributed.mode != "async",
-                "distributed.min_finished_workers": self.distributed.min_finished_workers is None,
-                "env.num_ready": self.env.num_ready is None,
-            }
-            if given := next((name for name, all_are in waited_for.items() if not all_are), ""):
+            asked = {"distributed.mode=async": self.distributed.mode == "async", "env.num_ready": self.env.num_ready}
+            asked["distributed.min_finished_workers"] = self.distributed.min_finished_workers
+            if given := next((name for name, value in asked.items() if value), ""):
                 raise ConfigError(
                     f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other, so "
                     "that short episodes are not preferred; "
@@ -428,9 +425,13 @@ def algorithm_class(name: str) -> Any:
         kind = import_object(name)
         if not (isinstance(kind, type) and issubclass(kind, Algorithm | Robot)):
             raise ConfigError(f"{name!r} is {kind!r}; an algorithm of your own is a subclass of Algorithm or of Robot")
+        if lacks := [*kind.__abstractmethods__, *(() if hasattr(kind, "config_class") else ("config_class",))]:
+            raise ConfigError(f"{name} does not define {', '.join(sorted(lacks))}, as its base class asks for")
         return kind
     if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}")
+        known = did_you_mean(name, ALGORITHMS)
+        own = "" if known.endswith("?") else "; one of your own is named my_module:MyAlgorithm"
+        raise ConfigError(f"unknown algorithm {name!r}{known}{own}")
     return ALGORITHMS[name]
 
 

@@ -4,13 +4,16 @@ A file has, for each algorithm, environments and the settings that differ from t
 settings share an entry, and a name may be a pattern for a whole family, such as `ALE/*`.
 """
 
+import difflib
 import functools
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from palaestra.algorithms import ALGORITHMS
 from palaestra.core import ConfigError
+from palaestra.core.importing import name_to_find
 from palaestra.experiments.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
 
 __all__ = ["PRESETS", "load_config", "preset"]
@@ -20,6 +23,23 @@ _NUM_ENVS = {
     **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
     "evolution_strategies": 32,
 }
+
+
+def algorithm_name(kind: Any) -> str:
+    """The name of an algorithm or a robot.
+
+    Args:
+        kind: a name, or a class that has one.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if isinstance(kind, str):
+        return kind
+    name = next((name for name, known in ALGORITHMS.items() if known is kind), None) or name_to_find(kind)
+    if name is None:
+        raise ConfigError(f"{kind!r} has no name by which a run would find it again; define it at the top of a module")
+    return name
 
 
 @functools.cache
@@ -77,11 +97,32 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
     """
     algorithm = OTHER_NAMES.get(algorithm, algorithm)
     algorithm_class(algorithm)
-    found = tuned().get((algorithm, env_name))
-    if found is None:
-        matching = (entry for (name, env), entry in tuned().items() if name == algorithm and fnmatchcase(env_name, env))
-        found = next(matching, {"env": {"num_envs": _NUM_ENVS.get(algorithm, 1)}})
-    return _config(algorithm, env_name, found)
+    known = _known(algorithm, env_name)
+    defaults = {"env": {"num_envs": _NUM_ENVS.get(algorithm, 1)}}
+    return _config(algorithm, env_name, defaults if known is None else tuned()[algorithm, known])
+
+
+def _known(algorithm: str, env_name: str) -> str | None:
+    """The environment, or the pattern of a family, that there are settings for."""
+    names = [env for name, env in tuned() if name == algorithm]
+    return env_name if env_name in names else next((env for env in names if fnmatchcase(env_name, env)), None)
+
+
+def preset_line(config: ExperimentConfig) -> str:
+    """Says what the settings of a run began with.
+
+    Args:
+        config: that it has now.
+
+    Examples:
+        >>> preset_line(preset("ppo", "CartPole-v1")), preset_line(preset("ppo", "CartPole-v0"))
+        ('settings    preset of ppo for CartPole-v1', 'settings    defaults of ppo; it has a preset for CartPole-v1')
+    """
+    algorithm, env = config.algorithm_name, config.env.name
+    if known := _known(algorithm, env):
+        return f"settings    preset of {algorithm} for {known}"
+    close = difflib.get_close_matches(env, [env for name, env in tuned() if name == algorithm], n=1, cutoff=0.8)
+    return f"settings    defaults of {algorithm}" + (f"; it has a preset for {close[0]}" if close else "")
 
 
 def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:

@@ -26,7 +26,7 @@ from palaestra.experiments.build import make_compiled_later, make_console, make_
 from palaestra.experiments.config import ExperimentConfig, config_from_mapping
 from palaestra.experiments.learner import Learner, evaluation_environment
 from palaestra.experiments.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
-from palaestra.experiments.presets import OTHER_NAMES, preset
+from palaestra.experiments.presets import OTHER_NAMES, algorithm_name, preset
 from palaestra.experiments.records import (
     FaultRecord,
     KeepFaults,
@@ -110,7 +110,7 @@ def train(
     """Trains an agent: the command `palaestra train` as a function.
 
     Args:
-        algorithm: its name, for example `"ppo"`.
+        algorithm: its name, for example `"ppo"`, or its class.
         env: as `EnvConfig.name`, which may be a class or a function that makes environments, too.
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
@@ -129,12 +129,12 @@ def train(
         >>> done.result.status
         'done'
     """
-    if not isinstance(algorithm, str) or not (isinstance(env, str) or callable(env)):
+    if not all(isinstance(one, str) or callable(one) for one in (algorithm, env)):
         raise ConfigError(
-            f"train was given {algorithm!r} and {env!r}; give the name of an algorithm, and the name or class of an "
-            "environment, such as train('ppo', 'CartPole-v1')"
+            f"train was given {algorithm!r} and {env!r}; give an algorithm and an environment, each its name or class, "
+            "such as train('ppo', 'CartPole-v1')"
         )
-    name = env_name(env)
+    algorithm, name = algorithm_name(algorithm), env_name(env)
     base = settings.pop("config", None) or preset(algorithm, name)
     require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, settings, base=base)

@@ -41,15 +41,17 @@ def network_summary(network: nn.Module) -> str:
         >>> network_summary(MLP(4, (64, 64), 2))
         '4 → 64 → 64 → 2, 4,610 parameters'
     """
-    shown, last = "", None
-    for kind, size_in, size_out in _layers(network):
-        layer = kind if size_out is None else f"{kind}{size_out}"
-        if size_in is None:
-            shown += f" | {layer}" if shown else layer
-        else:
-            before = "" if size_in == last else f" | {size_in}" if shown else f"{size_in}"
-            shown += f"{before} → {layer}"
-        last = size_out
+    shown = ""
+    for part in network.children() if isinstance(network, nn.ModuleDict) else (network,):
+        last = None
+        for kind, size_in, size_out in _layers(part):
+            layer = kind if size_out is None else f"{kind}{size_out}"
+            if size_in is None:
+                shown += f" | {layer}" if shown else layer
+            else:
+                before = "" if size_in == last else f" | {size_in}" if shown else f"{size_in}"
+                shown += f"{before} → {layer}"
+            last = size_out
     return f"{shown}, {_num_parameters(network):,} parameters"
 
 

@@ -387,6 +387,11 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         and spec.size
     ):
         return BoxHead(spec)
+    if not isinstance(spec, TensorSpec):
+        raise ConfigError(
+            f"{spec!r} was given where a spec is needed, such as env.action_spec of create_environment(...); to "
+            "train by names, call palaestra.train('ppo', 'CartPole-v1')"
+        )
     raise ConfigError(
         f"no policy can sample the action{f' {path!r}' if path else ''} {spec}: its leaves may be Discrete, "
         "MultiDiscrete, MultiBinary and Box of floats; wrap the environment so that it takes one of them"

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_LONG_S = 30.0  # without the end of any episode, until a warning
+_LONG_S = 10.0  # without the end of any episode, until a warning
 _NO_END = (
     "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
     "env.max_episode_steps (--env.max-episode-steps N)"

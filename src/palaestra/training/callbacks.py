@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import math
@@ -63,6 +64,13 @@ class Callback:
         ...         if result.evaluation.return_ci95[0] > 475:
         ...             trainer.stop("surely above 475")
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        hooks = [name for name in vars(Callback) if not name.startswith("_")]
+        for name in (name for name, value in vars(cls).items() if callable(value) and name not in hooks):
+            if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):
+                _log.warning("%s.%s is no hook that a run calls; did you mean %s?", cls.__name__, name, close[0])
 
     def iteration_began(self, trainer: Trainer) -> None:
         """Before each unroll; once more, when the run goes on, where a signal came meanwhile.

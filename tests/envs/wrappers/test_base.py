@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import EnvError, TimeStep
+from palaestra.core import ConfigError, EnvError, TimeStep
 from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load
 from palaestra.envs.wrappers import (
     ActionRepeat,
@@ -48,6 +48,13 @@ def test_one_transform_is_enough_and_none_leaves_it_empty(transform):
     assert script(1.0).reset().untransformed == ()
     assert TimeLimit(script(1.0), 3).reset().untransformed == ()
     assert isinstance(transform(script(1.0)).reset().untransformed, TimeStep)
+
+
+@pytest.mark.parametrize("name", ["step", "reset"])
+def test_a_layer_that_defines_what_nobody_calls_is_refused(name):
+    """Gymnasium's wrappers define these; here they did nothing."""
+    with pytest.raises(ConfigError, match=f"nobody calls {{'{name}'}} of Own; define advance and begin_episode"):
+        type("Own", (EnvironmentWrapper,), {name: lambda self, action=None: None})
 
 
 def test_the_raw_observation_is_a_copy():
