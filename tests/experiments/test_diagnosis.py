@@ -40,6 +40,24 @@ def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("returns", "found"),
+    [
+        ([20, 440, 441, 130, 141], ["performance_collapse"]),
+        ([20, 440, 130, 300], []),
+        ([20, 440, 130], []),
+        ([400, 300, 200, 100], []),
+        ([20, 100, 100, 500], []),
+    ],
+)
+def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns, found):
+    """Twice in a row, after at least four evaluations; one that never gained has lost nothing."""
+    run = made(tmp_path)
+    rows = [{**HEALTHY, "eval/return_mean": value} for value in returns for _ in range(2)]
+    (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert [one.name for one in palaestra.diagnose(run.path).findings] == found
+
+
+@pytest.mark.parametrize(
     ("name", "broken"),
     [
         ("not_finite", {"learning/ppo": float("nan")}),

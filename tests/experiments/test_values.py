@@ -49,6 +49,7 @@ def test_a_value_takes_the_type_of_its_field(hint, value, result):
         (dict[str, Any], [1], "a mapping of names to values is needed"),
         (Literal["a", "b"], "c", "'a' or 'b' is needed"),
         (Schedule, [1], "a number is needed"),
+        (Schedule, lambda progress: 1e-3, "a number is needed, or a schedule as text, such as 'linear(1e-3, 0)'"),
     ],
 )
 def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -275,6 +276,23 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
         )
 
 
+def _fall(log: _Log) -> Iterator[Symptom]:
+    logged = [float(row["eval/return_mean"]) for row in log.rows if is_number(row.get("eval/return_mean"))]
+    returns = [value for value, _ in itertools.groupby(logged)]  # a row has that of the newest evaluation
+    if len(returns) < 4 or not returns[0] < max(returns):
+        return
+    first, best, late = returns[0], max(returns), max(returns[-2:])
+    if best - late > 0.5 * (best - first):
+        yield Symptom(
+            name="performance_collapse",
+            severity=2,
+            evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
+            threshold="half of what was gained is lost in the last two of at least four evaluations (our choice)",
+            advice="a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'; eval and play "
+            "use the best policy, which is kept",
+        )
+
+
 def _value(log: _Log) -> Iterator[Symptom]:
     if late := log.returns[len(log.returns) // 2 :]:
         low, middle, high = np.quantile(late, [0.05, 0.5, 0.95])
@@ -294,4 +312,4 @@ def _value(log: _Log) -> Iterator[Symptom]:
         )
 
 
-_CHECKS = (_not_finite, _no_updates, _step_size, _horizon, _rewards, _value)
+_CHECKS = (_not_finite, _no_updates, _step_size, _horizon, _rewards, _fall, _value)

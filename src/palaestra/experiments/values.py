@@ -282,6 +282,8 @@ def value_of(hint: Any, value: Any) -> Any:
             return parse_schedule(value)
         except ConfigError as error:  # what was given is said by the caller
             raise ConfigError(str(error).removeprefix(f"{value!r} is no schedule; ")) from None
+    if _is_schedule(hint) and isinstance(value, types.FunctionType):
+        raise ConfigError("a number is needed, or a schedule as text, such as 'linear(1e-3, 0)'")
     if int in members_of(hint) and isinstance(value, str):
         value = _read(value)
     if isinstance(value, bool) and not {bool, str, Any} & set(members_of(hint)):
