@@ -274,7 +274,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
 @pytest.mark.parametrize("arguments", [("ppo", 3), (None, CHAIN), ("ppo", palaestra.envs.tiny.Chain())])
 def test_what_is_no_name_is_refused(arguments):
     """F27: also from Python."""
-    with pytest.raises(ConfigError, match=r"train was given .* and .*; give the name of an algorithm"):
+    with pytest.raises(ConfigError, match=r"train was given .* and .*; give an algorithm and an environment"):
         palaestra.train(*arguments)
 
 

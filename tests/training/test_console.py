@@ -105,6 +105,16 @@ def test_a_pipe_gets_plain_lines():
     ]
 
 
+def test_a_run_on_data_makes_updates_and_has_no_returns():
+    stream = io.StringIO()
+    logger = ConsoleLogger("td3_bc", 10_000, Console(file=stream, width=100), offline=True)
+    logger.metrics({name: value for name, value in ROW.items() if name != "return_mean"})
+    assert stream.getvalue() == "    5,000 / 10,000 updates     2,500 updates/s\n"
+    text = io.StringIO()
+    Console(file=text, width=100).print(logger._panel(ROW))
+    assert "│ updates " in text.getvalue() and "return" not in text.getvalue()
+
+
 def test_a_reader_that_leaves_ends_no_run():
     """`palaestra train ... | head` has what it wants; what is trained is kept."""
     program = (

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from palaestra import training
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, require_device
+from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, require_device
 from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
@@ -168,7 +168,8 @@ def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> train
     """
     title = f"{config.algorithm_name} on {config.env.name}"
     head = [preset_line(config), *network_lines(networks)]
-    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head)
+    offline = config.algorithm.plan_class is Offline and config.offline.fraction is None
+    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline)
 
 
 def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:

@@ -207,12 +207,19 @@ class ConsoleLogger:
         total_env_steps: of the run.
         console: where to write.
         head: lines to begin with.
+        offline: whether the run learns from data, so that its steps are updates, and no episode ends.
     """
 
     def __init__(
-        self, title: str, total_env_steps: int, console: Console | None = None, *, head: Sequence[str] = ()
+        self,
+        title: str,
+        total_env_steps: int,
+        console: Console | None = None,
+        *,
+        head: Sequence[str] = (),
+        offline: bool = False,
     ) -> None:
-        self._title, self._total = title, total_env_steps
+        self._title, self._total, self._offline = title, total_env_steps, offline
         self._console = console or PipedConsole(emoji=False)  # a run may be called :tada:
         self._place = DrawnInPlace(self._console)
         self._head = head
@@ -237,7 +244,7 @@ class ConsoleLogger:
         if self._place.possible:
             self._place.draw(self._panel(row))
         else:
-            self._console.print(_line(row, self._total), highlight=False, soft_wrap=True)
+            self._console.print(_line(row, self._total, self._offline), highlight=False, soft_wrap=True)
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:
         """Episodes are in the metrics as averages."""
@@ -253,13 +260,11 @@ class ConsoleLogger:
         speed = row["time/env_steps_per_s"]
         left_s = max(0, self._total - done) / max(speed, 1e-9)
         table = Table.grid(padding=(0, 2))
-        table.add_row("env steps", f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{duration(left_s)} left")
-        table.add_row(
-            "return",
-            f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet",
-            _Sparkline(self._returns),
-            f"{int(row['episodes']):,} episodes",
-        )
+        unit = "updates" if self._offline else "env steps"
+        table.add_row(unit, f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{duration(left_s)} left")
+        if not self._offline:
+            mean = f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet"
+            table.add_row("return", mean, _Sparkline(self._returns), f"{int(row['episodes']):,} episodes")
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         if "workers/there" in row:
@@ -279,13 +284,13 @@ class ConsoleLogger:
         return Panel(Group(table, split, hint, bar), title=Text(self._title), expand=False)
 
 
-def _line(row: Mapping[str, float], total: int) -> str:
+def _line(row: Mapping[str, float], total: int, offline: bool) -> str:
     returns = f"{row['return_mean']:8.1f}" if "return_mean" in row else "       –"
+    done, per_s = f"{int(row['env_steps']):>9,} / {total:,}", f"{row['time/env_steps_per_s']:>8,.0f}"
     evaluation = f"  eval {row['eval/return_mean']:.1f}" if "eval/return_mean" in row else ""
-    return (
-        f"{int(row['env_steps']):>9,} / {total:,} env steps  return {returns}  "
-        f"{row['time/env_steps_per_s']:>8,.0f} steps/s{evaluation}"
-    )
+    if offline:
+        return f"{done} updates  {per_s} updates/s{evaluation}"
+    return f"{done} env steps  return {returns}  {per_s} steps/s{evaluation}"
 
 
 class _Sparkline:
