@@ -63,6 +63,8 @@ def test_a_signal_while_an_iteration_begins_saves_before_its_unroll(tmp_path):
     result = made.run()
     assert (result.status, result.exit_code) == ("interrupted", 143)
     assert store.load_newest()[0] == result.env_steps == begun[2]
+    made.train_iter()  # by hand, outside of a run
+    assert made.collector.env_steps > result.env_steps
     assert made.run().status == "done"
 
 

@@ -12,7 +12,6 @@ from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
 
-
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
 VECTORIZATIONS = get_args(Vectorization)
 INPUTS = ("prev_action", "reward", "env_info")

@@ -165,7 +165,7 @@ def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
     """The first observation and `info` of an episode.
 
     Args:
-        gym_env: of Gymnasium, or its `reset` alone.
+        gym_env: of Gymnasium, or what has its `reset`.
         seed: of the episode.
 
     Raises:

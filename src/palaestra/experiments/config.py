@@ -182,8 +182,7 @@ class ExperimentConfig:
             if given := next((name for name, value in asked.items() if value), ""):
                 raise ConfigError(
                     f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other, so "
-                    "that short episodes are not preferred; "
-                    f"leave out {given}, or ask for time steps"
+                    f"that short episodes are not preferred; leave out {given}, or ask for time steps"
                 )
 
 

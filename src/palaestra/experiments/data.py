@@ -241,12 +241,10 @@ def _unlearnable(buffer: ReplayBuffer) -> str:
         for name, of in (("observation", rows), ("reward", rows), ("discount", rows), ("action", acted)):
             for part in np.split(of, range(_ROWS_AT_ONCE, len(of), _ROWS_AT_ONCE)):
                 for path, leaf in tree_paths(buffer.take(name, part)).items():
-                    if len(places := _wrong(leaf, spaces[path] if name == "action" else None).nonzero()):
+                    space = spaces[path] if name == "action" else None
+                    if len(places := _wrong(leaf, space).nonzero()):
                         row, value = np.flatnonzero(rows == part[places[0, 0]])[0], leaf[tuple(places[0])].item()
-                        called, needed = (
-                            f"{name}.{path}".rstrip("."),
-                            spaces[path] if name == "action" else "finite numbers",
-                        )
+                        called, needed = f"{name}.{path}".rstrip("."), "finite numbers" if space is None else space
                         return f"in lane {lane}, row {row:,}, {called} is {value}, not of {needed}"
     return ""
 

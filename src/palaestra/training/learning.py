@@ -95,7 +95,7 @@ class PolicyRecord:
     Args:
         algorithm: of the policy.
         most_skipped: updates in a row that may be skipped.
-        directory: where to write `non_finite_<gradient steps>/`; `None` writes nothing.
+        directory: where to write `non_finite_<gradient steps>_<number>/`; `None` writes nothing.
     """
 
     def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:

@@ -28,7 +28,7 @@ class StopSignals:
     """While entered, notes the first SIGINT or SIGTERM; a second one raises `StoppedError` where it strikes.
 
     Outside the main thread, where Python delivers no signals, it does nothing. Entered inside another one, it continues
-    from what that one has noted. Entered again, it begins anew.
+    from what that one has noted.
 
     Args:
         on_stop: called at the first signal, inside the handler.
@@ -47,7 +47,6 @@ class StopSignals:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        self.received, self._before = None, {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = before = signal.signal(number, self._handle)

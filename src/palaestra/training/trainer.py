@@ -101,8 +101,7 @@ class Trainer:
         """The best mean return of all evaluations so far."""
         # outdated: whether a checkpoint of this env step lacks what was made since
         self._saved_step, self._failed_saves, self._outdated = -1, 0, False
-        self._finished, self._stop_reason = False, ""
-        self._signals = StopSignals(self._asked_to_stop, grace_s=self.config.grace_s)
+        self._finished, self._stopping, self._stop_reason = False, False, ""
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -131,7 +130,7 @@ class Trainer:
         self._evaluated_s = began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
-            with self._signals as stop:
+            with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
                 if self._evaluation_broken_off and stop.received is None:
                     self._begin_evaluation()
                     if not (self._evaluation_broken_off or self.collector.unfinished):
@@ -148,6 +147,7 @@ class Trainer:
                     callback.ended(self)
                 self.save(final=True)
         finally:
+            self._stopping = False
             torch.set_flush_denormal(False)
             not_logged = self._loggers.close()
             self.learner.close()
@@ -165,7 +165,7 @@ class Trainer:
         if not self.collector.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)
-            if self._signals.received is not None:  # meanwhile: the unroll would not know
+            if self._stopping:  # meanwhile, which the unroll would not know
                 return
         self._time.spent("waiting")
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
@@ -206,6 +206,7 @@ class Trainer:
         self._stop_reason = self._stop_reason or reason
 
     def _asked_to_stop(self) -> None:
+        self._stopping = True
         self.collector.pause()
         if self._evaluator:
             self._evaluator.break_off()
@@ -408,5 +409,4 @@ class Trainer:
         self._saved_step, self._outdated = self.collector.env_steps, bool(self._evaluation_broken_off or waiting)
 
     def _position(self) -> dict[str, int]:
-        env_steps, rows = self.collector.env_steps, self._rows_logged
-        return {"env_steps": env_steps, "metrics": rows, "episodes": self._episodes_ended}
+        return {"env_steps": self.collector.env_steps, "metrics": self._rows_logged, "episodes": self._episodes_ended}
