@@ -10,46 +10,53 @@ from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import Shop
 
 
+class Spy(Shop):
+    """Notes which hook is called, and with what."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.calls = []
+
+    def get_state(self, agent):
+        self.calls.append(f"state of {agent}")
+        return super().get_state(agent)
+
+    def get_transition_info(self):
+        self.calls.append("info")
+        return self.tick
+
+    def to_env_action(self, actions):
+        self.calls.append("action")
+        return super().to_env_action(actions)
+
+    def post_step(self):
+        self.calls.append("post_step")
+
+    def get_reward(self, actions, tick, info):
+        self.calls.append(f"reward of {'+'.join(sorted(actions))} at {tick}, info {info}")
+        return super().get_reward(actions, tick, info)
+
+
 def test_the_hooks_are_called_in_the_order_of_an_event():
     """MARO-15..18: states of those who decide, actions for the simulator, post_step, rewards after their delay."""
-    calls: list[str] = []
-
-    class Spy(Shop):
-        def get_state(self, agent):
-            calls.append(f"get_state({agent})")
-            return super().get_state(agent)
-
-        def get_transition_info(self):
-            calls.append(f"get_transition_info at {self.tick}")
-            return self.tick
-
-        def to_env_action(self, actions):
-            calls.append("to_env_action")
-            return super().to_env_action(actions)
-
-        def post_step(self):
-            calls.append("post_step")
-
-        def get_reward(self, actions, tick, info):
-            assert info == tick
-            calls.append(f"get_reward({sorted(actions)}, {tick})")
-            return super().get_reward(actions, tick, info)
-
     shop = Spy(delay=2, length=4)
     shop.begin_episode(0)
-    assert calls == ["get_state(buyer)", "get_state(painter)"]
-    calls.clear()
+    assert shop.calls == ["state of buyer", "state of painter"]
+    shop.calls.clear()
     shop.advance({"buyer": 0, "painter": 1})
-    assert calls == ["get_transition_info at 0", "to_env_action", "post_step", "get_state(buyer)"]
-    calls.clear()
-    outcome = shop.advance({"buyer": 2})
-    assert calls[-2:] == ["get_reward(['buyer', 'painter'], 0)", "get_state(buyer)"]
-    assert outcome.late_rewards == {"buyer": [0.0]}, "the painter may still earn by its first action"
-    shop.advance({"buyer": 0})
-    last = shop.advance({"buyer": 1, "painter": 1})
-    assert last.over
-    assert last.late_rewards == {"buyer": [2000.0, 3010.0], "painter": [10.0, 3010.0]}
-    assert all(step.truncated for step in last.time_steps.values())
+    assert shop.calls == ["info", "action", "post_step", "state of buyer"]
+    shop.calls.clear()
+    shop.advance({"buyer": 2})
+    assert shop.calls[2:] == ["post_step", "reward of buyer+painter at 0, info 0", "state of buyer"]
+
+
+def test_a_reward_is_told_after_its_delay_once_its_agent_acted_again_or_the_episode_is_over():
+    shop = Shop(delay=2, length=4)
+    shop.begin_episode(0)
+    actions = [{"buyer": 0, "painter": 1}, {"buyer": 2}, {"buyer": 0}, {"buyer": 1, "painter": 1}]
+    told = [shop.advance(one).late_rewards for one in actions]
+    assert told[:2] == [{}, {"buyer": [0.0]}], "the painter may still earn by its first action"
+    assert told[3] == {"buyer": [2000.0, 3010.0], "painter": [10.0, 3010.0]}
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -93,13 +100,13 @@ class Joint(Shop):
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 30])
 def test_joint_rewards_count_with_the_last_action_before(delay):
-    """MARO-18: every reward of an agent after its first action counts once, with the action that was its last."""
+    """MARO-18: a reward counts once, with the action that was its agent's last; before the first in returns alone."""
     envs = MultiAgentEnvs([lambda: Joint(delay=delay, length=8)], lane_seeds=[1])
     policy_specs = assign_policies(envs.agents, {"*": "both"})
     dqn = DQN(policy_specs["both"].observation_spec, policy_specs["both"].action_spec, DQNConfig(learning_starts=0))
     collector = MultiAgentCollector(envs, policy_specs, {"both": dqn})
     (episode,) = [one for _ in range(2) for one in (*collector.unroll(9).episodes, *collector.drain())][:1]
-    assert (episode.info["buyer/return"], episode.info["painter/return"]) == (11111111.0, 11111000.0)
+    assert (episode.info["buyer/return"], episode.info["painter/return"]) == (11111111.0, 11111111.0)
     for lane, told in enumerate([[10.0**tick for tick in range(8)], [111000.0, 11000000.0]]):
         rows = collector.buffers["both"].in_time_order(lane)
         rewards = collector.buffers["both"].take("reward", rows).tolist()

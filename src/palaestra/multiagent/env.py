@@ -35,6 +35,18 @@ class MultiAgentStep(NamedTuple):
     next_agents: Collection[str] | None = None
     """Where the episode is cut off: who would have acted next; `None` is everybody who is cut off. A team whose members
     take turns needs it, for its value after the cut is that of whoever would act."""
+    unearned_rewards: Mapping[str, float] = {}
+    """By agent, what belongs to none of its actions: an ante, or what the end of a game pays to one who has not had a
+    turn. Returns, matches and ratings count it, and the agent as one that took part; nobody learns from it."""
+
+    def rewards(self) -> dict[str, float]:
+        """All that agents got in this step: with time steps, late, and unearned."""
+        rewards = {name: float(time_step.reward) for name, time_step in self.time_steps.items()}
+        for name, late in self.late_rewards.items():
+            rewards[name] = rewards.get(name, 0.0) + float(sum(late))
+        for name, unearned in self.unearned_rewards.items():
+            rewards[name] = rewards.get(name, 0.0) + float(unearned)
+        return rewards
 
 
 class MultiAgentEnv(ABC):
@@ -222,7 +234,7 @@ class EnvWrapper(MultiAgentEnv):
 
         Returns:
             By agent; one that is left out earned nothing. What an agent earned that did not act then counts with its
-            last action before, and with none if it has not acted yet.
+            last action before; if it has not acted yet, it is an unearned reward.
         """
 
     def get_transition_info(self) -> Any:
@@ -247,12 +259,12 @@ class EnvWrapper(MultiAgentEnv):
         self._open.append(_Decision(self.tick, dict(actions), self.get_transition_info()))
         deciding = self.run(self.to_env_action(actions))
         self.post_step()
-        rewards = self._evaluated(deciding)
+        rewards, unearned = self._evaluated(deciding)
         if deciding:
-            return MultiAgentStep(self._asked(deciding), False, rewards)
+            return MultiAgentStep(self._asked(deciding), False, rewards, unearned_rewards=unearned)
         end = termination if self.terminated else truncation
         time_steps = {agent: end(self.get_state(agent), 0.0) for agent in self.agents if agent in self._began}
-        return MultiAgentStep(time_steps, True, rewards, dict(self.tracker), self.next_agents)
+        return MultiAgentStep(time_steps, True, rewards, dict(self.tracker), self.next_agents, unearned)
 
     def _asked(self, deciding: Sequence[str]) -> dict[str, TimeStep]:
         """Time steps of the agents that are to act."""
@@ -265,9 +277,13 @@ class EnvWrapper(MultiAgentEnv):
             self._began.add(agent)
         return time_steps
 
-    def _evaluated(self, deciding: Sequence[str]) -> dict[str, list[float]]:
-        """Rewards that are known by now: an action's are, when its agent has acted again or the episode is over."""
+    def _evaluated(self, deciding: Sequence[str]) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Rewards that are known by now, and those that are unearned.
+
+        An action's are known when its agent has acted again, or the episode is over.
+        """
         rewards: dict[str, list[float]] = {}
+        unearned: dict[str, float] = {}
         while self._open and (not deciding or self.tick - self._open[0].tick >= self.reward_eval_delay):
             decision = self._open.popleft()
             earned = self.get_reward(decision.actions, decision.tick, decision.info)
@@ -277,9 +293,10 @@ class EnvWrapper(MultiAgentEnv):
                     f"{list(self.agents)}"
                 )
             self._earned |= dict.fromkeys(decision.actions, 0.0)
-            for agent in self._earned:
-                self._earned[agent] += float(earned.get(agent, 0.0))
+            for agent, reward in earned.items():
+                paid = self._earned if agent in self._earned else unearned
+                paid[agent] = paid.get(agent, 0.0) + float(reward)
             following = self._open[0].actions if self._open else deciding or self._earned
             for agent in [agent for agent in self._earned if agent in following]:
                 rewards.setdefault(agent, []).append(self._earned.pop(agent))
-        return rewards
+        return rewards, unearned

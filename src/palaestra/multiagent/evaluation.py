@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from palaestra import rollout
-from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError
+from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError, StepType
 from palaestra.envs import CheckReport, Finding
 from palaestra.multiagent.acting import MappedPolicy
 from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
@@ -53,11 +53,10 @@ class MultiAgentEpisodes:
         """
         returns, actions = self._returns[env], self._actions[env]
         self._lengths[env] += 1
-        for name, time_step in outcome.time_steps.items():
-            returns[name] = returns.get(name, 0.0) + float(time_step.reward)
-            actions[name] = actions.get(name, -1) + 1 if time_step.step_type else actions.get(name, 0)
-        for name, rewards in outcome.late_rewards.items():
-            returns[name] = returns.get(name, 0.0) + float(sum(rewards))
+        for name, reward in outcome.rewards().items():
+            returns[name] = returns.get(name, 0.0) + reward
+            acted = name in outcome.time_steps and outcome.time_steps[name].step_type != StepType.FIRST
+            actions[name] = actions.get(name, 0) + acted
         if outcome.over:
             self._finished.append(self._episode(env, outcome.info))
             self.abandon(env)

@@ -7,6 +7,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from palaestra.core import EnvError
 from palaestra.envs import space_from_spec
+from palaestra.envs.nest import neutral
 from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
 
 __all__ = ["AsAECEnv", "AsParallelEnv"]
@@ -50,14 +51,6 @@ class _Spaces:
         return self.env.begin_episode(int(self._rng.integers(2**31)))
 
 
-def _rewards(outcome: MultiAgentStep) -> dict[str, float]:
-    """What every agent got in a step, late rewards included."""
-    rewards = {name: float(time_step.reward) for name, time_step in outcome.time_steps.items()}
-    for name, late in outcome.late_rewards.items():
-        rewards[name] = rewards.get(name, 0.0) + float(sum(late))
-    return rewards
-
-
 class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
     """An environment in which all agents alive act in every step.
 
@@ -92,7 +85,7 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
         outcome = self.env.advance({name: actions[name] for name in self.agents})
         if waiting := sorted(set(self.agents) - set(outcome.time_steps)):
             raise EnvError(f"agents {waiting} wait while others act, which a ParallelEnv cannot say; use aec_env")
-        earned = _rewards(outcome)
+        earned = outcome.rewards()
         self.agents = [name for name, step in outcome.time_steps.items() if not step.last]
         return (
             {name: step.observation for name, step in outcome.time_steps.items()},
@@ -121,6 +114,7 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self.terminations, self.truncations = {}, {}
         self.rewards, self._cumulative_rewards, self.infos = {}, {}, {}
         self._skip_agent_selection = None
+        self._earned: dict[str, float] = {}  # not told yet; an agent may earn before it is there
         self._take(self._first_step(seed))
 
     def observe(self, agent: str) -> Any:
@@ -150,13 +144,19 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self._take(self.env.advance(self._actions))
 
     def _take(self, outcome: MultiAgentStep) -> None:
-        earned: dict[str, float] = {}
-        self._note(outcome, earned)
+        self._note(outcome)
         while not self._waiting and not outcome.over:  # no agent acts in this step
             outcome = self.env.advance({})
-            self._note(outcome, earned)
+            self._note(outcome)
         self._actions: dict[str, Any] = {}
-        self.rewards = {name: earned.get(name, 0.0) for name in self.agents}
+        if outcome.over:
+            for name in [
+                one for one in self._earned if one not in self.agents and one not in self._dead
+            ]:  # had no turn
+                self._enter(name)
+                self._seen[name] = neutral(self.env.agents[name].observation)
+                self.terminations[name], self.truncations[name] = True, False
+        self.rewards = {name: self._earned.pop(name, 0.0) for name in self.agents}
         self._accumulate_rewards()
         if outcome.over:
             following = [name for name in outcome.next_agents or () if name in self.agents]
@@ -165,18 +165,21 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self.agent_selection = self._waiting.pop(0)
         self._deads_step_first()
 
-    def _note(self, outcome: MultiAgentStep, earned: dict[str, float]) -> None:
+    def _enter(self, name: str) -> None:
+        self.agents.append(name)
+        self._cumulative_rewards[name], self.infos[name] = 0, {}
+
+    def _note(self, outcome: MultiAgentStep) -> None:
         """Takes what a step tells; adds what was earned."""
         for name, time_step in outcome.time_steps.items():
             if name not in self.agents:
                 if name in self._dead:
                     raise EnvError(f"agent {name!r} has come back, which PettingZoo does not allow")
-                self.agents.append(name)
-                self._cumulative_rewards[name], self.infos[name] = 0, {}
+                self._enter(name)
             self._seen[name] = time_step.observation
             self.terminations[name], self.truncations[name] = bool(time_step.terminated), bool(time_step.truncated)
             if time_step.last:
                 self._dead.add(name)
-        for name, reward in _rewards(outcome).items():
-            earned[name] = earned.get(name, 0.0) + reward
+        for name, reward in outcome.rewards().items():
+            self._earned[name] = self._earned.get(name, 0.0) + reward
         self._waiting = [name for name, time_step in outcome.time_steps.items() if not time_step.last]

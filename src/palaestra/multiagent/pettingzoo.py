@@ -112,7 +112,8 @@ class ParallelAdapter(_PettingZooAdapter):
         for name in self._env.agents:  # those that have just appeared
             if name not in given:
                 time_steps[str(name)] = core.restart(self._of(name, observations, infos))
-        return MultiAgentStep(time_steps, not self._env.agents)
+        unearned = {str(name): float(reward) for name, reward in rewards.items() if name not in given and reward}
+        return MultiAgentStep(time_steps, not self._env.agents, unearned_rewards=unearned)
 
     def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
         return self._observed(observations[name], infos.get(name, {}), self._agents[str(name)])
@@ -125,8 +126,8 @@ class ParallelAdapter(_PettingZooAdapter):
 class AECAdapter(_PettingZooAdapter):
     """A `pettingzoo.AECEnv`: agents act one after another, and get what they earned since they acted last.
 
-    A reward that reaches an agent before it has acted for the first time belongs to no action and is left out, as is an
-    agent whose episode ends before that.
+    A reward that reaches an agent before it has acted for the first time is unearned, see `MultiAgentStep`; an agent
+    whose episode ends before that gets no time steps.
 
     Args:
         env: the environment.
@@ -149,21 +150,25 @@ class AECAdapter(_PettingZooAdapter):
     def _selected(self) -> MultiAgentStep:
         """Steps past agents that are dead, to the one that acts next."""
         time_steps: dict[str, TimeStep] = {}
+        unearned: dict[str, float] = {}
         while self._env.agents:
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
-            observation = self._observed(seen, info, self._agents[name])
-            if not (termination or truncation):
-                begun = name in self._began
-                self._began.add(name)
-                time_steps[name] = core.transition(observation, float(reward)) if begun else core.restart(observation)
-                return MultiAgentStep(time_steps)
+            observation, dead = self._observed(seen, info, self._agents[name]), termination or truncation
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
-                self._began.discard(name)
+            else:
+                unearned[name] = float(reward)
+                if not dead:
+                    self._began.add(name)
+                    time_steps[name] = core.restart(observation)
+            if not dead:
+                return MultiAgentStep(time_steps, unearned_rewards=unearned)
             self._env.step(None)
         cut_off = [name for name, step in time_steps.items() if step.truncated]
-        return MultiAgentStep(time_steps, True, next_agents=cut_off[:1] or None)  # who was selected first
+        return MultiAgentStep(  # the value after the cut is that of who was selected first
+            time_steps, True, next_agents=cut_off[:1] or None, unearned_rewards=unearned
+        )
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:

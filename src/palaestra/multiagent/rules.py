@@ -113,6 +113,13 @@ class StepCheck:
             raise SpecError(f"next_agents are {sorted(unknown)}, which are none of the agents, {list(self._agents)}")
         if self._delayed or outcome.late_rewards:
             self._pay(acted, outcome)
+        for name, reward in outcome.unearned_rewards.items():
+            if name not in self._agents:
+                raise SpecError(f"unearned_rewards name {name!r}, which is none of the agents, {list(self._agents)}")
+            if not np.isfinite(reward):
+                raise NonFiniteError(
+                    f"emitted the unearned reward {reward} for agent {name!r}; look at the environment"
+                )
         self.newest = outcome
 
     def _require_finite(self, name: str, time_step: Any) -> None:
@@ -135,7 +142,10 @@ class StepCheck:
                 f"agent {name!r} got the reward {time_step.reward}, but this environment's rewards come late"
             )
         if kind == StepType.FIRST and float(time_step.reward) != 0:
-            raise SpecError(f"agent {name!r} got the reward {time_step.reward} with FIRST, before it has acted")
+            raise SpecError(
+                f"agent {name!r} got the reward {time_step.reward} with FIRST, before it has acted; give it in "
+                "`unearned_rewards` of the step"
+            )
         if kind == StepType.LAST:
             self._running.discard(name)
         else:

@@ -128,10 +128,9 @@ class SelfPlay:
         for version in set(seats.values()):
             mine = {name for name, one in seats.items() if one == version}
             self._snapshots[version].take(env, _of(outcome, mine))
-        returns = self._returns[env]
+        returns, rewards = self._returns[env], outcome.rewards()
         for name in self._spec.agents:
-            step, late = outcome.time_steps.get(name), outcome.late_rewards.get(name, ())
-            returns[name] = returns.get(name, 0.0) + (0.0 if step is None else float(step.reward)) + float(sum(late))
+            returns[name] = returns.get(name, 0.0) + rewards.get(name, 0.0)
         own = _of(outcome, set(self._spec.agents) - set(seats))
         return own, self._result(env) if outcome.over else {}
 
