@@ -7,7 +7,7 @@ import torch
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import evaluate_run, policies_of_run, policy_of_run
+from palaestra.experiments import evaluate_run, evaluate_runs, policies_of_run, policy_of_run
 from palaestra.experiments.run_directory import RunDirectory
 from palaestra.policies import Policy
 
@@ -69,6 +69,23 @@ def test_policies_of_different_algorithms_and_rules_act_together(tmp_path):
         policy_of_run(RunDirectory(done.directory))
     with pytest.raises(CheckpointError, match="no checkpoint 7"):
         policies_of_run(RunDirectory(done.directory), 7)
+
+
+@pytest.mark.parametrize(
+    ("judged", "agents"), [((), ["agent_0"]), (("chance",), ["agent_1", "agent_2"]), (("learner", "chance"), None)]
+)
+def test_ts_26_the_return_is_that_of_the_policy_that_learns_or_of_those_that_are_judged(tmp_path, judged, agents):
+    """In training, in evaluations, in the run's record, and of random actions that it is compared with."""
+    shared = {"agents__mapping": {"agent_0": "learner", "*": "chance"}, "agents__policies": {"chance": "random"}}
+    done = made("ppo", MEETING, folder=tmp_path, run__name="one", agents__judged=judged, **shared)
+    agents = agents or ["agent_0", "agent_1", "agent_2"]
+    row = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["return_mean"] == pytest.approx(sum(row[f"info/{name}/return"] for name in agents), abs=1e-4)
+    found = evaluate_runs([done.directory], episodes=4, baseline=True)
+    for evaluation in (*found.runs.values(), found.baseline):
+        assert evaluation.return_mean == pytest.approx(sum(evaluation.parts[f"{name}/return"] for name in agents))
+    with pytest.raises(ConfigError, match=r"agents\.judged names 'lerner', but the policies are learner, chance"):
+        made("ppo", MEETING, folder=tmp_path, run__name="two", agents__judged=("lerner",), **shared)
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "qmix"])

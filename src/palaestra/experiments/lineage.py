@@ -292,6 +292,7 @@ _FIXED = (
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
     *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
+    "agents.judged",
     *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError, RunSeeds, import_object
+from palaestra.core import ConfigError, RunSeeds, did_you_mean, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
 from palaestra.experiments import learner, making
@@ -326,9 +326,16 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
             rule: Policy = kind(spec.observation_spec, spec.action_spec)
             rule.seed(own.integer("acting"))
             actors[name] = rule
-    if not any(isinstance(actor, Algorithm) for actor in actors.values()):
+    learning = [name for name, actor in actors.items() if isinstance(actor, Algorithm)]
+    if not learning:
         raise ConfigError(f"none of the policies {', '.join(names)} learns; leave one out of agents.policies")
-    return policy_specs, actors
+    judged = config.agents.judged or learning
+    if unknown := [name for name in judged if name not in actors]:
+        raise ConfigError(
+            f"agents.judged names {unknown[0]!r}, but the policies are {', '.join(names)}"
+            f"{did_you_mean(unknown[0], names)}"
+        )
+    return {name: dataclasses.replace(spec, judged=name in judged) for name, spec in policy_specs.items()}, actors
 
 
 def _make_in_worker(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:

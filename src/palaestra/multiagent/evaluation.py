@@ -24,9 +24,10 @@ __all__ = ["check_multi_agent_env", "evaluate_agents", "play_multi_agent_envs"]
 class MultiAgentEpisodes:
     """Turns steps into finished episodes.
 
-    An episode's return is the sum over all agents, its length the steps that were executed. Its `info` has
-    `<agent>/return` and `<agent>/length` (actions taken) of every agent that took part, and `<policy>/return`, the mean
-    over the agents of each policy, with the numbers that the environment itself reports.
+    An episode's return is the sum over the agents of policies that are judged (`PolicySpec.judged`), its length the
+    steps that were executed. Its `info` has `<agent>/return` and `<agent>/length` (actions taken) of every agent that
+    took part, and `<policy>/return`, the mean over the agents of each policy, with the numbers that the environment
+    itself reports.
 
     Args:
         num_envs: B.
@@ -70,7 +71,9 @@ class MultiAgentEpisodes:
             if mine:
                 info[f"{policy}/return"] = sum(mine) / len(mine)
         info |= {name: float(value) for name, value in reported.items()}
-        return Episode(sum(returns.values()), self._lengths[env], env, info)
+        judged = (spec.agents for spec in self._policy_specs.values() if spec.judged)
+        episode_return = sum(returns.get(name, 0.0) for name in itertools.chain(*judged))
+        return Episode(episode_return, self._lengths[env], env, info)
 
     def abandon(self, env: int) -> None:
         """Forgets an environment's running episode.
@@ -118,8 +121,9 @@ def evaluate_agents(
 ) -> Evaluation:
     """Runs exactly so many episodes, shared out evenly over the environments, so that short ones are not preferred.
 
-    The return of an episode is the sum over its agents; `Evaluation.parts` has the means of what each agent and each
-    policy earned, and of what the environments report. Acting noise comes from generators of the evaluation's own.
+    The return of an episode is the sum over the agents that are judged (`PolicySpec.judged`); `Evaluation.parts` has
+    the means of what each agent and each policy earned, and of what the environments report. Acting noise comes from
+    generators of the evaluation's own.
 
     Args:
         policies: by name; each acts in `Phase.EVAL`.

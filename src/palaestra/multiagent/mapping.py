@@ -44,6 +44,8 @@ class PolicySpec:
     """Whether they are a team that learns together, with one lane per environment; else every agent has a lane."""
     state_spec: SpecTree | None = None
     """Of the global state that a team sees; `None` where it sees none."""
+    judged: bool = True
+    """Whether the return of an episode counts what its agents earn."""
 
     @property
     def reward_spec(self) -> TensorSpec:
@@ -264,6 +266,9 @@ class AgentsConfig:
     `random`; or a rule, `my_package:function`, from a batch of observations to one of actions."""
     global_state: bool = True
     """Whether central critics see the environment's global state, where it has one; else what all members see."""
+    judged: tuple[str, ...] = ()
+    """Policies whose agents' returns add up to the return of an episode, which is shown, chooses the best policy, stops
+    and tunes. By default all that learn, and not rules or `random`."""
     self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     """Against earlier selves."""
 
