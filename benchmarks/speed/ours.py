@@ -52,9 +52,9 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import StepType, TensorSpec, TimeStep
 from palaestra.envs import create_environment
 from palaestra.experiments import make_algorithm
-from palaestra.experiments.making import choose_threads
 from palaestra.nn import Precision
 from palaestra.rollout import OfflineData
+from palaestra.runs.making import choose_threads
 from palaestra.training import FileLogger
 
 LOG_EVERY_STEPS = dict.fromkeys((PPOSettings, CheetahPPOSettings, PongPPOSettings), 1000)

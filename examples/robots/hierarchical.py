@@ -16,7 +16,7 @@ from palaestra.algorithms import SAC, SACConfig
 from palaestra.buffers import HindsightSampler
 from palaestra.core import DiscreteSpec, StepType, TimeStep
 from palaestra.envs import load
-from palaestra.envs.tiny.tabular import reached
+from palaestra.envs.worlds.tabular import reached
 from palaestra.robots import Agent, ComputationTask, Robot, RobotCollector, task_seeds
 
 DIRECTIONS = np.array([(1, 0), (0.7, 0.7), (0, 1), (-0.7, 0.7), (-1, 0), (-0.7, -0.7), (0, -1), (0.7, -0.7)])

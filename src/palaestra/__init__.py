@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra list` wait for nothing
     from palaestra.algorithms import *
     from palaestra.buffers import *
+    from palaestra.compat import *
     from palaestra.core import *
     from palaestra.deployment import *
     from palaestra.envs import *
@@ -90,6 +91,7 @@ _PACKAGES = (
     "policies",
     "nn",
     "core",
+    "compat",
 )
 """Where the names above are looked for, in this order."""
 

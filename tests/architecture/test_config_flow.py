@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from palaestra import ExperimentConfig, preset
-from palaestra.experiments.build import make_learner
+from palaestra.runs.build import make_learner
 from tests.architecture.source import ROOT
 
 OWN = str(ROOT / "src/palaestra")

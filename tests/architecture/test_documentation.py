@@ -36,6 +36,14 @@ def exported(package: str) -> list[str]:
     return [name for part in modules for name in part.__all__]
 
 
+def of_its_own(package: str) -> set[str]:
+    """Those that stand in the package itself, and not in one whose names it passes on."""
+    module = importlib.import_module(package)
+    stars = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+    own = [node.module for node in stars if (node.module or "").startswith(f"{package}.")]
+    return {name for part in own for name in importlib.import_module(part or "").__all__} & set(exported(package))
+
+
 def where(value: Any, package: str) -> str:
     try:
         path = Path(inspect.getsourcefile(value) or "")

@@ -115,3 +115,9 @@ def test_an_offender_is_named_with_file_and_line(rule, path, text):
 def test_an_allowed_import_passes(path, text):
     source = Source(f"src/palaestra/{path}", text)
     assert [violation for rule in RULES for violation in rule(source)] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/concepts/run.md"])
+def test_a_page_states_the_order_that_is_kept(page):
+    stated = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert " > ".join(" | ".join(layer) for layer in LAYERS[1:]) in stated, f"{page}: write the order of LAYERS"

@@ -242,7 +242,7 @@ LIMITS = {
     "algorithms with other bases than GradientAlgorithm, Algorithm": Limit(algorithms_with_more_bases, 0, 0),
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
-    "files": Limit(files, 290, 290),  # 260 when the inside was made simple; new algorithms are new files
+    "files": Limit(files, 303, 303),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
     "share of imports and __all__": Limit(share_of_imports, 0.11, 0.11),
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),

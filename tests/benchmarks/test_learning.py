@@ -15,9 +15,9 @@ from benchmarks.learning.summary import curve, level_bar, markdown, summarize
 from benchmarks.numbers import Sample
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
+from palaestra.config.config import config_from_mapping
 from palaestra.envs import Wrap
 from palaestra.experiments import ExperimentConfig, preset
-from palaestra.experiments.config import config_from_mapping
 
 
 def seed(number, last, *, returns=(20.0, 500.0, 500.0), train_s=20.0):

@@ -18,7 +18,7 @@ from palaestra.core import (
     TensorSpec,
     tree_leaves,
 )
-from palaestra.envs.spaces import space_from_spec, spec_from_space
+from palaestra.envs.contract.spaces import space_from_spec, spec_from_space
 from tests.buffers.model import FIRST, LAST, MID, filled, step
 
 SPACES = {

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from palaestra.algorithms import ALGORITHMS
+from palaestra.config.config import config_from_mapping, settings_of
+from palaestra.config.values import ELSEWHERE
 from palaestra.core import ConfigError, EnvError
 from palaestra.envs import EnvConfig, NativeVectorEnvironment, create_environment
 from palaestra.envs.check import check
 from palaestra.experiments import ExperimentConfig
-from palaestra.experiments.config import config_from_mapping, settings_of
-from palaestra.experiments.values import ELSEWHERE
 from palaestra.training import ConsoleLogger
 from tests.cli.parts import exit_code, output
 

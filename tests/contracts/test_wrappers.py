@@ -14,7 +14,7 @@ import palaestra.envs.wrappers
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import check_time_step, load_tensors, save_tensors, spec_leaves
 from palaestra.envs import EnvConfig, LaneEnvironment, ProcessDriver, SerialDriver, Wrap, check, load, space_from_spec
-from palaestra.envs.nest import flatten
+from palaestra.envs.contract.nest import flatten
 from palaestra.envs.wrappers import ObservationMap, RewardMap, StatefulWrapper, TimeStepMap
 
 HERE = "tests.envs.wrappers.worlds"

@@ -8,9 +8,9 @@ import torch
 
 from palaestra import preset
 from palaestra.algorithms import ALGORITHMS
+from palaestra.config.config import config_from_mapping
 from palaestra.core import computing, computing_thread, prefer_onednn
 from palaestra.experiments import make_algorithm, make_learner
-from palaestra.experiments.config import config_from_mapping
 from palaestra.runtime import ProcessRuntime
 from tests.robots.parts import OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 

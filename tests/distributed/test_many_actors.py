@@ -11,10 +11,10 @@ import torch
 
 from palaestra import Trainer, preset
 from palaestra.buffers.writer import StreamWriter
+from palaestra.config.config import config_from_mapping
 from palaestra.core import Replay, StepType
 from palaestra.distributed.worker import Fragment
-from palaestra.experiments.build import make_learner
-from palaestra.experiments.config import config_from_mapping
+from palaestra.runs.build import make_learner
 from palaestra.runtime import ProcessRuntime
 from tests.distributed.actors import Overtaken, asynchronous
 from tests.distributed.parts import QUICK, Mortal, local
@@ -43,7 +43,7 @@ def trainer_on(runtime, monkeypatch, algorithm, *, policies=None, total=100_000,
         "asynchronous": pace,
     }
     learner = make_learner(config_from_mapping(type(base), settings, base=base))
-    monkeypatch.setattr("palaestra.experiments.learner.make_runtime", lambda config: contextlib.nullcontext(runtime))
+    monkeypatch.setattr("palaestra.runs.learner.make_runtime", lambda config: contextlib.nullcontext(runtime))
     with learner.collecting({}) as made:
         return Trainer(made.collector, learner.manager, learner.config.trainer)
 

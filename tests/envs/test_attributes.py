@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.attributes`: attributes of environments that are set while they are stepped."""
+"""Tests of `palaestra.envs.contract.attributes`: attributes of environments that are set while they are stepped."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.batched`: wrappers and time limits around environments that are stepped as one."""
+"""Tests of `palaestra.envs.wrappers.batched`: wrappers and time limits around environments that are stepped as one."""
 
 import functools
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra.envs import FaultPolicy, LaneEnvironment, ProcessDriver
-from palaestra.envs.worker import Seat
+from palaestra.envs.stepping.worker import Seat
 from tests.envs.test_process import TWO, ZEROS, repeat, talkative
 
 

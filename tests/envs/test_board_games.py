@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.board_games`: against rules in plain Python, and known numbers of positions."""
+"""Tests of `palaestra.envs.worlds.board_games`: against rules in plain Python, and known numbers of positions."""
 
 import dataclasses
 

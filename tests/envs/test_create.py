@@ -222,7 +222,7 @@ def test_specs_can_be_had_without_keeping_an_environment():
         ("CartPole-v9", "did you mean 'CartPole-v1'"),
         ("palaestra.envs.tiny:Chian", "did you mean 'Chain'"),
         ("no_such_package:Thing", "cannot be imported"),
-        ("palaestra.envs.wrap:STEP_WRAPPERS", "an environment is needed"),
+        ("palaestra.envs.wrappers.wrap:STEP_WRAPPERS", "an environment is needed"),
         ("tests.envs.worlds:Constant", "create_environment"),
         ("os:getcwd", "an environment is needed"),
     ],

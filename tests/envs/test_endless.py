@@ -8,7 +8,8 @@ import torch
 
 import palaestra
 from palaestra.core import StepType
-from palaestra.envs import EnvConfig, create_environment, episodes
+from palaestra.envs import EnvConfig, create_environment
+from palaestra.envs.contract import episodes
 from tests.experiments.parts import SMALL
 
 ENDLESS = "palaestra.envs.tiny:Endless"

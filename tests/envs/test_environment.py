@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.environment`: one bare environment and its wrappers."""
+"""Tests of `palaestra.envs.contract.environment`: one bare environment and its wrappers."""
 
 import gymnasium
 import numpy as np

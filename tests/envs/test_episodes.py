@@ -1,11 +1,11 @@
-"""Tests of `palaestra.envs.episodes`."""
+"""Tests of `palaestra.envs.contract.episodes`."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.core import DiscreteSpec, TensorSpec, episode_seed
-from palaestra.envs.episodes import EpisodeLog, digest
+from palaestra.envs.contract.episodes import EpisodeLog, digest
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), max_size=300))

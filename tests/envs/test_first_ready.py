@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.first_ready`."""
+"""Tests of `palaestra.envs.stepping.first_ready`."""
 
 import multiprocessing
 import time

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.gym_environment`."""
+"""Tests of `palaestra.envs.contract.gym_environment`."""
 
 import numpy as np
 import pytest

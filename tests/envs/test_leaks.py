@@ -17,7 +17,8 @@ from palaestra.core import EnvError
 from palaestra.distributed import CollectorFactory, RolloutWorker, worker
 from palaestra.distributed.worker import acting_weights
 from palaestra.envs import EnvConfig, FaultPolicy, GymEnvironment, LaneEnvironment, ProcessDriver, SerialDriver
-from palaestra.experiments import read_faults, records
+from palaestra.experiments import read_faults
+from palaestra.runs import records
 from palaestra.runtime import LeakWatch, Usage, leaks
 from tests.algorithms.parts import make
 from tests.envs.worlds import Counter

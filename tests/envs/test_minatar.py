@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.minatar`: situations worked out by hand, and games of the package MinAtar 1.0.15."""
+"""Tests of `palaestra.envs.worlds.minatar`: situations worked out by hand, and games of the package MinAtar 1.0.15."""
 
 import zlib
 

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.native_vector`."""
+"""Tests of `palaestra.envs.stepping.native_vector`."""
 
 import functools
 

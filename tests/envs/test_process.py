@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.process`: what only worker processes can get wrong.
+"""Tests of `palaestra.envs.stepping.process`: what only worker processes can get wrong.
 
 That their stream is the one of `SerialDriver` is in `contracts/test_environments.py`.
 """
@@ -169,7 +169,7 @@ def test_a_hanging_environment_is_stopped_at_the_deadline_and_its_stack_shown(at
 @pytest.mark.fault
 def test_a_hanging_worker_does_not_hold_up_closing(monkeypatch):
     """F4: shutdown within seconds."""
-    monkeypatch.setattr("palaestra.envs.process.CLOSE_S", 0.3)
+    monkeypatch.setattr("palaestra.envs.stepping.process.CLOSE_S", 0.3)
     env = LaneEnvironment(ProcessDriver([functools.partial(faulty, "hang", 1)], num_workers=1))
     env.reset()
     env.send(ZEROS[:1])

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.serial`."""
+"""Tests of `palaestra.envs.stepping.serial`."""
 
 import functools
 import multiprocessing
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from palaestra.core import Batch, EnvError, ShapeError, SpecError
 from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, load
-from palaestra.envs.attributes import remake
+from palaestra.envs.contract.attributes import remake
 from palaestra.envs.wrappers import EpisodicLife
 from tests.envs.worlds import Counter, Doubled, Drawing, Faulty, Nested, Pid, Reusing, Shifty, counter, layered
 from tests.envs.wrappers.worlds import Game

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.spaces`."""
+"""Tests of `palaestra.envs.contract.spaces`."""
 
 import numpy as np
 import pytest

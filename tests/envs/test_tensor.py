@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.tensor`, with the pole on a cart as the task."""
+"""Tests of `palaestra.envs.contract.tensor`, with the pole on a cart as the task."""
 
 import math
 

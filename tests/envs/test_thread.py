@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.thread`. Its stream is in the contract, its faults in `faults/test_environments.py`."""
+"""Tests of `envs.stepping.thread`. Its stream is in the contract, its faults in `faults/test_environments.py`."""
 
 import functools
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.envs.wrap`: wrappers as values."""
+"""Tests of `palaestra.envs.wrappers.wrap`: wrappers as values."""
 
 import multiprocessing
 import pickle

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import palaestra
+from palaestra.config.config import config_from_mapping
 from palaestra.experiments import ExperimentConfig, RunDirectory, preset
-from palaestra.experiments.config import config_from_mapping
 from palaestra.training import Callback, Evaluated, Trainer
 
 CHAIN = "palaestra.envs.tiny:Chain"

@@ -8,8 +8,8 @@ import torch
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import evaluate_run, evaluate_runs, policies_of_run, policy_of_run
-from palaestra.experiments.run_directory import RunDirectory
 from palaestra.policies import Policy
+from palaestra.runs.run_directory import RunDirectory
 
 MEETING = "palaestra.multiagent:Meeting"
 

@@ -6,10 +6,10 @@ import pytest
 
 import palaestra
 from palaestra import RunSeeds, Trainer, preset
+from palaestra.config.config import config_from_mapping
 from palaestra.core import ConfigError
 from palaestra.distributed import TrainerAllocator
-from palaestra.experiments.build import make_learner
-from palaestra.experiments.config import config_from_mapping
+from palaestra.runs.build import make_learner
 from palaestra.runtime import LocalRuntime
 from tests.distributed.runs import assert_same
 from tests.experiments.parts import trained

@@ -13,11 +13,11 @@ import yaml
 
 import palaestra
 from palaestra.buffers import HindsightSampler, UniformSampler
+from palaestra.config.config import config_from_mapping
 from palaestra.core import POLICY, ConfigError
 from palaestra.experiments import ExperimentConfig, HindsightConfig, RunDirectory, dry_run, preset
-from palaestra.experiments.build import make_algorithm, make_learner
-from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.single import hindsight_sampler
+from palaestra.runs.build import make_algorithm, make_learner
+from palaestra.runs.single import hindsight_sampler
 from palaestra.training import CheckpointStore
 from tests.cli.parts import exit_code
 from tests.experiments.data import saved

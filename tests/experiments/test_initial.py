@@ -10,11 +10,11 @@ import torch
 
 import palaestra
 from palaestra.algorithms import ALGORITHMS
+from palaestra.config.config import config_from_mapping
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
-from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.lineage import begin_from, for_new_run
 from palaestra.policies import save_policy
+from palaestra.runs.lineage import begin_from, for_new_run
 from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, config_of, trained
 

@@ -8,8 +8,8 @@ import pytest
 import palaestra
 from palaestra import PPO, Collector, EnvConfig, Trainer, create_environment
 from palaestra.algorithms import DQNConfig
+from palaestra.analysis.stats import stats
 from palaestra.core import ConfigError
-from palaestra.experiments.stats import stats
 from palaestra.rollout import evaluate
 
 

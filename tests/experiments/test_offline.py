@@ -13,11 +13,11 @@ import torch
 import palaestra
 from palaestra import EnvConfig, preset
 from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
+from palaestra.config.presets import tuned
 from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, ShapeError, TensorSpec
 from palaestra.experiments import DataConfig, collect_data, dry_run, evaluate_run, write_report
-from palaestra.experiments.presets import tuned
-from palaestra.experiments.single import SingleLearner
 from palaestra.rollout import OfflineData
+from palaestra.runs.single import SingleLearner
 from palaestra.training import Callback
 from tests.algorithms.parts import ATTENTION, slow_but_of
 from tests.buffers.model import FIRST, LAST, MID, step

@@ -11,9 +11,9 @@ import yaml
 from torch import nn
 
 import palaestra
+from palaestra.config.config import config_to_mapping
 from palaestra.core import ConfigError, spec_leaves
 from palaestra.experiments import RunDirectory, config_from_mapping, preset
-from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import load_policy
 from tests.cli.parts import exit_code, output
 

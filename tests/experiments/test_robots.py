@@ -244,7 +244,7 @@ def test_an_evaluation_has_as_many_episodes_of_each_variant_and_reports_each(epi
 
 @pytest.mark.parametrize("on_fault", ["raise", "restart"])
 def test_nan_of_an_environment_is_a_fault_that_is_written_down(on_fault, tmp_path, monkeypatch):
-    monkeypatch.setattr("palaestra.envs.faults._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("palaestra.envs.supervision.faults._LONGEST_WAIT_S", 0.01)
     settings = {"env__chaos": "nan@7#0", "env__on_fault": on_fault, "env__max_restarts": 1000}
     if on_fault == "raise":
         with pytest.raises(NonFiniteError, match=r"environment 0 emitted observation\[0\] = nan in episode 0"):

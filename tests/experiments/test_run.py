@@ -1,4 +1,4 @@
-"""Tests of `palaestra.experiments.run` and `palaestra.experiments.run_directory`."""
+"""Tests of `palaestra.experiments.run` and `palaestra.runs.run_directory`."""
 
 import dataclasses
 import errno
@@ -15,6 +15,7 @@ import torch
 import palaestra
 import palaestra.envs.tiny
 from palaestra import ExperimentConfig, RunSeeds, load_policy
+from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError, NonFiniteError, TensorSpec
 from palaestra.experiments import (
     RunDirectory,
@@ -25,8 +26,7 @@ from palaestra.experiments import (
     preset,
     read_evaluations,
 )
-from palaestra.experiments.config import config_from_mapping
-from palaestra.experiments.making import choose_threads
+from palaestra.runs.making import choose_threads
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
@@ -103,7 +103,7 @@ def test_evaluation_seeds_are_never_training_seeds():
 
 def test_the_artefact_is_the_best_policy_so_far(tmp_path, monkeypatch):
     """Not the last: returns of the evaluations are 1, 3, 2 here."""
-    module = importlib.import_module("palaestra.experiments.learner")
+    module = importlib.import_module("palaestra.runs.learner")
     returns = iter([1.0, 3.0, 2.0])
     versions = []
     original = module.evaluate
@@ -240,7 +240,7 @@ def full_disk(*arguments: Any, **options: Any) -> None:
 def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, caplog):
     """F10: a loud warning; the policy of the next evaluation is kept, also where it is no better than that one."""
     kept, left = palaestra.save_policy, [full_disk]
-    monkeypatch.setattr("palaestra.experiments.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
+    monkeypatch.setattr("palaestra.runs.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
     assert trained(tmp_path).result.status == "done"
     assert "cannot be written: [Errno 28] No space left on device. Training continues unsaved" in caplog.text
     assert load_policy(tmp_path / "run" / "policy")
@@ -248,7 +248,7 @@ def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, ca
 
 def test_policies_that_can_never_be_kept_end_the_run_with_5(tmp_path, monkeypatch):
     """F10: with more failures in a row than allowed, and the run says so."""
-    monkeypatch.setattr("palaestra.experiments.build.save_policy", full_disk)
+    monkeypatch.setattr("palaestra.runs.build.save_policy", full_disk)
     with pytest.raises(CheckpointError, match=r"evaluation in .* cannot be written: .*No space left"):
         trained(tmp_path, trainer__max_failed_saves=0)
     assert RunDirectory(tmp_path / "run").info["status"] == "failed"
@@ -299,7 +299,7 @@ def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypat
 
 def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(monkeypatch):
     """What a convolutional network encodes; a small box is flattened, whatever its axes."""
-    monkeypatch.setattr("palaestra.experiments.making.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
     config = preset("sac", "Pendulum-v1")
     assert choose_threads(config, TensorSpec((2, 2, 2))) == 1
     assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8
@@ -307,10 +307,10 @@ def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(mon
 
 def test_a_resumed_run_keeps_the_threads_that_were_measured(tmp_path, monkeypatch):
     """F25: others round sums otherwise, and the machine may be busier now."""
-    monkeypatch.setattr("palaestra.experiments.making.choose_threads", lambda config, _: config.run.num_threads or 2)
+    monkeypatch.setattr("palaestra.runs.making.choose_threads", lambda config, _: config.run.num_threads or 2)
     run = trained(tmp_path, trainer__total_env_steps=8)
     assert json.loads((run.directory / "run.json").read_text())["threads"] == 2
-    monkeypatch.setattr("palaestra.experiments.making.choose_threads", lambda config, _: config.run.num_threads or 1)
+    monkeypatch.setattr("palaestra.runs.making.choose_threads", lambda config, _: config.run.num_threads or 1)
     palaestra.resume(run.directory, trainer__total_env_steps=16)
     assert torch.get_num_threads() == 2
     assert json.loads((run.directory / "run.json").read_text())["threads"] == 2

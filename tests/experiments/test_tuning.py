@@ -11,9 +11,9 @@ pytest.importorskip("optuna")
 
 import palaestra
 from palaestra.cli.main import main
+from palaestra.config.dimensions import first_values, with_values
 from palaestra.core import ConfigError, Linear, PalaestraError
 from palaestra.experiments import Search, load_config, preset, search_space, tuning
-from palaestra.experiments.dimensions import first_values, with_values
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
 from palaestra.training import TrainerConfig

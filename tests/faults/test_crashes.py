@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from palaestra.envs import EnvConfig, LaneEnvironment, create_environment
-from palaestra.envs import guard as guard_program
-from palaestra.envs.episodes import EpisodeLog
-from palaestra.envs.places import lane_calls, place_of, places_kept
+from palaestra.envs.contract.episodes import EpisodeLog
+from palaestra.envs.supervision import guard as guard_program
+from palaestra.envs.supervision.places import lane_calls, place_of, places_kept
 from tests.envs.test_endless import ENDLESS
 from tests.faults import broken
 
@@ -60,7 +60,7 @@ def test_the_file_says_at_any_time_where_every_lane_is(tmp_path):
 
 def test_episodes_that_are_forgotten_are_counted_on(tmp_path, monkeypatch):
     """D2, D10."""
-    monkeypatch.setattr("palaestra.envs.episodes.MOST_STEPS", 100)
+    monkeypatch.setattr("palaestra.envs.contract.episodes.MOST_STEPS", 100)
     with places_kept(tmp_path / "places"), made(1) as env:
         env.reset()
         for _ in range(1000):

@@ -8,10 +8,10 @@ import pytest
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli import main
-from palaestra.envs.gym_environment import GymEnvironment
+from palaestra.config.config import settings_of
+from palaestra.config.values import ELSEWHERE
+from palaestra.envs.contract.gym_environment import GymEnvironment
 from palaestra.experiments import ExperimentConfig
-from palaestra.experiments.config import settings_of
-from palaestra.experiments.values import ELSEWHERE
 from tests.faults.mistakes import MISTAKES
 
 TRAIN = ("train", "ppo", "CartPole-v1")

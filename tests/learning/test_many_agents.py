@@ -23,7 +23,6 @@ from palaestra.algorithms import (
 )
 from palaestra.core import Batch, BoundedSpec, TensorSpec, restart, termination
 from palaestra.experiments import RunDirectory, policies_of_run
-from palaestra.experiments.team import Player, play_match
 from palaestra.multiagent import (
     AgentsConfig,
     AgentSpec,
@@ -34,6 +33,7 @@ from palaestra.multiagent import (
     MultiAgentStep,
     evaluate_agents,
 )
+from palaestra.runs.team import Player, play_match
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 ON_POLICY = {"learning_rate": 7e-4, "gamma": 0.95, "entropy_cost": Linear(0.2, 0.0), "unroll_length": 32}

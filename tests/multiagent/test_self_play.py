@@ -8,7 +8,6 @@ import torch
 
 from palaestra import PPO, PPOConfig, RunSeeds
 from palaestra.core import ConfigError, StepType
-from palaestra.experiments.team import RunningPool
 from palaestra.multiagent import (
     Meeting,
     MultiAgentCollector,
@@ -20,6 +19,7 @@ from palaestra.multiagent import (
     snapshot_of,
     with_opponents,
 )
+from palaestra.runs.team import RunningPool
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.contracts.states import different, parameters
 

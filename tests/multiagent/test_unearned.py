@@ -13,7 +13,6 @@ from pettingzoo import AECEnv
 
 from palaestra.core import DiscreteSpec, EnvError, NonFiniteError, TensorSpec, restart, termination
 from palaestra.envs import EnvConfig
-from palaestra.experiments.team import Player, play_match
 from palaestra.multiagent import (
     AgentSpec,
     EnvWrapper,
@@ -29,6 +28,7 @@ from palaestra.multiagent import (
     from_pettingzoo,
 )
 from palaestra.policies import Policy, PolicyStep, RandomPolicy
+from palaestra.runs.team import Player, play_match
 
 
 class Fold(AECEnv):

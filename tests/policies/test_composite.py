@@ -20,7 +20,7 @@ from palaestra.core import (
     TimeStep,
     spec_leaves,
 )
-from palaestra.envs.nest import flatten
+from palaestra.envs.contract.nest import flatten
 from palaestra.nn import NetworkConfig
 from palaestra.policies import CategoricalPolicy, CompositePolicy, GaussianPolicy, Phase, RandomPolicy
 

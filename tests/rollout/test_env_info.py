@@ -14,13 +14,13 @@ from gymnasium.vector import AutoresetMode
 
 import palaestra
 from palaestra import EnvConfig
+from palaestra.analysis.measure import _play
 from palaestra.core import PalaestraError
 from palaestra.envs import load
 from palaestra.envs.wrappers import ObservationMap
-from palaestra.experiments.measure import _play
-from palaestra.experiments.single import _episode
 from palaestra.policies import RandomPolicy, RulePolicy
 from palaestra.rollout import evaluate
+from palaestra.runs.single import _episode
 from tests.cli.parts import exit_code
 
 EPISODE = 4

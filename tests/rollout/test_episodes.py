@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra.core import Batch, TimeStep, join_state, split_state
-from palaestra.envs.rows import numeric_infos
+from palaestra.envs.contract.rows import numeric_infos
 from palaestra.rollout import Episode, EpisodeTracker
 
 FIRST, MID, LAST = 0, 1, 2

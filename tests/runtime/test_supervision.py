@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from palaestra.runtime import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
 from palaestra.runtime.semaphore import SharedSemaphore
 
-NAME, PRELOAD = "the worker under test", ["palaestra.envs.worker"]
+NAME, PRELOAD = "the worker under test", ["palaestra.envs.stepping.worker"]
 
 
 def echo(connection, *words):

@@ -38,7 +38,7 @@ STEPS = 84  # of 21 iterations, for resets are no env steps
 @pytest.fixture
 def early(monkeypatch):
     """The switch comes after 20 gradient steps of a run of 40 or more."""
-    build = importlib.import_module("palaestra.experiments.build")
+    build = importlib.import_module("palaestra.runs.build")
     monkeypatch.setattr(build.training, "COMPILED_AFTER", AFTER)
     monkeypatch.setattr(build.training, "LEAST_COMPILED", 2 * AFTER)
 
@@ -166,7 +166,7 @@ def test_a_resumed_run_switches_where_the_whole_one_does(tmp_path, pretended, it
 
 def test_a_resumed_run_keeps_its_switch_where_the_default_is_another_by_now(tmp_path, pretended, monkeypatch):
     result = train(tmp_path, callbacks=[StopAt(3)])
-    build = importlib.import_module("palaestra.experiments.build")
+    build = importlib.import_module("palaestra.runs.build")
     monkeypatch.setattr(build.training, "COMPILED_AFTER", 40)
     monkeypatch.setattr(build.training, "LEAST_COMPILED", 1000)
     assert said(palaestra.resume(result.directory))["after"] == {"policy": AFTER}
@@ -174,7 +174,7 @@ def test_a_resumed_run_keeps_its_switch_where_the_default_is_another_by_now(tmp_
 
 
 def test_a_budget_that_became_larger_may_be_worth_it(tmp_path, pretended, monkeypatch):
-    build = importlib.import_module("palaestra.experiments.build")
+    build = importlib.import_module("palaestra.runs.build")
     monkeypatch.setattr(build.training, "LEAST_COMPILED", 100)
     result = train(tmp_path)
     assert pretended["compiled"] == []

@@ -11,8 +11,8 @@ import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS
 from palaestra.algorithms.gradient_algorithm import num_valid
+from palaestra.config.config import config_from_mapping
 from palaestra.core import ConfigError, Replay
-from palaestra.experiments.config import config_from_mapping
 from tests.cli.parts import exit_code, output
 
 SEEN: list[list[int]] = []

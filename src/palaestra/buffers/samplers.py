@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers.reader import StreamReader
-from palaestra.core import Batch, CheckpointError, ConfigError, ExperienceSet, ShapeError
+from palaestra.core import Batch, CheckpointError, ConfigError, ShapeError
 
 __all__ = ["BalancedSampler", "EpisodeSampler", "Sampler", "UniformSampler", "WholeSampler"]
 
@@ -51,7 +51,7 @@ class Sampler(ABC):
         """
         return batch
 
-    def on_put(self, experiences: ExperienceSet, index: np.ndarray) -> None:  # noqa: B027
+    def on_put(self, experiences: Batch, index: np.ndarray) -> None:  # noqa: B027
         """Told by an `ExperienceMemory` what was put into it; by default nothing is done.
 
         Args:

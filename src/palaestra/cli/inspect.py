@@ -18,13 +18,13 @@ from rich.markup import escape
 
 from palaestra import experiments
 from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional, print_table
+from palaestra.config.presets import tuned
 from palaestra.core import ConfigError, available_devices, did_you_mean
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
-from palaestra.experiments.presets import tuned
-from palaestra.experiments.records import package_version
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
+from palaestra.runs.records import package_version
 
 __all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
 

@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from palaestra.config.config import Setting, algorithms_with, meant, settings_of
+from palaestra.config.values import members_of, value_from_words
 from palaestra.core import ConfigError, Schedule
 from palaestra.core.errors import printable
 from palaestra.envs import Wrap
 from palaestra.experiments import config_from_mapping
-from palaestra.experiments.config import Setting, algorithms_with, meant, settings_of
-from palaestra.experiments.values import members_of, value_from_words
 from palaestra.nn import EncoderOption
 
 __all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "print_table", "typed_options"]

@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from palaestra import experiments
+from palaestra.analysis.curves import Axis, Statistic, require_plot_name, shown_metric
 from palaestra.cli.options import RunOptions, command, print_table
 from palaestra.core import ConfigError, import_extra, require_at_least
-from palaestra.experiments.curves import Axis, Statistic, require_plot_name, shown_metric
 
 __all__ = ["compare", "evaluate", "play", "plot", "rate", "report"]
 

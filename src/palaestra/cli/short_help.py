@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.experiments.config import settings_of
+from palaestra.config.config import settings_of
 
 __all__ = ["COMMON", "short_help"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra import experiments
+from palaestra.analysis.curves import require_plot_name
 from palaestra.cli.options import RunOptions, command
 from palaestra.core import ConfigError
-from palaestra.experiments.curves import require_plot_name
 
 __all__ = ["stats"]
 

@@ -17,8 +17,8 @@ from palaestra import experiments
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.options import command, parse, positional, typed_options
 from palaestra.cli.short_help import short_help
+from palaestra.config.config import as_yaml
 from palaestra.core import ConfigError, require_at_least
-from palaestra.experiments.config import as_yaml
 from palaestra.training.console import silence_stdout
 
 __all__ = ["resume", "train"]

@@ -10,7 +10,7 @@ from palaestra import experiments
 from palaestra.cli.options import parse, positional
 from palaestra.cli.train import seconds
 from palaestra.core import ConfigError
-from palaestra.experiments.build import require_fit
+from palaestra.runs.build import require_fit
 
 __all__ = ["tune"]
 

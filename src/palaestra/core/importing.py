@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -303,6 +303,23 @@ def importable_name(value: Any) -> str | None:
         return name if import_object(name) is value else None
     except ConfigError:
         return None
+
+
+def moved(package: str, to: str, names: Collection[str]) -> Callable[[str], Any]:
+    """A package's `__getattr__` for names that now stand elsewhere; what stands there is imported when it is asked for.
+
+    Args:
+        package: that names were imported from.
+        to: the package that has them.
+        names: of its classes and functions.
+    """
+
+    def attribute(name: str) -> Any:
+        if name in names:
+            return getattr(importlib.import_module(to), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute
 
 
 def name_to_find(value: Any) -> str | None:

@@ -27,8 +27,8 @@ from palaestra.core import (
 from palaestra.core.files import fingerprint, whole_folder, write_json
 from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, spec_leaves
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
-from palaestra.experiments.records import package_version
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
+from palaestra.runs.records import package_version
 
 __all__ = ["ExportFormat", "Exported", "Parity", "export"]
 

@@ -20,9 +20,9 @@ from typing import Any
 from palaestra.core import POLICY, ConfigError, import_extra, require_at_least
 from palaestra.deployment.server import PolicyApp
 from palaestra.experiments import RunDirectory, config_from_mapping, find_run, policies_of_run
-from palaestra.experiments.team import TeamLearner
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.rollout import RequestError
+from palaestra.runs.team import TeamLearner
 
 __all__ = ["Served", "ServingConfig", "serve"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from palaestra import experiments
+from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
 from palaestra.deployment.card import OF_A_MACHINE, model_card, placeless, public_changes, typed
-from palaestra.experiments.config import config_to_mapping
 from palaestra.policies import Policy
 
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]

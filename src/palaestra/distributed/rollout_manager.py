@@ -20,7 +20,7 @@ from palaestra.distributed.replay_shards import ShardedReplay
 from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker, shared_out
 from palaestra.distributed.worker_group import Worker, WorkerGroup
 from palaestra.envs import EventLog
-from palaestra.envs.attributes import as_json, require_lanes
+from palaestra.envs.contract.attributes import as_json, require_lanes
 from palaestra.multiagent import with_opponents
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
@@ -28,7 +28,7 @@ from palaestra.runtime import Call, Runtime, Shared
 from palaestra.training import Callback
 
 if TYPE_CHECKING:
-    from palaestra.training import Trainer
+    from palaestra.training import TrainingRun
 
 __all__ = ["RolloutManager", "WorkerStreams", "WorkersView"]
 
@@ -515,5 +515,5 @@ class WorkersView(Callback):
     def __init__(self, manager: _Measured) -> None:
         self._manager = manager
 
-    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         row |= self._manager.metrics()

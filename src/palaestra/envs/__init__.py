@@ -2,32 +2,33 @@
 
 `create_environment(EnvConfig(name="CartPole-v1", num_envs=8), lane_seeds=...)` is the usual way in. What is where:
 
-- the contract: `environment`, `spaces`, `nest`, `rows`, `episodes`
-- what adapts: `gym_environment`, `native_vector`, `tensor`, `suites`
-- what steps: `lane_environment` with a `driver`: `serial`, `thread` or `process`; `first_ready`
-- what guards: `boundary`, `faults`, `check`, `chaos`
-- what is around a batch, kept or set besides: `batched`, `untransformed`, `attributes`
-- by name: `env_config`, `wrap`, `create`
+- `contract/`: what an environment is, and how its specs, rows, seeds and actions are laid out
+- `stepping/`: how many are stepped together: serially, in threads, in processes, or by themselves
+- `supervision/`: what happens when one fails or hangs
+- `wrappers/`: layers around one environment, or around a batch
+- `worlds/`, `suites/`: environments of our own, and those of other packages
+- `check/`: whether an environment keeps the contract
+- by name: `env_config`, `create`
 """
 
-from palaestra.envs.batched import *
-from palaestra.envs.board_games import *
-from palaestra.envs.chaos import *
-from palaestra.envs.check import *
+from palaestra.envs.check.check import *
+from palaestra.envs.contract.environment import *
+from palaestra.envs.contract.gym_environment import *
+from palaestra.envs.contract.spaces import *
+from palaestra.envs.contract.tensor import *
 from palaestra.envs.create import *
-from palaestra.envs.driver import *
 from palaestra.envs.env_config import *
-from palaestra.envs.environment import *
-from palaestra.envs.faults import *
-from palaestra.envs.first_ready import *
-from palaestra.envs.gym_environment import *
-from palaestra.envs.lane_environment import *
-from palaestra.envs.minatar import *
-from palaestra.envs.native_vector import *
-from palaestra.envs.process import *
-from palaestra.envs.serial import *
-from palaestra.envs.spaces import *
-from palaestra.envs.tensor import *
-from palaestra.envs.thread import *
-from palaestra.envs.wrap import *
+from palaestra.envs.stepping.driver import *
+from palaestra.envs.stepping.first_ready import *
+from palaestra.envs.stepping.lane_environment import *
+from palaestra.envs.stepping.native_vector import *
+from palaestra.envs.stepping.process import *
+from palaestra.envs.stepping.serial import *
+from palaestra.envs.stepping.thread import *
+from palaestra.envs.supervision.faults import *
+from palaestra.envs.worlds.board_games import *
+from palaestra.envs.worlds.minatar import *
+from palaestra.envs.wrappers.batched import *
+from palaestra.envs.wrappers.chaos import *
 from palaestra.envs.wrappers.episode_ends import TimeLimit
+from palaestra.envs.wrappers.wrap import *

@@ -17,25 +17,25 @@ from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeed
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.importing import import_maker, import_module
-from palaestra.envs.batched import InputEnvironment, RawRows, UntransformedRows
-from palaestra.envs.chaos import ChaosEnv, chaos_of
-from palaestra.envs.driver import Driver
+from palaestra.envs.contract.environment import Environment, SingleEnvironment
+from palaestra.envs.contract.gym_environment import GymEnvironment
+from palaestra.envs.contract.nest import neutral_rows, to_batched
+from palaestra.envs.contract.rows import MOST_ELEMENTS
 from palaestra.envs.env_config import EnvConfig
-from palaestra.envs.environment import Environment, SingleEnvironment
-from palaestra.envs.faults import Hang, describe, is_own
-from palaestra.envs.first_ready import FirstReadyEnvironment
-from palaestra.envs.gym_environment import GymEnvironment
-from palaestra.envs.lane_environment import LaneEnvironment
-from palaestra.envs.native_vector import NativeVectorEnvironment
-from palaestra.envs.nest import neutral_rows, to_batched
-from palaestra.envs.process import ProcessDriver
-from palaestra.envs.rows import MOST_ELEMENTS
-from palaestra.envs.serial import SerialDriver
+from palaestra.envs.stepping.driver import Driver
+from palaestra.envs.stepping.first_ready import FirstReadyEnvironment
+from palaestra.envs.stepping.lane_environment import LaneEnvironment
+from palaestra.envs.stepping.native_vector import NativeVectorEnvironment
+from palaestra.envs.stepping.process import ProcessDriver
+from palaestra.envs.stepping.serial import SerialDriver
+from palaestra.envs.stepping.thread import ThreadDriver
 from palaestra.envs.suites import atari, envpool, gym
-from palaestra.envs.thread import ThreadDriver
-from palaestra.envs.untransformed import Untransformed
-from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
+from palaestra.envs.supervision.faults import Hang, describe, is_own
+from palaestra.envs.wrappers.batched import InputEnvironment, RawRows, UntransformedRows
+from palaestra.envs.wrappers.chaos import ChaosEnv, chaos_of
 from palaestra.envs.wrappers.episode_ends import TimeLimit
+from palaestra.envs.wrappers.untransformed import Untransformed
+from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
 
 __all__ = ["create_environment", "load", "load_lane", "probe_specs", "row_specs"]
 

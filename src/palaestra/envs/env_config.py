@@ -6,9 +6,9 @@ from typing import Any, Literal, Self, get_args
 
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.importing import name_to_find
-from palaestra.envs.chaos import chaos_rules
-from palaestra.envs.faults import FaultPolicy
-from palaestra.envs.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
+from palaestra.envs.supervision.faults import FaultPolicy
+from palaestra.envs.wrappers.chaos import chaos_rules
+from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from palaestra.config.presets import load_config
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.experiments.learner import evaluation_environment
-from palaestra.experiments.presets import load_config
-from palaestra.experiments.records import package_version, processor, read_evaluations
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
+from palaestra.runs.learner import evaluation_environment
+from palaestra.runs.records import package_version, processor, read_evaluations
 from palaestra.training import StoppedError
 
 __all__ = ["PublishedRow", "Verification", "machine_kind", "published_rows", "train_published", "verify"]

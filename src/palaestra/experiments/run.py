@@ -16,18 +16,21 @@ from typing import Any, overload
 
 import torch
 
+from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
+from palaestra.config.config import ExperimentConfig, config_from_mapping
+from palaestra.config.presets import OTHER_NAMES, algorithm_name, preset
 from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
-from palaestra.envs.watchdog import last_words
-from palaestra.experiments import making
-from palaestra.experiments.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping
-from palaestra.experiments.learner import Learner, evaluation_environment
-from palaestra.experiments.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
-from palaestra.experiments.presets import OTHER_NAMES, algorithm_name, preset
-from palaestra.experiments.records import (
+from palaestra.envs.supervision.watchdog import last_words
+from palaestra.experiments.seeds import GroupResult, train_seeds
+from palaestra.policies import Policy
+from palaestra.runs import making
+from palaestra.runs.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
+from palaestra.runs.learner import Learner, evaluation_environment
+from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
+from palaestra.runs.records import (
     FaultRecord,
     KeepFaults,
     NoteLeaks,
@@ -37,12 +40,9 @@ from palaestra.experiments.records import (
     process_info,
     write_lost,
 )
-from palaestra.experiments.records import now as time_now
-from palaestra.experiments.report import run_html, write_report
-from palaestra.experiments.run_directory import RunDirectory, find_run
-from palaestra.experiments.seeds import GroupResult, train_seeds
-from palaestra.policies import Policy
-from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainResult, acting_policy
+from palaestra.runs.records import now as time_now
+from palaestra.runs.run_directory import RunDirectory, find_run
+from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
@@ -365,7 +365,7 @@ class _StillThere(Callback):
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
 
-    def logged(self, trainer: Trainer, row: dict[str, float]) -> None:
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         """See `Callback.logged`."""
         self._directory.require_there()
         if not self._directory.info.get("saved") and self._directory.env_steps:

@@ -16,15 +16,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from palaestra.analysis.curves import curves_of, mean_interval, terminal_plot
+from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
-from palaestra.experiments.build import make_learner
-from palaestra.experiments.config import ExperimentConfig
-from palaestra.experiments.curves import curves_of, mean_interval, terminal_plot
-from palaestra.experiments.lineage import begin_from, for_new_run
-from palaestra.experiments.records import provenance
-from palaestra.experiments.run_directory import RunDirectory, find_runs, new_folder
+from palaestra.runs.build import make_learner
+from palaestra.runs.lineage import begin_from, for_new_run
+from palaestra.runs.records import provenance
+from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 

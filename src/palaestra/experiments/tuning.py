@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palaestra.analysis.curves import mean_interval
+from palaestra.analysis.evaluation import evaluate_run
+from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
+from palaestra.config.dimensions import Dimension, first_values, search_space, with_values
+from palaestra.config.presets import preset
 from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
-from palaestra.experiments.build import require_fit
-from palaestra.experiments.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
-from palaestra.experiments.curves import mean_interval
-from palaestra.experiments.dimensions import Dimension, first_values, search_space, with_values
-from palaestra.experiments.evaluation import evaluate_run
-from palaestra.experiments.presets import preset
-from palaestra.experiments.records import read_evaluations
 from palaestra.experiments.run import require_same_task
-from palaestra.experiments.run_directory import find_runs
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
+from palaestra.runs.build import require_fit
+from palaestra.runs.records import read_evaluations
+from palaestra.runs.run_directory import find_runs
 from palaestra.training import StoppedError, StopSignals, TrainerConfig
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]

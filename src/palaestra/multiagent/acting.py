@@ -11,7 +11,7 @@ import torch
 
 from palaestra.core import ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
 from palaestra.core.spec import ACTION_MASK
-from palaestra.envs.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
+from palaestra.envs.contract.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, team_leaves
 from palaestra.policies import Phase, Policy, RandomPolicy

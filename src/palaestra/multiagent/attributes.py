@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from palaestra.envs.attributes import Found, find_attribute, write_attributes
+from palaestra.envs.contract.attributes import Found, find_attribute, write_attributes
 from palaestra.multiagent.env import MultiAgentEnv
 
 __all__ = ["LaneAttributes", "is_many_agents"]

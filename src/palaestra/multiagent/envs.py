@@ -15,11 +15,12 @@ import numpy as np
 
 from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
-from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy, episodes
-from palaestra.envs.attributes import as_json, require_found, require_lanes
+from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy
+from palaestra.envs.contract import episodes
+from palaestra.envs.contract.attributes import as_json, require_found, require_lanes
+from palaestra.envs.contract.environment import Closeable
 from palaestra.envs.create import is_environment
-from palaestra.envs.environment import Closeable
-from palaestra.envs.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
+from palaestra.envs.supervision.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
 from palaestra.multiagent.attributes import LaneAttributes, is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo

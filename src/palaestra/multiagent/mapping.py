@@ -19,7 +19,7 @@ from palaestra.core.spec import (
     SpecTree,
     TensorSpec,
 )
-from palaestra.envs.nest import flatten, unflatten
+from palaestra.envs.contract.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
 from palaestra.core.spec import ACTION_MASK
-from palaestra.envs import episodes
-from palaestra.envs.boundary import ActionReader
-from palaestra.envs.nest import flatten, leaf_dtypes, problem, unflatten
-from palaestra.envs.rows import Specs
+from palaestra.envs.contract import episodes
+from palaestra.envs.contract.boundary import ActionReader
+from palaestra.envs.contract.nest import flatten, leaf_dtypes, problem, unflatten
+from palaestra.envs.contract.rows import Specs
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
 __all__ = ["ActionLog", "StepCheck", "require_state", "step_digest"]

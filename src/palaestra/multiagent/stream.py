@@ -10,7 +10,7 @@ import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, StepType, TimeStep
-from palaestra.envs.nest import to_batched
+from palaestra.envs.contract.nest import to_batched
 from palaestra.multiagent import acting
 from palaestra.multiagent.acting import Choice, MappedPolicy, Row, stacked
 

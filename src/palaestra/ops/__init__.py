@@ -11,6 +11,7 @@ from palaestra.ops.episode_ends import *
 from palaestra.ops.joint import *
 from palaestra.ops.linear import *
 from palaestra.ops.losses import *
+from palaestra.ops.ratings import *
 from palaestra.ops.returns import *
 from palaestra.ops.statistics import *
 from palaestra.ops.targets import *

@@ -14,10 +14,10 @@ import torch
 
 from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, StepType, TimeStep, computing_thread, episode_seed
 from palaestra.envs import Fault, SingleEnvironment
-from palaestra.envs.boundary import Boundary
-from palaestra.envs.faults import Incident
-from palaestra.envs.nest import leaf_arrays
-from palaestra.envs.rows import batched_info, numeric_infos
+from palaestra.envs.contract.boundary import Boundary
+from palaestra.envs.contract.nest import leaf_arrays
+from palaestra.envs.contract.rows import batched_info, numeric_infos
+from palaestra.envs.supervision.faults import Incident
 from palaestra.robots.helpers import AgentHelper, helper_for
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec

@@ -9,7 +9,7 @@ import torch
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, TimeStep
-from palaestra.envs.nest import flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.contract.nest import flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, TensorSpec, TimeStep
 from palaestra.envs import Environment, TensorEnvironment
-from palaestra.envs.tensor import LaneTensors
+from palaestra.envs.contract.tensor import LaneTensors
 from palaestra.nn import Recorded, compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 

@@ -2,8 +2,10 @@
 
 from palaestra.training.callbacks import *
 from palaestra.training.checkpoints import *
+from palaestra.training.compilation import *
 from palaestra.training.config import *
 from palaestra.training.console import *
+from palaestra.training.health import *
 from palaestra.training.learning import *
 from palaestra.training.loggers import *
 from palaestra.training.parts import *

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from palaestra.core import ConfigError
 from palaestra.rollout import Episode
-from palaestra.training.summaries import Histogram
+from palaestra.training.parts import Histogram
 
 __all__ = ["FileLogger", "Logger", "TensorBoardLogger"]
 

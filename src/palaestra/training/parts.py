@@ -1,23 +1,33 @@
-"""What a trainer is put together from: a collector, and what learns, by the names of the policies."""
+"""What a trainer is put together from: a collector, and what learns, by the names of the policies.
+
+These are contracts: the loop knows no other collector and no other learner, and a callback no other run.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm, UpdateInfo
 from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.policies import Policy
-from palaestra.rollout import CollectInfo, Collector, Episode
+from palaestra.rollout import CollectInfo, Collector, Episode, Metric
+from palaestra.training.config import TrainerConfig
 
 __all__ = [
     "DataCollector",
     "GradientSteps",
+    "Histogram",
     "PolicyManager",
     "SelfPaced",
     "SimplePolicyManager",
     "Source",
+    "TrainingRun",
     "acting_policy",
     "named_policies",
     "part_name",
@@ -222,6 +232,107 @@ class SimplePolicyManager(PolicyManager):
         """Ends the gradient workers, if there are any."""
         if self._workers is not None:
             self._workers.close()
+
+
+class TrainingRun(Protocol):
+    """A run as its callbacks see it; `Trainer` is one."""
+
+    callbacks: list[Any]
+    """Hooks of the run, in the order in which they are called."""
+    metrics: list[Metric]
+    """What rows of metrics say about episodes."""
+    best_return: float | None
+    """The best mean return of all evaluations so far."""
+
+    @property
+    def config(self) -> TrainerConfig:
+        """Budget and periods."""
+        ...
+
+    @property
+    def collector(self) -> DataCollector:
+        """What collects."""
+        ...
+
+    @property
+    def learner(self) -> PolicyManager:
+        """Where the policies learn."""
+        ...
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """What learns, by policy name."""
+        ...
+
+    @property
+    def progress(self) -> float:
+        """The share of the budget that is used, in [0, 1]."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after this iteration.
+
+        Args:
+            reason: for the record of the run.
+        """
+
+    def save(self, *, final: bool = False) -> None:
+        """Saves a checkpoint.
+
+        Args:
+            final: whether it is the last one.
+        """
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often values fall where."""
+
+    counts: tuple[int, ...]
+    """Values in each bin."""
+    edges: tuple[float, ...]
+    """Ends of the bins, one more than there are."""
+    total: float
+    """Sum of the values."""
+    total_square: float
+    """Sum of their squares."""
+
+    @classmethod
+    def of(cls, values: Any, bins: int = 30) -> Histogram:
+        """The histogram of an array; values that are not finite are left out.
+
+        Args:
+            values: numbers of any shape.
+            bins: of equal width between the smallest and the largest value.
+
+        Examples:
+            >>> Histogram.of([0.0, 1.0, 1.0, 4.0], bins=2)
+            Histogram(counts=(3, 1), edges=(0.0, 2.0, 4.0), total=6.0, total_square=18.0)
+        """
+        on_host = values.double().numpy(force=True) if isinstance(values, torch.Tensor) else values
+        array = np.asarray(on_host, np.float64).ravel()
+        array = array[np.isfinite(array)]
+        try:
+            counts, edges = np.histogram(array, bins)
+        except ValueError:  # numbers so large that nothing lies between them
+            if bins < 1:
+                raise
+            ends = np.nextafter([array.min(), array.max()], [-np.inf, np.inf])
+            counts, edges = np.histogram(array, 1, (ends[0], ends[1]))
+        return cls(tuple(counts.tolist()), tuple(edges.tolist()), float(array.sum()), float(np.square(array).sum()))
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Counts and edges as JSON values."""
+        return {"counts": list(self.counts), "edges": list(self.edges)}
+
+    def to_proto(self, kind: Any) -> Any:
+        """The same as TensorBoard has it.
+
+        Args:
+            kind: TensorBoard's `HistogramProto`.
+        """
+        sums = {"num": sum(self.counts), "sum": self.total, "sum_squares": self.total_square}
+        return kind(min=self.edges[0], max=self.edges[-1], bucket_limit=self.edges[1:], bucket=self.counts, **sums)
 
 
 def acting_policy(algorithms: Mapping[str, Algorithm[Any]]) -> Policy | torch.nn.ModuleDict:

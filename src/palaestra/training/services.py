@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from palaestra.core import import_extra
 from palaestra.rollout import Episode
-from palaestra.training.summaries import Histogram
+from palaestra.training.parts import Histogram
 
 __all__ = ["MLflowLogger", "NetworkLogger", "TrackioLogger", "WandbLogger"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import astuple
+from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,63 +14,9 @@ from palaestra.algorithms import GradientAlgorithm
 from palaestra.core import Batch, DataSource, minibatches
 from palaestra.policies import Phase
 from palaestra.training.callbacks import Callback
-from palaestra.training.parts import part_name
+from palaestra.training.parts import Histogram, TrainingRun, part_name
 
-if TYPE_CHECKING:
-    from palaestra.training.trainer import Trainer
-
-__all__ = ["Histogram", "Histograms", "Summary"]
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How often values fall where."""
-
-    counts: tuple[int, ...]
-    """Values in each bin."""
-    edges: tuple[float, ...]
-    """Ends of the bins, one more than there are."""
-    total: float
-    """Sum of the values."""
-    total_square: float
-    """Sum of their squares."""
-
-    @classmethod
-    def of(cls, values: Any, bins: int = 30) -> Histogram:
-        """The histogram of an array; values that are not finite are left out.
-
-        Args:
-            values: numbers of any shape.
-            bins: of equal width between the smallest and the largest value.
-
-        Examples:
-            >>> Histogram.of([0.0, 1.0, 1.0, 4.0], bins=2)
-            Histogram(counts=(3, 1), edges=(0.0, 2.0, 4.0), total=6.0, total_square=18.0)
-        """
-        on_host = values.double().numpy(force=True) if isinstance(values, torch.Tensor) else values
-        array = np.asarray(on_host, np.float64).ravel()
-        array = array[np.isfinite(array)]
-        try:
-            counts, edges = np.histogram(array, bins)
-        except ValueError:  # numbers so large that nothing lies between them
-            if bins < 1:
-                raise
-            ends = np.nextafter([array.min(), array.max()], [-np.inf, np.inf])
-            counts, edges = np.histogram(array, 1, (ends[0], ends[1]))
-        return cls(tuple(counts.tolist()), tuple(edges.tolist()), float(array.sum()), float(np.square(array).sum()))
-
-    def to_json(self) -> dict[str, list[float]]:
-        """Counts and edges as JSON values."""
-        return {"counts": list(self.counts), "edges": list(self.edges)}
-
-    def to_proto(self, kind: Any) -> Any:
-        """The same as TensorBoard has it.
-
-        Args:
-            kind: TensorBoard's `HistogramProto`.
-        """
-        sums = {"num": sum(self.counts), "sum": self.total, "sum_squares": self.total_square}
-        return kind(min=self.edges[0], max=self.edges[-1], bucket_limit=self.edges[1:], bucket=self.counts, **sums)
+__all__ = ["Histograms", "Summary"]
 
 
 @final
@@ -142,11 +87,11 @@ class Summary(Callback):
         if self.records:
             self._histograms["/".join([*self._scopes, name])] = Histogram.of(values)
 
-    def iteration_began(self, trainer: Trainer) -> None:
+    def iteration_began(self, trainer: TrainingRun) -> None:
         """See `Callback.iteration_began`."""
         self._iterations += 1
 
-    def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def logged(self, trainer: TrainingRun, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""
         row |= {name: sum(values) / len(values) for name, values in self._numbers.items()}
         row |= self._histograms
@@ -196,7 +141,7 @@ class Histograms(Callback):
         """See `Callback.load_state`."""
         self._generator.set_state(state["generator"])
 
-    def logged(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def logged(self, trainer: TrainingRun, row: dict[str, Any]) -> None:
         """See `Callback.logged`."""
         for policy, algorithm in trainer.algorithms.items():
             version = algorithm.policy_version

@@ -15,7 +15,7 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError
-from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers.actions import ActionRepeat
 from palaestra.envs.wrappers.atari import EpisodicLife, FireReset, GrayscaleResize, RandomNoop, action_meanings

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
-from palaestra.envs.faults import describe
+from palaestra.envs.supervision.faults import describe
 
 __all__ = ["NO_LIMIT", "RegisteredEnvironment", "find_spec", "make", "pool", "registered_environments"]
 

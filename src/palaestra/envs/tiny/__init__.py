@@ -4,6 +4,6 @@ They are ordinary Gymnasium environments; `load("palaestra.envs.tiny:Chain")` gi
 `TensorCartPole` is a batch by itself.
 """
 
-from palaestra.envs.tiny.sensors import *
-from palaestra.envs.tiny.tabular import *
-from palaestra.envs.tiny.tensor_cartpole import *
+from palaestra.envs.worlds.sensors import *
+from palaestra.envs.worlds.tabular import *
+from palaestra.envs.worlds.tensor_cartpole import *

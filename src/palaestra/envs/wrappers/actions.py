@@ -17,8 +17,8 @@ from palaestra.core import (
     TimeStep,
 )
 from palaestra.core.spec import ACTION_MASK, numpy_dtype, spec_leaves
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten, to_rows, unflatten
+from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.nest import flatten, to_rows, unflatten
 
 __all__ = ["ActionRepeat", "NormalizeAction"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, TensorSpec, TimeStep, episode_seed, numpy_dtype
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.gym_environment import gym_env_of
-from palaestra.envs.nest import neutral, zeros
+from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.gym_environment import gym_env_of
+from palaestra.envs.contract.nest import neutral, zeros
 from palaestra.envs.wrappers.base import ObservationMap, StatefulWrapper, as_first
 
 __all__ = ["EpisodicLife", "FireReset", "GrayscaleResize", "RandomNoop"]

@@ -9,8 +9,8 @@ import torch
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
 from palaestra.core.spec import ACTION_MASK
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten, like, to_rows, unflatten
+from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.nest import flatten, like, to_rows, unflatten
 
 __all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
 

@@ -3,8 +3,8 @@
 from typing import Any, final
 
 from palaestra.core import ConfigError, TensorSpec, TimeStep
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.episodes import StepLimits
+from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.episodes import StepLimits
 
 __all__ = ["EpisodeStatistics", "NonEpisodic", "TimeAwareDiscount", "TimeLimit"]
 

@@ -16,8 +16,8 @@ from palaestra.core.spec import (
     TensorSpec,
     spec_leaves,
 )
-from palaestra.envs.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.nest import flatten
+from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.nest import flatten
 from palaestra.envs.wrappers.base import (
     ObservationMap,
     RunningMeanVariance,

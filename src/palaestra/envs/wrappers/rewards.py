@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, SpecError, TensorSpec, TimeStep
-from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.wrappers.base import RewardMap, RunningMeanVariance, StatefulWrapper, clipped
 
 __all__ = ["ClipReward", "NormalizeReward", "ScaleReward", "SparseReward"]

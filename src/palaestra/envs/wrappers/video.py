@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from palaestra.core import ConfigError, TimeStep, import_extra
-from palaestra.envs.environment import SingleEnvironment
+from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.wrappers.base import StatefulWrapper
 
 __all__ = ["RecordVideo"]

@@ -1,0 +1,454 @@
+"""Learning curves: read from run directories, averaged over seeds with intervals, compared and drawn."""
+
+import csv
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypeAlias
+
+import numpy as np
+from rich.text import Text
+
+from palaestra.config.config import ExperimentConfig, flat_settings
+from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
+from palaestra.runs.lineage import changes_between
+from palaestra.runs.records import is_number
+from palaestra.runs.run_directory import RunDirectory, find_runs
+
+_log = logging.getLogger(__name__)
+
+__all__ = [
+    "Axis",
+    "Curve",
+    "Statistic",
+    "compare_runs",
+    "curves_of",
+    "read_metrics",
+    "save_plot",
+    "terminal_plot",
+]
+
+Axis: TypeAlias = Literal["steps", "time", "episodes"]
+"""What lies on the x axis of a curve."""
+Statistic: TypeAlias = Literal["mean", "iqm"]
+"""What a curve of several runs shows: their mean, or the mean of their middle half."""
+
+_COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
+_RESAMPLES = 2000
+_POINTS = 200
+_ROWS, _SMALL_BYTES, _LONGEST_LINE = 2_000, 2**23, 2**16  # a larger file of metrics is read at so many places
+_mean = functools.partial(np.mean, axis=-2)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of runs that differ in their seeds only; every array is [points]."""
+
+    label: str
+    """What these runs have that the others have not."""
+    x: np.ndarray
+    """Env steps, seconds or episodes."""
+    value: np.ndarray
+    """Mean or interquartile mean over runs."""
+    low: np.ndarray
+    """Lower end of the 95% interval; the value itself where there is one run."""
+    high: np.ndarray
+    """Upper end."""
+    num_runs: np.ndarray
+    """Runs that had come so far."""
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`; half a line at its end, of a process that was killed, is left out.
+
+    Args:
+        run: the run directory.
+    """
+    return _rows(run, None)
+
+
+def thinned_metrics(run: str | Path, metric: str = "") -> list[dict[str, Any]]:
+    """Rows of a run's `metrics.jsonl`, as many as a picture needs: of a large file, 2,000 spread over all of it.
+
+    Args:
+        run: the run directory.
+        metric: if the rows chosen lack it, those that have it are looked for in the whole file.
+    """
+    rows = _rows(run, _ROWS)
+    if not metric or any(metric in row for row in rows):
+        return rows
+    return _rows(run, None, having=json.dumps(metric).encode()) or rows
+
+
+def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dict[str, Any]]:
+    path = Path(run) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    found = []
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        for line in file if at_most is None or size < _SMALL_BYTES else _spread(file, size, at_most):
+            if having not in line:
+                continue
+            with suppress(ValueError, RecursionError):
+                if isinstance(row := json.loads(line), dict):
+                    found.append(row)
+    return found
+
+
+def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
+    """Lines of a file at so many places, the first and the last whole one included."""
+    file.seek(0)
+    yield file.readline(_LONGEST_LINE)
+    for place in np.linspace(0, max(0, size - _LONGEST_LINE), count)[1:].astype(int).tolist():
+        if place > file.tell():
+            file.seek(place)
+            file.readline(_LONGEST_LINE)
+        yield file.readline(_LONGEST_LINE)
+    *_, last = file.read().rsplit(b"\n", 2)[:-1] or [b""]
+    yield last
+
+
+def shown_metric(runs: Sequence[RunDirectory]) -> str:
+    """What there is to draw of all runs: the return, of evaluations where one had no episodes, as with data alone.
+
+    Args:
+        runs: in any order.
+    """
+    names = [{name for row in thinned_metrics(run.path) for name in row} for run in runs]
+    has = {name: all(name in one for one in names if one) for name in ("return_mean", "eval/return_mean")}
+    return "eval/return_mean" if has["eval/return_mean"] and not has["return_mean"] else "return_mean"
+
+
+def curves_of(
+    runs: Sequence[RunDirectory], *, metric: str = "return_mean", x: Axis = "steps", statistic: Statistic = "mean"
+) -> list[Curve]:
+    """One curve for each configuration among the runs.
+
+    Args:
+        runs: in any order.
+        metric: a column of `metrics.jsonl`.
+        x: what lies on the x axis.
+        statistic: mean over runs, or mean of their middle half (interquartile mean), which outliers move less.
+
+    Raises:
+        CheckpointError: no run has logged anything yet.
+        ConfigError: there is no such metric.
+    """
+    groups: dict[str, list[np.ndarray]] = {}
+    columns = (_COLUMNS[x], metric, "env_steps")
+    seen: set[str] = set()
+    missing: list[str] = []
+    for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
+        rows = thinned_metrics(run.path, metric)
+        seen |= {name for row in rows for name in row}
+        points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
+        if points:
+            groups.setdefault(label, []).append(np.asarray(points, np.float64).T)
+        else:
+            missing.append(f"{run.path}")
+    if not groups:
+        if metric in seen or not seen or metric == "return_mean":
+            names = ", ".join(str(run.path) for run in runs)
+            raise CheckpointError(f"nothing to draw yet: no {metric} has been logged in {names}")
+        raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
+    if missing:
+        _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
+    return [_curve(label, members, statistic) for label, members in groups.items()]
+
+
+def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
+    """For each configuration what tells it from the others: seeds, directories and speed do not count.
+
+    Args:
+        configs: of runs.
+
+    Examples:
+        >>> from palaestra import preset
+        >>> labels_of([preset("ppo", "CartPole-v1"), preset("dqn", "CartPole-v1")])
+        ['ppo CartPole-v1', 'dqn CartPole-v1']
+    """
+    flat = [
+        {path: value for path, value in flat_settings(config).items() if not path.startswith("run.")}
+        for config in configs
+    ]
+    names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
+    labels = []
+    for name, settings in zip(names, flat, strict=True):
+        same = [other for other, other_name in zip(flat, names, strict=True) if other_name == name]
+        paths = [path for path in settings if any(other.get(path) != settings[path] for other in same)]
+        labels.append(" ".join([name, *(f"{path}={settings[path]}" for path in paths)]))
+    return labels
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean: the mean of what is left when a quarter is cut off at either end.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264. The count cut off at either end is rounded down.
+
+    Args:
+        values: [..., n, points]; averaged over the last but one dimension.
+
+    Examples:
+        >>> iqm(np.array([[0.0], [1.0], [2.0], [99.0]]))
+        array([1.5])
+    """
+    count = values.shape[-2]
+    cut = count // 4
+    return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
+
+
+def mean_interval(values: Iterable[float]) -> tuple[float, float]:
+    """95% percentile bootstrap interval of a mean.
+
+    Args:
+        values: one for each run.
+    """
+    low, high = _interval(np.asarray(list(values), np.float64)[:, None], _mean)
+    return float(low[0]), float(high[0])
+
+
+def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the interval over runs: [n, points] -> 2 x [points]; whole runs are drawn again, with a fixed seed."""
+    count = len(values)
+    if count == 1:
+        return values[0], values[0]
+    draws = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
+    low, high = np.percentile(statistic(values[draws]), [2.5, 97.5], axis=0)
+    return low, high
+
+
+def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curve:
+    """Runs, each [(x, value, env steps), rows], on common points.
+
+    The curve ends where the first of those runs does that came to the end of the budget. One that broke off before
+    is left out from there on, and `num_runs` says so.
+    """
+    summary = iqm if statistic == "iqm" else _mean
+    budget = max(steps[-1] for _, _, steps in runs)
+    last = min(x[-1] for x, _, steps in runs if steps[-1] >= 0.9 * budget)
+    first = min(max(x[0] for x, _, _ in runs), last)
+    grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for x, _, _ in runs if first < x[-1] < last)])
+    table = np.stack([np.interp(grid, x, y) for x, y, _ in runs])  # [n, points]
+    reached = np.stack([grid <= x[-1] for x, _, _ in runs])
+    value, low, high = (np.empty(len(grid)) for _ in range(3))
+    for pattern in np.unique(reached, axis=1).T:
+        points = (reached == pattern[:, None]).all(axis=0)
+        members = table[pattern][:, points]
+        value[points] = summary(members)
+        low[points], high[points] = _interval(members, summary)
+    return Curve(label, grid, value, low, high, reached.sum(axis=0))
+
+
+def one_run(points: np.ndarray) -> Curve:
+    """The curve of a single run, thinned where it has more points than a picture can show.
+
+    Args:
+        points: [n, 2], each (x, value); the first and the last stay.
+    """
+    index = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
+    x, y = points[index].T
+    return Curve("", x, y, y, y, np.ones(len(x), int))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two runs differ."""
+
+    differences: dict[str, tuple[Any, Any]]
+    """Settings by path: (of the first, of the second); seeds, names and directories left out."""
+    curves: list[Curve]
+    """Of the first and of the second."""
+    metric: str
+    """What the curves show."""
+    common_x: float
+    """Up to where both have come."""
+    at_common: tuple[float, float]
+    """The metric of each there."""
+
+    def __str__(self) -> str:
+        first, second = self.at_common
+        change = f"{first:.4g} and {second:.4g}, a difference of {second - first:+.4g}"
+        return f"{self.metric} at {self.common_x:,.0f}: {change}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values; of the curves, their last points."""
+        ends = [
+            {"label": c.label, "value": float(c.value[-1]), "ci95": [float(c.low[-1]), float(c.high[-1])]}
+            for c in self.curves
+        ]
+        return {**vars(self), "curves": ends}
+
+
+def compare_runs(
+    first: str | Path, second: str | Path, *, root: str | Path = "runs", metric: str = "return_mean", x: Axis = "steps"
+) -> Comparison:
+    """Compares settings and curves.
+
+    Args:
+        first: path or name of a run or group.
+        second: of another.
+        root: where runs are.
+        metric: a column of `metrics.jsonl`.
+        x: what lies on the x axis.
+
+    Raises:
+        CheckpointError: one of them does not exist, or has not logged anything.
+        ConfigError: the runs of a group differ in more than their seeds.
+    """
+    one, other = find_runs([first], root), find_runs([second], root)
+    curves = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
+    ignored = ("run.seed", "run.name", "run.directory")
+    differences = {
+        path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
+    }
+    common = float(min(curve.x[-1] for curve in curves))
+    at_common = tuple(float(np.interp(common, curve.x, curve.value)) for curve in curves)
+    return Comparison(differences, curves, metric, common, (at_common[0], at_common[1]))
+
+
+def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> Curve:
+    curves = curves_of(runs, metric=metric, x=x)
+    if len(curves) > 1:
+        raise ConfigError(f"the runs of {name} differ in their settings or env steps; compare single runs of it")
+    return dataclasses.replace(curves[0], label=str(name))
+
+
+_X_LABELS = {"steps": "env steps", "time": "training time (s)", "episodes": "episodes"}
+_COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+# Dots of a braille character by column and row, the lowest row last.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
+
+def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", metric: str = "return_mean") -> Path:
+    """Writes curves with their 95% intervals into a file.
+
+    Args:
+        curves: from `curves_of`.
+        path: ends with .png, .svg or .csv.
+        x: what the curves have on the x axis.
+        metric: what they have on the y axis.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: another ending.
+        MissingExtraError: a picture needs matplotlib.
+    """
+    path = require_plot_name(path, or_table=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        _write_csv(curves, path, x, metric)
+    else:
+        _draw(curves, path, x, metric)
+    return path
+
+
+def require_plot_name(path: str | Path, *, or_table: bool = False) -> Path:
+    """The path of a plot, once its ending is known to be one that can be written.
+
+    Args:
+        path: given.
+        or_table: whether it may be a table instead of a picture.
+
+    Raises:
+        ConfigError: another ending.
+    """
+    if Path(path).suffix not in (".png", ".svg", *([".csv"] if or_table else [])):
+        known = ".png, .svg or .csv" if or_table else ".png or .svg (--json prints the numbers)"
+        raise ConfigError(f"--output is {str(path)!r}; give a file that ends with {known}")
+    return Path(path)
+
+
+def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label", _X_LABELS[x].replace(" ", "_"), metric, "low95", "high95", "runs"])
+        for curve in curves:
+            for row in zip(curve.x, curve.value, curve.low, curve.high, curve.num_runs, strict=True):
+                writer.writerow([curve.label, *(f"{number:.10g}" for number in row)])
+
+
+def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
+    module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
+    figure = module.Figure(figsize=(7, 4.2), layout="constrained")
+    axes: Any = figure.subplots()
+    for curve in curves:
+        (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
+        axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_xlabel(_X_LABELS[x])
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _count(curve: Curve) -> str:
+    most, least = int(curve.num_runs.max()), int(curve.num_runs.min())
+    runs = f"{most} run{'s' if most > 1 else ''}"
+    return runs if least == most else f"{runs}, {least} at the end"
+
+
+def terminal_plot(
+    curves: Sequence[Curve], *, x: Axis = "steps", metric: str = "return_mean", width: int = 80, height: int = 14
+) -> Text:
+    """Curves drawn with braille characters, a colour for each; intervals are in the legend.
+
+    Args:
+        curves: from `curves_of`.
+        x: what the curves have on the x axis.
+        metric: what they have on the y axis.
+        width: of the whole, in characters.
+        height: of the picture, in lines.
+    """
+    low = min(float(curve.value.min()) for curve in curves)
+    high = max(float(curve.value.max()) for curve in curves)
+    last = max(float(curve.x[-1]) for curve in curves)
+    ticks = [_number(high), _number((low + high) / 2), _number(low)]
+    margin = max(map(len, ticks)) + 1
+    columns = max(10, width - margin - 2)
+    cells = np.zeros((height, columns), int)
+    colors = np.zeros((height, columns), int)
+    for number, curve in enumerate(curves):
+        places = np.linspace(0, last, 2 * columns)
+        inside = (places >= curve.x[0]) & (places <= curve.x[-1])
+        share = (np.interp(places, curve.x, curve.value) - low) / ((high - low) or 1.0)
+        rows = ((1 - share) * (4 * height - 1)).round().astype(int)
+        for place in np.flatnonzero(inside):
+            before = rows[place - 1] if place and inside[place - 1] else rows[place]
+            for row in range(min(before, rows[place]), max(before, rows[place]) + 1):
+                cells[row // 4, place // 2] |= _DOTS[place % 2][row % 4]
+                colors[row // 4, place // 2] = number
+    text = Text(f"{metric.replace('_', ' ')}\n", no_wrap=True)
+    for row in range(height):
+        tick = {0: ticks[0], height // 2: ticks[1], height - 1: ticks[2]}.get(row, "")
+        text.append(f"{tick:>{margin}} ┤")
+        for column in range(columns):
+            text.append(chr(0x2800 + cells[row, column]), style=_COLORS[colors[row, column] % len(_COLORS)])
+        text.append("\n")
+    end = _number(last)
+    text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  0{_X_LABELS[x]:^{columns - 1 - len(end)}}{end}\n")
+    for number, curve in enumerate(curves):
+        text.append("  ━ ", style=_COLORS[number % len(_COLORS)])
+        text.append(f"{curve.label}: {_legend(curve)}\n")
+    return text
+
+
+def _legend(curve: Curve) -> str:
+    end = f"{curve.value[-1]:.4g} at the end"
+    several = curve.num_runs[-1] > 1
+    interval = f", 95% interval {curve.low[-1]:.4g} to {curve.high[-1]:.4g}" if several else ""
+    return f"{end}{interval} ({_count(curve)})"
+
+
+def _number(value: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
+    return f"{value:.4g}"

@@ -1,0 +1,315 @@
+"""Why a run does not learn: findings from what it logged and plays, with evidence, threshold, source and a way out."""
+
+import contextlib
+import csv
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.analysis.curves import thinned_metrics
+from palaestra.analysis.played import Symptom, play, played_symptoms
+from palaestra.config.config import ExperimentConfig
+from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.runs.records import is_number
+from palaestra.runs.run_directory import RunDirectory, find_run
+
+__all__ = ["Diagnosis", "Symptom", "diagnose", "logged_symptoms"]
+
+_EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a run."""
+
+    run: str
+    """Its directory."""
+    findings: tuple[Symptom, ...]
+    """The most severe first; empty where nothing was found."""
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.run}: nothing found"
+        return "\n\n".join([f"{self.run}: {len(self.findings)} finding(s)", *map(str, self.findings)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"run": self.run, "findings": [asdict(finding) for finding in self.findings]}
+
+
+def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) -> Diagnosis:
+    """Looks for reasons why a run does not learn: in its configuration, in what it has logged, and in what it does.
+
+    The policy of the newest checkpoint plays some episodes, for at most half a minute. A metric that an algorithm does
+    not log is not judged; runs of many agents, and those without a checkpoint, play nothing.
+
+    Args:
+        name: path or name of the run, or `last`.
+        root: where to look for a name.
+        episodes: to play; 0 for none.
+
+    Raises:
+        CheckpointError: there is no such run, or it has logged nothing yet.
+        ConfigError: `episodes` is negative.
+    """
+    if episodes < 0:
+        raise ConfigError(f"episodes is {episodes}; give a number of at least 0")
+    directory = find_run(name, root)
+    log = _Log(directory)
+    if not log.rows:
+        raise CheckpointError(f"{directory.path} has logged no metrics yet; let it train until it has, and ask again")
+    found = [*logged_symptoms(directory), *_entropy(log), *(_played(directory, log, episodes) if episodes else ())]
+    return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
+
+
+def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
+    """What a run's log alone says; nothing is made or imported.
+
+    Args:
+        directory: of the run.
+    """
+    log = _Log(directory)
+    return [finding for check in _CHECKS for finding in check(log)] if log.rows else []
+
+
+def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Symptom]:
+    from palaestra.analysis.evaluation import policies_of_run
+    from palaestra.runs.learner import evaluation_environment
+
+    if not any(directory.path.glob("checkpoints/*")):
+        return
+    _, policies = policies_of_run(directory, "last")
+    if list(policies) != [POLICY]:
+        return
+    env, _ = evaluation_environment(log.config, log.config.run.seed + 2, 1)
+    with env:
+        gamma = log.setting("gamma")
+        played = play(policies[POLICY], env, episodes=episodes, gamma=1.0 if gamma is None else gamma)
+    yield from played_symptoms(policies[POLICY], played)
+
+
+class _Log:
+    """A run's configuration, metrics and episodes."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.path = directory.path
+        self.config: ExperimentConfig = directory.config
+        self.rows = thinned_metrics(directory.path)
+
+    def setting(self, name: str) -> float | None:
+        """A number of the algorithm's configuration."""
+        value: Any = getattr(self.config.algorithm, name, None)
+        return float(value) if isinstance(value, int | float) and is_number(value) else None
+
+    def late(self, name: str, middle: Callable[[Any], Any] = np.median) -> float | None:
+        """Median, or mean, of a metric over the last half of what was logged."""
+        values = [row[name] for row in self.rows if is_number(row.get(name))]
+        return float(middle(values[len(values) // 2 :])) if values else None
+
+    def of_policies(self, metric: str) -> dict[str, str]:
+        """What a metric of learning is called in the rows, by the policies that have it."""
+        names = {key for row in self.rows for key in row if key.startswith("learning/") and key.endswith(f"/{metric}")}
+        return {name[len("learning/") : -len(metric) - 1] or POLICY: name for name in sorted(names)}
+
+    def last(self, name: str) -> float | None:
+        """Newest value of a metric."""
+        return next((float(row[name]) for row in reversed(self.rows) if is_number(row.get(name))), None)
+
+    @cached_property
+    def returns(self) -> list[float]:
+        """Of the training episodes."""
+        path = self.path / "episodes.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="") as file:
+            texts = [row.get("return") for row in csv.DictReader(file)]
+        found = list[float]()
+        for text in filter(None, texts):
+            with contextlib.suppress(ValueError):  # half a row, of a machine that went down
+                found.append(float(text))
+        return found
+
+
+def _called(policy: str) -> str:
+    return "the policy" if policy == POLICY else f"policy {policy!r}"
+
+
+def _not_finite(log: _Log) -> Iterator[Symptom]:
+    bad = sorted(
+        {key for row in log.rows for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        & {key for row in log.rows for key in row if key.startswith("learning/")}
+    )
+    skipped = log.last("updates_skipped") or 0
+    if bad or skipped:
+        yield Symptom(
+            name="not_finite",
+            severity=3,
+            evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
+            threshold="any: an update that is not finite destroys the weights (arithmetic)",
+            advice="a smaller --algorithm.learning-rate, a smaller reward scale, or --algorithm.max-grad-norm 0.5",
+        )
+
+
+def _no_updates(log: _Log) -> Iterator[Symptom]:
+    steps, env_steps = log.last("gradient_steps"), log.last("env_steps") or 0.0
+    starts, budget = log.setting("learning_starts"), log.config.trainer.total_env_steps
+    if steps == 0:
+        wanted = "" if starts is None else f", and learning_starts is {starts:,.0f}"
+        yield Symptom(
+            name="no_updates",
+            severity=3,
+            evidence=f"no gradient step in {env_steps:,.0f} env steps of {budget:,}{wanted}",
+            threshold="0 gradient steps (arithmetic)",
+            advice="a larger --trainer.total-env-steps, or a smaller --algorithm.learning-starts",
+        )
+    elif starts is not None and steps is not None and env_steps > starts:
+        ratio = steps / (env_steps - starts)
+        if ratio < 0.02:
+            yield Symptom(
+                name="replay_ratio",
+                severity=2,
+                evidence=f"{ratio:.4f} gradient steps for each env step after learning_starts",
+                threshold="0.02; DQN takes 0.25 (Mnih et al. 2015, update frequency 4), SAC 1 (Haarnoja et al. 2018)",
+                advice="a larger --algorithm.gradient-steps, or a smaller --algorithm.unroll-length",
+            )
+
+
+def _step_size(log: _Log) -> Iterator[Symptom]:
+    for policy, name in log.of_policies("kl").items():
+        kl = log.late(name, np.mean)  # few updates may move it far, which a median hides
+        if kl is not None:
+            yield from _step_of_size(kl, _called(policy), getattr(log.config.algorithm, "learning_rate", None))
+
+
+def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
+    evidence = f"an update moves {policy} by KL {kl:.3g} (mean of the last half); learning_rate is {rate}"
+    if kl > 0.1:
+        yield Symptom(
+            name="policy_jumps",
+            severity=3,
+            evidence=evidence,
+            threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
+            advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
+        )
+    elif abs(kl) < 1e-7:
+        yield Symptom(
+            name="policy_stands_still",
+            severity=3,
+            evidence=evidence,
+            threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
+            advice="a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
+        )
+
+
+def _entropy(log: _Log) -> Iterator[Symptom]:
+    from palaestra.config.config import on_cpu
+    from palaestra.runs.build import learner_of
+
+    logged = log.of_policies("entropy")
+    policies = learner_of(on_cpu(log.config)).policies if logged else {}
+    for policy, name in logged.items():
+        spec = getattr(policies.get(policy), "action_spec", None)  # none of a metric that is called like a policy's
+        entropy, actions = log.late(name), getattr(spec, "num", None)
+        if entropy is not None and actions is not None and actions > 1:
+            yield from _entropy_of(entropy, math.log(actions), _called(policy), log.last("gradient_steps") or 0)
+
+
+def _entropy_of(entropy: float, most: float, policy: str, gradient_steps: float) -> Iterator[Symptom]:
+    share = entropy / most
+    evidence = f"entropy of {policy} is {entropy:.3g} nats, {share:.1%} of the {most:.3g} of random actions"
+    if share > 0.995 and gradient_steps >= 100:
+        yield Symptom(
+            name="acts_at_random",
+            severity=2,
+            evidence=evidence,
+            threshold="99.5% after 100 gradient steps (measured: PPO on CartPole-v1 has 87% after 6,000 env steps, "
+            "and 99.8% with an entropy cost of 10)",
+            advice="a smaller --algorithm.entropy-cost (0.01 in Mnih et al. 2016), or more env steps",
+        )
+    elif share < 0.01:
+        yield Symptom(
+            name="entropy_collapse",
+            severity=2,
+            evidence=evidence,
+            threshold="1% (our choice): exploration has ended",
+            advice="a larger --algorithm.entropy-cost, such as 0.01, or a smaller --algorithm.learning-rate",
+        )
+
+
+def _horizon(log: _Log) -> Iterator[Symptom]:
+    gamma, length = log.setting("gamma"), log.last("length_mean")
+    if gamma is not None and length is not None and gamma < 0.5 and length > 4 / (1 - gamma):
+        yield Symptom(
+            name="short_sighted",
+            severity=3,
+            evidence=f"gamma is {gamma}, which sees {1 / (1 - gamma):.1f} steps ahead; episodes last {length:.0f}",
+            threshold="gamma below 0.5, episodes over 4 times 1 / (1 - gamma) (Sutton and Barto 2018, section 3.3)",
+            advice="--algorithm.gamma 0.99, if later rewards count",
+        )
+
+
+def _rewards(log: _Log) -> Iterator[Symptom]:
+    returns = log.returns
+    if len(returns) >= _EPISODES and min(returns) == max(returns):
+        yield Symptom(
+            name="no_reward_signal",
+            severity=3,
+            evidence=f"all {len(returns)} training episodes had the return {returns[0]:g}",
+            threshold=f"{_EPISODES} episodes that are all alike: there is nothing to prefer (arithmetic)",
+            advice="more exploration (--algorithm.epsilon, --algorithm.entropy-cost), or a denser reward",
+        )
+    size = abs(log.late("discounted_return_mean") or 0.0)
+    if size > 1e5 or 0 < size < 1e-4:
+        yield Symptom(
+            name="reward_scale",
+            severity=2,
+            evidence=f"discounted returns are of size {size:.3g}",
+            threshold="1e-4 to 1e5: sizes of returns change what is learned (van Hasselt et al. 2016, "
+            "https://arxiv.org/abs/1602.07714; Henderson et al. 2018, https://arxiv.org/abs/1709.06560)",
+            advice="rewards scaled in the environment so that discounted returns are near 1 to 100",
+        )
+
+
+def _fall(log: _Log) -> Iterator[Symptom]:
+    logged = [float(row["eval/return_mean"]) for row in log.rows if is_number(row.get("eval/return_mean"))]
+    returns = [value for value, _ in itertools.groupby(logged)]  # a row has that of the newest evaluation
+    if len(returns) < 4 or not returns[0] < max(returns):
+        return
+    first, best, late = returns[0], max(returns), max(returns[-2:])
+    if best - late > 0.5 * (best - first):
+        yield Symptom(
+            name="performance_collapse",
+            severity=2,
+            evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
+            threshold="half of what was gained is lost in the last two of at least four evaluations (our choice)",
+            advice="a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'; eval and play "
+            "use the best policy, which is kept",
+        )
+
+
+def _value(log: _Log) -> Iterator[Symptom]:
+    if late := log.returns[len(log.returns) // 2 :]:
+        low, middle, high = np.quantile(late, [0.05, 0.5, 0.95])
+        if high - low <= 0.05 * abs(middle):  # equal returns have no variance to explain
+            return
+    for policy, name in log.of_policies("explained_variance").items():
+        variance = log.late(name)
+        if variance is None or variance >= -0.5:
+            continue
+        yield Symptom(
+            name="value_worse_than_constant",
+            severity=2,
+            evidence=f"explained variance of the value of {_called(policy)}: {variance:.3g} (median of the last half)",
+            threshold="-0.5, where returns differ by more than 5%; below 0 the mean return would be the better guess "
+            "(definition, 1 - Var[R - V] / Var[R])",
+            advice="a larger --algorithm.value-cost, another --algorithm.learning-rate, or rewards of a smaller scale",
+        )
+
+
+_CHECKS = (_not_finite, _no_updates, _step_size, _horizon, _rewards, _fall, _value)

@@ -1,0 +1,371 @@
+"""What runs have left: their policies, evaluations and films of these, and the data that they learned from."""
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.analysis.curves import mean_interval
+from palaestra.config.config import on_cpu
+from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra
+from palaestra.envs import EnvConfig
+from palaestra.multiagent import saved_pool
+from palaestra.ops import Interval, elo_ratings
+from palaestra.policies import Policy, ReturnConditionedPolicy
+from palaestra.rollout import Evaluation
+from palaestra.runs.build import learner_of
+from palaestra.runs.data import DataSummary, require_new, save_data
+from palaestra.runs.learner import Learner
+from palaestra.runs.run_directory import RunDirectory, begun_runs, find_run, find_runs
+from palaestra.runs.team import Player, TeamLearner, play_match
+from palaestra.training import part_name
+
+__all__ = [
+    "Ratings",
+    "RunsEvaluation",
+    "evaluate_run",
+    "evaluate_runs",
+    "export_data",
+    "film_episode",
+    "policies_of_run",
+    "policy_of_run",
+    "rate_runs",
+    "write_film",
+]
+
+
+@dataclass(frozen=True)
+class RunsEvaluation:
+    """Evaluations of several runs, and what can be said about runs like them."""
+
+    runs: dict[str, Evaluation]
+    """Of each run, by its path."""
+    return_mean: float
+    """Mean over runs of their mean returns."""
+    return_ci95: tuple[float, float]
+    """95% interval of that mean over runs, by bootstrap; over episodes where there is one run."""
+    baseline: Evaluation | None = None
+    """Of a policy that acts at random, where it was asked for."""
+
+    def __str__(self) -> str:
+        lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
+        if len(self.runs) > 1:
+            low, high = self.return_ci95
+            interval = f"95% bootstrap interval over {len(self.runs)} runs: {low:.1f} to {high:.1f}"
+            lines.append(f"all  {self.return_mean:.1f} ({interval})")
+        if self.baseline is not None:
+            lines.append(f"random actions  {self.baseline}")
+        return "\n".join(lines)
+
+
+def _elo(parts: dict[str, float]) -> str:
+    """How strong a policy of self-play is, for reading."""
+    return "".join(
+        f"\n    Elo above {whom}: {parts[name]:+.0f} [{parts[f'{name}_low']:+.0f}, {parts[f'{name}_high']:+.0f}] (95%)"
+        for name, whom in (("elo", "random actions"), ("pool_elo", "the mean of its pool"))
+        if name in parts
+    )
+
+
+def evaluate_run(
+    name: str | Path,
+    *,
+    root: str | Path = "runs",
+    episodes: int = 20,
+    seed: int | None = None,
+    deterministic: bool = True,
+    which: str | int = "best",
+    target_return: float | None = None,
+) -> Evaluation:
+    """Evaluates the policy of a run.
+
+    Args:
+        name: path or name of the run, or `last`.
+        root: where runs are.
+        episodes: how many.
+        seed: of the environments; by default the run's own evaluation seeds.
+        deterministic: whether to take the most probable or most valuable action.
+        which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
+        target_return: the return that a policy is asked for which acts for one; by default that of its training.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no such policy.
+        ConfigError: `episodes` is less than 1, or a return is asked of a policy that acts for none.
+    """
+    if not isinstance(episodes, int) or episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
+    directory = find_run(name, root)
+    learner, policies = policies_of_run(directory, which)
+    seed = learner.config.run.seed if seed is None else seed
+    if target_return is not None:
+        if not math.isfinite(target_return):
+            raise ConfigError(f"target_return is {target_return}; give a finite number")
+        for policy in policies.values():
+            if not isinstance(policy, ReturnConditionedPolicy):
+                raise ConfigError(
+                    f"target_return is {target_return}, but the policy of {directory.path} is a "
+                    f"{type(policy).__name__}, which acts for no return in particular; leave it out"
+                )
+            policy.target_return = target_return
+    return learner.evaluation()(
+        policies, episodes=episodes, seed=seed, deterministic=deterministic, **_pool_of(directory, which)
+    )
+
+
+def _pool_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+    """What evaluates a policy of self-play besides: the pool of its checkpoint; for the best one, of the newest."""
+    if not directory.config.agents.self_play.pool_size or not directory.checkpoints().steps():
+        return {}
+    state = _checkpoint(directory, "last" if which == "best" else which)
+    return {"pool": functools.partial(saved_pool, state["collect"])}
+
+
+def evaluate_runs(
+    names: Sequence[str | Path], *, root: str | Path = "runs", baseline: bool = False, **options: Any
+) -> RunsEvaluation:
+    """Evaluates several runs, or all of a group.
+
+    Args:
+        names: paths or names of runs and groups.
+        root: where runs are.
+        baseline: whether to evaluate random actions in the first run's environment as well.
+        options: `episodes`, `seed`, `deterministic`, `which`, `target_return`: see `evaluate_run`.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no such policy.
+        ConfigError: they are of several environments.
+    """
+    directories = begun_runs(names, root)
+    if len(environments := sorted({directory.config.env.name for directory in directories})) > 1:
+        raise ConfigError(
+            f"the runs are of {', '.join(environments)}, whose returns have no mean; evaluate those of one environment "
+            "at a time"
+        )
+    found = {str(directory.path): evaluate_run(directory.path, **options) for directory in directories}
+    means = [evaluation.return_mean for evaluation in found.values()]
+    interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95
+    chance = None
+    if baseline:
+        learner, seed = learner_of(on_cpu(directories[0].config)), options.get("seed")
+        seed = learner.config.run.seed if seed is None else seed
+        chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
+    return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
+
+
+def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:
+    """The policies that a run has kept, by name, those that do not learn included.
+
+    Args:
+        directory: of the run.
+        which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
+
+    Returns:
+        What learned in the run, and the policies.
+
+    Raises:
+        CheckpointError: it has none such; the message names the checkpoints there are.
+        ConfigError: `which` is none of these.
+    """
+    learner = learner_of(on_cpu(directory.config))
+    if which == "best":
+        if not [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]:
+            raise CheckpointError(
+                f"{directory.path} has not been evaluated yet, so it has no best policy; "
+                "`eval`, `play` and `export` take that of its newest checkpoint with `--which last`"
+            )
+        return learner, learner.kept_policies(directory.path)
+    state = _checkpoint(directory, which)
+    policies = learner.policies_of(state)
+    for algorithm in learner.algorithms.values():  # whose policy explores as it did then
+        algorithm.set_progress(state["trainer"]["learning"]["progress"])
+    return learner, policies
+
+
+def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
+    """The policy that a run has kept.
+
+    Args:
+        directory: of the run.
+        which: see `policies_of_run`.
+
+    Raises:
+        CheckpointError: it has none such; the message names the checkpoints there are.
+        ConfigError: `which` is none of these, or the run has several policies.
+    """
+    _, policies = policies_of_run(directory, which)
+    if len(policies) > 1:
+        raise ConfigError(f"{directory.path} has the policies {', '.join(policies)}; use `policies_of_run`")
+    return next(iter(policies.values()))
+
+
+def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "runs") -> DataSummary:
+    """Saves the replay buffer of a run's newest checkpoint as a data set; of many agents, one for each policy.
+
+    Args:
+        name: path or name of the run, or `last`.
+        directory: must not exist yet.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no valid checkpoint.
+        ConfigError: the run keeps no replay buffer, or the folder exists.
+    """
+    require_new(directory)
+    run = find_run(name, root)
+    learner = learner_of(on_cpu(run.config))
+    algorithms = learner.algorithms
+    kept = [policy for policy, algorithm in algorithms.items() if algorithm.plan.data == "replay"]
+    if not kept:
+        raise ConfigError(
+            f"{run.config.algorithm_name} keeps no replay buffer that could be exported; let its policy act with "
+            f"`palaestra data collect {name} {directory} --steps 10000`"
+        )
+    buffers, store = learner.buffers(), run.checkpoints()
+    if not store.steps():
+        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is no buffer to export")
+    _, state = store.load_newest(rename=False)
+    for policy in kept:
+        buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
+    return save_data({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
+
+
+def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
+    """The state in a checkpoint."""
+    store = directory.checkpoints()
+    steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
+    if which != "last" and not str(which).isdigit():
+        raise ConfigError(f"--which is {which!r}; give best, last, or the env steps of a checkpoint")
+    if not steps or (which != "last" and int(which) not in steps):
+        known = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
+    if which == "last":
+        return store.load_newest(rename=False)[1]
+    return store.load(steps[int(which)], without_lost=True)[1]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Players, and how strong they are."""
+
+    players: list[str]
+    """Their names."""
+    elo: list[Interval]
+    """Of each, relative to the mean of all."""
+    scores: list[list[float]]
+    """Games that row won against column; a draw is half a game."""
+    games: int
+    """Between any two of them."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self.players))
+        order = sorted(range(len(self.players)), key=lambda player: -self.elo[player].value)
+        total = self.games * (len(self.players) - 1)
+        lines = [
+            f"{self.players[player]:<{width}}  {self.elo[player].value:+6.0f} "
+            f"[{self.elo[player].low:+.0f}, {self.elo[player].high:+.0f}]  {sum(self.scores[player]):g} of {total}"
+            for player in order
+        ]
+        return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score", *lines])
+
+
+def rate_runs(
+    names: Sequence[str],
+    *,
+    root: str | Path = "runs",
+    games: int = 100,
+    seed: int = 0,
+    deterministic: bool = False,
+    baseline: bool = False,
+) -> Ratings:
+    """Lets the policies of runs play against each other, every two of them, and rates them.
+
+    Of two agents, each policy plays each in half of the games; of more, one policy plays every other agent. Who earned
+    more has won. A game that does not end within `trainer.eval_time_limit_s` is a draw.
+
+    Args:
+        names: paths or names of runs or groups; `RUN@last` or `RUN@20000` takes a checkpoint's policy instead of
+            that of the best evaluation.
+        root: folder of the runs.
+        games: between any two, an even number.
+        seed: of the environments.
+        deterministic: whether to take the most probable or most valuable actions; equal games may repeat then.
+        baseline: whether random actions play as well.
+
+    Raises:
+        ConfigError: there are fewer than two players, a run has one agent or a team, environments differ, or `games` is
+            odd.
+        CheckpointError: there is no such run, or it has no such policy.
+    """
+    if games < 2 or games % 2:
+        raise ConfigError(f"games is {games}; give an even number of at least 2, for each side plays first as often")
+    players: dict[str, Player] = {}
+    env: EnvConfig | None = None
+    limit_s: float | None = None
+    for text in names:
+        name, _, which = str(text).partition("@")
+        for directory in find_runs([name], root):
+            learner, policies = policies_of_run(directory, which or "best")
+            label = str(directory.path) + (f"@{which}" if which else "")
+            if not isinstance(learner, TeamLearner) or any(spec.team for spec in learner.policy_specs.values()):
+                raise ConfigError(f"{label} has no agents that could play against each other; rate runs that have")
+            own = learner.config.env
+            if env is not None and (env.name, env.kwargs) != (own.name, own.kwargs):
+                raise ConfigError(f"{label} is of {own.name} {own.kwargs}, and those before of {env.name} {env.kwargs}")
+            env, players[label] = own, Player(learner.policy_specs, policies)
+            limit_s = learner.config.trainer.eval_time_limit_s
+    if baseline and players:
+        players["random actions"] = Player.at_random(next(iter(players.values())).policy_specs)
+    if env is None or len(players) < 2:
+        raise ConfigError(f"{len(players)} player(s) given; rate at least two, or one and `--baseline`")
+    scores = np.zeros((len(players), len(players)))
+    order = list(players.values())
+    for first, second in itertools.combinations(range(len(order)), 2):
+        lanes = RunSeeds(seed).integer("evaluation", first * len(order) + second)
+        rules = {"seed": lanes, "deterministic": deterministic, "time_limit_s": limit_s}
+        won = play_match(order[first], order[second], env, games=games, **rules)
+        scores[first, second], scores[second, first] = won, games - won
+    played = games * (1 - np.eye(len(order)))
+    return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)
+
+
+def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
+    """Writes an mp4 or a gif.
+
+    Args:
+        path: of the file.
+        frames: uint8 [H, W, 3].
+        fps: frames per second.
+
+    Raises:
+        MissingExtraError: imageio is not installed.
+    """
+    imageio = import_extra("imageio.v3", "video", "writing a film")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    gif = path.suffix == ".gif"
+    options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
+    imageio.imwrite(path, np.stack(frames), **options)
+
+
+def film_episode(learner: Learner, policies: Mapping[str, Policy], path: Path) -> None:
+    """Films one episode of policies, without a screen.
+
+    Args:
+        learner: of the run.
+        policies: that act, by name.
+        path: of the film, .mp4 or .gif.
+
+    Raises:
+        ConfigError: the environment draws no pictures, or a package for them is missing.
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
+    scenes = list(learner.play(policies, episodes=1, seed=0, window=False))
+    frames = [scene.picture for scene in scenes if scene.picture is not None]
+    if not frames:
+        raise ConfigError(f"{learner.config.env.name} draws no pictures")
+    write_film(path, frames, scenes[0].fps)

@@ -1,0 +1,306 @@
+"""Learning curves in the logs of other libraries: Stable-Baselines3, CleanRL, RLlib and Tianshou, and plain tables."""
+
+import csv
+import json
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.analysis.curves import thinned_metrics
+from palaestra.core import CheckpointError, ConfigError, import_extra
+from palaestra.runs.records import read_evaluations
+from palaestra.runs.run_directory import RunDirectory
+
+__all__ = ["LoggedRun", "read_logs"]
+
+_METRICS = (  # evaluations first, then training
+    "eval/return_mean", "eval/mean_reward", "test/returns_stat/mean", "test/reward",
+    "evaluation/env_runners/episode_return_mean", "env_runners/episode_return_mean", "episode_return_mean",
+    "episode_reward_mean", "rollout/ep_rew_mean", "charts/episodic_return", "train/returns_stat/mean", "train/reward",
+    "return_mean",
+)  # fmt: skip
+_STEPS = (
+    "env_steps", "time/total_timesteps", "num_env_steps_sampled_lifetime",
+    "env_runners/num_env_steps_sampled_lifetime", "timesteps_total",
+)  # fmt: skip
+_LARGEST_BYTES = 2**28
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The learning curve of one run."""
+
+    path: Path
+    """The file that it was read from."""
+    metric: str
+    """What the scores are."""
+    points: np.ndarray
+    """[n, 2], (env steps, score), in the order of env steps."""
+    environment: str = ""
+    """As far as the log says."""
+    algorithm: str = ""
+    """Of a table; logs do not say."""
+
+    def score(self, until: float = math.inf) -> float:
+        """Mean score over the last tenth of its env steps.
+
+        Args:
+            until: env steps at which the run is taken to end.
+
+        Raises:
+            ConfigError: the run begins after them.
+        """
+        points = self.points[self.points[:, 0] <= until]
+        if not len(points):
+            raise ConfigError(
+                f"{self.path} begins at {self.points[0, 0]:,.0f} env steps, and another run of its environment ends at "
+                f"{until:,.0f}: they have no env steps in common"
+            )
+        return float(points[points[:, 0] >= 0.9 * points[-1, 0], 1].mean())
+
+
+def read_logs(path: str | Path) -> list[LoggedRun]:
+    """Every run in a file or below a folder; of a folder with several logs of one run, one is read.
+
+    Known are runs of this library, `evaluations.npz`, `progress.csv` and `*.monitor.csv` of Stable-Baselines3,
+    `result.json` and `progress.csv` of RLlib, TensorBoard events (CleanRL, Tianshou), and tables with the columns
+    algorithm, environment, seed, score and, if they are curves, step. Nothing in a log is executed.
+
+    Args:
+        path: a file or folder.
+
+    Raises:
+        CheckpointError: there is no log, or it is damaged; the message names file and line.
+        MissingExtraError: TensorBoard events need tensorboard.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _file(path)
+    found: list[LoggedRun] = []
+    folders = {file.parent for file in _files(path)}
+    for folder in sorted(folders):
+        found += _folder(folder)
+    if not found:
+        raise CheckpointError(f"there is no log in {path}; known are {', '.join(_READERS)}, and runs of palaestra")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for number, file in enumerate(folder.rglob("*")):
+        if number >= _MOST_FILES:
+            raise CheckpointError(f"{folder} has more than {_MOST_FILES} files; name the folders of the runs")
+        if file.name == "metrics.jsonl" or any(file.match(pattern) for pattern in _READERS):
+            found.append(file)
+    return found
+
+
+def _folder(folder: Path) -> list[LoggedRun]:
+    if (folder / "metrics.jsonl").is_file():
+        return [_own(folder)]
+    if folder.name == "tensorboard" and (folder.parent / "metrics.jsonl").is_file():
+        return []  # the same run again
+    for pattern in _READERS:
+        files = sorted(folder.glob(pattern))
+        if files and pattern == "*monitor.csv":
+            return [_monitor(files)]
+        if files and pattern == "events.out.tfevents.*":
+            return [_events(folder)]
+        if files:
+            return _with_environment(_file(files[0]), folder)
+    return []
+
+
+def _with_environment(runs: list[LoggedRun], folder: Path) -> list[LoggedRun]:
+    """What a monitor file beside the log says about the environment."""
+    monitors = sorted(folder.glob("*monitor.csv"))
+    env = _monitor(monitors).environment if monitors else ""
+    return [LoggedRun(r.path, r.metric, r.points, r.environment or env, r.algorithm) for r in runs]
+
+
+def _file(path: Path) -> list[LoggedRun]:
+    if path.match("*monitor.csv"):
+        return [_monitor([path])]
+    for pattern, reader in _READERS.items():
+        if path.match(pattern):
+            return [reader(path)]
+    if path.suffix == ".csv":
+        return _table(path)
+    raise CheckpointError(f"{path} is not a log that is known; known are {', '.join(_READERS)}, and tables as .csv")
+
+
+def _own(folder: Path) -> LoggedRun:
+    config = RunDirectory(folder).config
+    if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
+        points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
+        return LoggedRun(folder / "metrics.jsonl", "eval/return_mean", _ordered(points), config.env.name)
+    rows = thinned_metrics(folder, "eval/return_mean")
+    return _curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name)
+
+
+def _small(path: Path) -> Path:
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise CheckpointError(f"{path} has more than {_LARGEST_BYTES // 2**20} MiB; a log is smaller")
+    return path
+
+
+def _rows(path: Path, skip: int = 0) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and fields of each row."""
+    try:
+        with _small(path).open(newline="", encoding="utf-8-sig") as file:
+            for _ in range(skip):
+                file.readline()
+            reader = csv.DictReader(file)
+            for row in reader:
+                if None in row:
+                    raise CheckpointError(f"{path}, line {reader.line_num + skip}: more fields than columns")
+                yield reader.line_num + skip, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _number(path: Path, line: int, name: str, text: Any) -> float:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise CheckpointError(f"{path}, line {line}: {name} is {text!r}; it must be a finite number")
+    return value
+
+
+def _curve(path: Path, rows: list[tuple[int, Mapping[str, Any]]], environment: str = "") -> LoggedRun:
+    """The first metric that is known, against the first counter of env steps that stands in the same log."""
+    names = dict.fromkeys(name for _, row in rows for name in row)
+    step = next((name for name in _STEPS if name in names), "")
+    for metric in _METRICS if step else ():
+        points = [
+            (_number(path, line, step, row[step]), _number(path, line, metric, row[metric]))
+            for line, row in rows
+            if str(row.get(metric)).lower() not in ("none", "", "nan") and row.get(step) not in (None, "")
+        ]
+        if points:
+            return LoggedRun(path, metric, _ordered(points), environment)
+    raise CheckpointError(
+        f"{path} has no return that is known against env steps; it has {', '.join(names) or 'no row'}"
+    )
+
+
+def _ordered(points: Any) -> np.ndarray:
+    array = np.asarray(points, np.float64)
+    return array[np.argsort(array[:, 0], kind="stable")]
+
+
+def _progress(path: Path) -> LoggedRun:
+    return _curve(path, list(_rows(path)))
+
+
+def _result(path: Path) -> LoggedRun:
+    """RLlib: a JSON object a line."""
+    rows: list[tuple[int, Mapping[str, Any]]] = []
+    environment = ""
+    with _small(path).open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                environment = environment or str((record.get("config") or {}).get("env") or "")
+                rows.append((number, dict(_flat(record))))
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise CheckpointError(f"{path}, line {number}: not a JSON object: {error}") from error
+    return _curve(path, rows, environment)
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            if name != "config":
+                yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _monitor(paths: list[Path]) -> LoggedRun:
+    """Stable-Baselines3: an episode a line (r return, l length, t seconds), a file for each parallel environment."""
+    episodes: list[tuple[float, float, float]] = []
+    environment = ""
+    for path in paths:
+        with _small(path).open(encoding="utf-8", errors="replace") as file:
+            head = file.readline(2**16)
+        try:
+            environment = environment or str(json.loads(head.removeprefix("#")).get("env_id") or "")
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path}, line 1: it must be a JSON object behind #: {error}") from error
+        for line, row in _rows(path, skip=1):
+            time, length, value = (_number(path, line, name, row.get(name)) for name in "tlr")
+            episodes.append((time, length, value))
+    if not episodes:
+        raise CheckpointError(f"{paths[0]} has no episode yet")
+    table = np.asarray(sorted(episodes))
+    return LoggedRun(paths[0], "episode return", np.stack([table[:, 1].cumsum(), table[:, 2]], axis=1), environment)
+
+
+def _evaluations(path: Path) -> LoggedRun:
+    """Stable-Baselines3: timesteps [n], results [n, episodes]; pickled arrays are refused."""
+    try:
+        with zipfile.ZipFile(_small(path)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_BYTES:
+                raise ValueError("unpacked it is too large")
+        with np.load(path, allow_pickle=False) as arrays:
+            steps, results = (np.asarray(arrays[name], np.float64) for name in ("timesteps", "results"))
+        points = np.stack([steps, results.reshape(len(steps), -1).mean(axis=1)], axis=1)
+        if not len(points) or not np.isfinite(points).all():
+            raise ValueError("no evaluation, or one that is not finite")
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is not an evaluations.npz of plain numbers: {error}") from error
+    return LoggedRun(path, "eval/mean_reward", _ordered(points))
+
+
+def _events(path: Path) -> LoggedRun:
+    """TensorBoard: a file, or a folder with the files of one run."""
+    for file in [path] if path.is_file() else path.glob("events.out.tfevents.*"):
+        _small(file)
+    module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard", f"reading {path}")
+    events = module.EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    try:
+        events.Reload()
+        tags = events.Tags()["scalars"]
+        tag = next((name for name in _METRICS if name in tags), None)
+        points = [] if tag is None else [(event.step, event.value) for event in events.Scalars(tag)]
+    except Exception as error:  # the library raises what its parts raise
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    finite = [point for point in points if math.isfinite(point[1])]
+    if tag is None or not finite:
+        raise CheckpointError(f"{path} has no return that is known; its scalars: {', '.join(tags) or 'none'}")
+    folder = path.parent if path.is_file() else path
+    parts = folder.name.split("__")  # CleanRL: environment__file__seed__time
+    return LoggedRun(path, tag, _ordered(finite), parts[0] if len(parts) == 4 else "")
+
+
+def _table(path: Path) -> list[LoggedRun]:
+    needed = ("algorithm", "environment", "seed", "score")
+    runs: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for line, row in _rows(path):
+        if missing := [name for name in needed if row.get(name) is None]:
+            raise CheckpointError(f"{path}, line {line}: no {missing[0]}; columns are {', '.join(needed)} (and step)")
+        step = _number(path, line, "step", row.get("step") or 0)
+        point = (step, _number(path, line, "score", row["score"]))
+        runs.setdefault((row["algorithm"], row["environment"], row["seed"]), []).append(point)
+    if not runs:
+        raise CheckpointError(f"{path} has no row; columns are {', '.join(needed)} (and step)")
+    return [LoggedRun(path, "score", _ordered(p), env, name) for (name, env, _), p in runs.items()]
+
+
+_READERS = {
+    "evaluations.npz": _evaluations,
+    "result.json": _result,
+    "progress.csv": _progress,
+    "*monitor.csv": _monitor,
+    "events.out.tfevents.*": _events,
+}
+"""By name of the file, the most telling first."""

@@ -1,0 +1,345 @@
+"""`report.html`: everything about a run, or several, in one file that needs neither server nor network."""
+
+import base64
+import itertools
+import json
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.analysis.curves import (
+    Curve,
+    curves_of,
+    labels_of,
+    one_run,
+    thinned_metrics,
+)
+from palaestra.analysis.diagnosis import logged_symptoms
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.runs.records import is_number, read_evaluations, read_faults
+from palaestra.runs.run_directory import RunDirectory
+from palaestra.training import Histogram
+from palaestra.training.console import PARTS
+
+__all__ = ["write_report"]
+
+_log = logging.getLogger(__name__)
+# Health metrics of which something is said unless they lie between these values.
+_HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
+_TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
+_LARGEST_VIDEO_BYTES = 8_000_000
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85rem}
+table{border-collapse:collapse;font-size:.9rem;display:block;overflow-x:auto}
+td,th{padding:.2rem .8rem .2rem 0;text-align:right}
+td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb}
+svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
+svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}h3{font-size:.8rem;margin:1rem 0 .3rem}
+.bar,.histogram,.ends{display:flex;max-width:45rem}.bar{height:18px}.histogram{height:7rem;align-items:flex-end}
+.histogram,.ends{width:20rem}.histogram div{flex:1;margin-right:1px;background:#2563eb}
+.ends{justify-content:space-between;font-size:.75rem}
+.strip{display:grid;grid-template-columns:repeat(auto-fill,minmax(17rem,1fr));gap:.6rem}.warn{color:#b91c1c;font-weight:600;font-size:.8rem;line-height:1.2}pre{background:#f3f4f6;padding:.8rem;
+overflow-x:auto}video{max-width:100%}summary{cursor:pointer}
+"""
+
+
+def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
+    """Writes one HTML file: curve, evaluations, health, time, films, faults, configuration and origin.
+
+    Args:
+        runs: run directories; several are drawn as curves with intervals over seeds.
+        path: of the file.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: there are no runs.
+    """
+    directories = [RunDirectory(run) for run in runs]
+    if not directories:
+        raise CheckpointError("a report needs at least one run")
+    labels = dict.fromkeys(labels_of([run.config for run in directories]))
+    title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
+    parts = [f"<h1>{escape(title)}</h1>", _summary(directories), *_curves(directories)]
+    for run in directories:
+        one = [
+            *_evaluation(run),
+            *_findings(run),
+            *_health(run),
+            *_time(run),
+            *_videos(run),
+            *_faults(run),
+            *_origin(run),
+        ]
+        if len(directories) > 1:
+            one = [f"<details><summary>{escape(run.path.name)}</summary>", *one, "</details>"]
+        parts += one
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    path.write_text(f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n', encoding="utf-8")
+    return path
+
+
+def _summary(runs: Sequence[RunDirectory]) -> str:
+    rows = []
+    for run in runs:
+        info, evaluations = run.info, read_evaluations(run.path)
+        last = evaluations[-1][1] if evaluations else None
+        best, train_s = run.kept_return, info.get("train_s")
+        rows.append(
+            [
+                escape(run.path.name),
+                escape(run.status),
+                str(run.config.run.seed),
+                f"{run.steps_done:,}",
+                "–" if train_s is None else f"{train_s:.1f} s",
+                _mean(last),
+                "–" if best is None else f"{best:.1f}",
+            ]
+        )
+    return _table(["run", "status", "seed", "env steps", "training", "last evaluation", "best evaluation"], rows)
+
+
+def _mean(evaluation: dict[str, Any] | None) -> str:
+    if evaluation is None:
+        return "–"
+    (low, high), episodes = evaluation["return_ci95"], evaluation["episodes"]
+    half = "" if episodes == 1 else f" ± {(high - low) / 2:.1f}"
+    return f"{evaluation['return_mean']:.1f}{half} ({episodes} episode{'s' * (episodes != 1)})"
+
+
+def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
+    titles = {
+        "return_mean": "return of training episodes (they explore)",
+        "eval/return_mean": "return of evaluations",
+    }
+    for metric, title in titles.items():
+        try:
+            yield line_chart(curves_of(runs, metric=metric), title=title)
+        except (CheckpointError, ConfigError):  # none has been logged
+            yield f"<p>There is no {title} yet.</p>"
+
+
+def _evaluation(run: RunDirectory) -> Iterable[str]:
+    evaluations = read_evaluations(run.path)
+    if not evaluations:
+        return
+    rows = [[f"{step:,}", _mean(record), f"{record['length_mean']:.1f}"] for step, record in evaluations]
+    yield "<h2>Evaluations</h2>"
+    yield _table(["env steps", "return, 95% interval of the mean", "length"], rows)
+    yield histogram(evaluations[-1][1]["returns"], title="returns of the last evaluation")
+
+
+def _findings(run: RunDirectory) -> Iterable[str]:
+    """What the log says against learning; `palaestra diagnose` says more, for it lets the policy play."""
+    rows = [
+        [escape(part) for part in (one.name, one.evidence, one.threshold, one.advice)] for one in logged_symptoms(run)
+    ]
+    if rows:
+        yield "<h2>Findings</h2>" + _table(["", "found", "threshold", "try"], rows)
+
+
+def _health(run: RunDirectory) -> Iterable[str]:
+    rows = [row for row in thinned_metrics(run.path) if is_number(row.get("env_steps"))]
+    names = sorted({name for row in rows for name in row if name.startswith("learning/")})
+    charts = []
+    for name in names:
+        points = np.array([(row["env_steps"], row[name]) for row in rows if is_number(row.get(name))], np.float64)
+        if len(points) < 2:
+            continue
+        label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
+        last = points[-1, 1]
+        outside = limits and not limits[0] <= last <= limits[1]
+        chart = line_chart([one_run(points)], title=label, size=(300, 150))
+        note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
+        charts.append(f"<div>{chart}{note}</div>")
+    if charts:
+        yield f'<h2>Learning</h2><div class="strip">{"".join(charts)}</div>'
+
+
+def _time(run: RunDirectory) -> Iterable[str]:
+    rows = [row for row in thinned_metrics(run.path) if all(is_number(row.get(name)) for name in _TIMES)]
+    if not rows:
+        return
+    shares = {part: rows[-1][f"time/{part}"] for part in PARTS if is_number(rows[-1].get(f"time/{part}"))}
+    yield "<h2>Time</h2>"
+    if shares:
+        total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training
+        yield bar(shares, title=f"where it went, of {total_s:.1f} s")
+    points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
+    yield line_chart([one_run(points)], title="env steps per second, from the start", size=(720, 160))
+
+
+def _videos(run: RunDirectory) -> Iterable[str]:
+    films = sorted((run.path / "videos").glob("*.mp4")) + sorted((run.path / "videos").glob("*.gif"))
+    for film in [film for film in films if not film.is_symlink()][:4]:  # a link may lead to any file of the reader
+        if film.stat().st_size > _LARGEST_VIDEO_BYTES:
+            yield f"<p>{escape(film.name)} is too large for this page: {escape(str(film))}</p>"
+            continue
+        data = base64.b64encode(film.read_bytes()).decode()
+        if film.suffix == ".mp4":
+            yield f'<h2>{escape(film.name)}</h2><video controls loop src="data:video/mp4;base64,{data}"></video>'
+        else:
+            yield f'<h2>{escape(film.name)}</h2><img alt="" src="data:image/gif;base64,{data}">'
+
+
+def _faults(run: RunDirectory) -> Iterable[str]:
+    try:
+        faults = read_faults(run.path)
+    except CheckpointError as error:
+        yield f'<p class="warn">{escape(str(error))}</p>'
+        return
+    if faults:
+        rows = [[escape(f.kind), "–" if f.env_steps is None else f"{f.env_steps:,}", escape(f.action)] for f in faults]
+        yield "<h2>Faults</h2>" + _table(["what", "env steps", "the run"], rows)
+        yield "".join(f"<pre>{escape(fault.message)}</pre>" for fault in faults[-5:])
+
+
+def _origin(run: RunDirectory) -> Iterable[str]:
+    keys = [
+        *("command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error"),
+        "not_logged",
+    ]
+    info = {key: value for key, value in run.info.items() if key in keys and value}
+    config = escape((run.path / "config.yaml").read_text())
+    yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
+    origin = escape(json.dumps(info, indent=2))
+    yield f"<h2>Origin</h2><details><summary>run.json</summary><pre>{origin}</pre></details>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+_COLORS = ("#2563eb", "#d97706", "#9333ea", "#059669", "#dc2626", "#0891b2")
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers between two others: steps of 1, 2 or 5 times a power of ten.
+
+    Args:
+        low: the least.
+        high: the largest.
+        most: how many numbers there may be.
+
+    Examples:
+        >>> round_ticks(0, 100_030, 5), round_ticks(-0.013, 0.021, 5)
+        ([0.0, 50000.0, 100000.0], [-0.01, 0.0, 0.01, 0.02])
+    """
+    smallest = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(smallest))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= smallest)
+    return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _short(number: float) -> str:
+    """A tick: 25k, 1.5M, 0.002."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 10 * size or (abs(number) >= size and size > 1e3):
+            return f"{number / size:.4g}{letter}"
+    return f"{number:.4g}"
+
+
+def run_html(run: RunDirectory) -> str:
+    """What a notebook shows of a run: a row of facts and the curve of its evaluations.
+
+    Args:
+        run: its directory.
+    """
+    try:
+        chart = line_chart(curves_of([run], metric="eval/return_mean"), title="return of evaluations", size=(560, 220))
+    except (CheckpointError, ConfigError):  # none has been logged
+        chart = ""
+    return f"<div>{_summary([run])}{chart}<div><code>{escape(str(run.path))}</code></div></div>"
+
+
+def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (720, 300)) -> str:
+    """Curves over env steps, with their intervals, as SVG.
+
+    Args:
+        curves: to draw.
+        title: above the picture.
+        size: width and height in pixels.
+    """
+    width, height = size
+    left, right, top, bottom = 56, width - 12, 26, height - 34
+    x_max = max(float(curve.x[-1]) for curve in curves) or 1.0
+    low = min(float(np.nanmin(curve.low)) for curve in curves)
+    high = max(float(np.nanmax(curve.high)) for curve in curves)
+    if not high - low > 1e-12 * abs(high):  # less than ticks could tell apart
+        half = 0.5 * max(1.0, abs(high))
+        low, high = low - half, high + half
+
+    def across(x: Any) -> Any:
+        return left + x / x_max * (right - left)
+
+    def down(y: Any) -> Any:
+        return top + (high - y) / (high - low) * (bottom - top)
+
+    def points(x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across(x), down(y), strict=True))
+
+    parts = [f'<text x="{left}" y="15" class="title">{escape(title)}</text>']
+    for tick in round_ticks(low, high, max(3, height // 60)):
+        y = f"{down(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{_short(tick)}</text>')
+    for tick in round_ticks(0.0, x_max, max(3, width // 140)):
+        anchor = "end" if across(tick) > right - 12 else "middle"
+        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{_short(tick)}</text>')
+    for number, curve in enumerate(curves):
+        color = _COLORS[number % len(_COLORS)]
+        if (curve.num_runs > 1).any():
+            area = f"{points(curve.x, curve.high)} {points(curve.x[::-1], curve.low[::-1])}"
+            parts.append(f'<polygon points="{area}" fill="{color}" opacity="0.18"/>')
+        line = points(curve.x, curve.value)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.6"/>')
+        if len(curves) > 1:
+            y = top + 14 + 15 * number
+            parts.append(f'<text x="{left + 10}" y="{y}" fill="{color}">— {escape(curve.label)}</text>')
+    parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">env steps</text>')
+    label = escape(title)
+    head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">'
+    return f"{head}{''.join(parts)}</svg>"
+
+
+def histogram(values: Sequence[float], *, title: str) -> str:
+    """How values are spread.
+
+    Args:
+        values: at least one.
+        title: above the picture.
+    """
+    found = Histogram.of(values, bins=min(20, max(5, len(values) // 3)))
+    counts, edges = found.counts, found.edges
+    columns = "".join(
+        f'<div style="height:{count / max(counts):.1%}" title="{low:.4g} to {high:.4g}: {count}"></div>'
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
+    )
+    ends = f"<div>{edges[0]:.4g}</div><div>{edges[-1]:.4g}</div>"
+    return f'<h3>{escape(title)}</h3><div class="histogram">{columns}</div><div class="ends">{ends}</div>'
+
+
+def bar(shares: dict[str, float], *, title: str) -> str:
+    """Parts of a whole as one bar.
+
+    Args:
+        shares: by name, together about 1.
+        title: above the picture.
+    """
+    boxes = names = ""
+    for (name, share), color in zip(shares.items(), itertools.cycle(_COLORS), strict=False):
+        said = f"{escape(name)} {share:.0%}"
+        boxes += f'<div style="width:{max(0.0, share):.1%};background:{color}" title="{said}"></div>'
+        names += f'<div style="color:{color}">■ {said}</div>'
+    return f'<h3>{escape(title)}</h3><div class="bar">{boxes}</div><div class="strip">{names}</div>'

@@ -1,0 +1,207 @@
+"""What a search tries: ranges of settings, found from the bounds and the values of the algorithm's fields."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from annotated_types import Ge, Gt, Interval
+
+from palaestra.config.config import ExperimentConfig, Setting, config_from_mapping, settings_of
+from palaestra.config.values import members_of
+from palaestra.core import ConfigError, Linear
+
+__all__ = ["Dimension", "search_space"]
+
+_NOT_SEARCHED = {"capacity", "mini_batch_length", "burn_in", "num_critics", "rho_clip", "trace_clip"}
+"""Sizes that decide about memory, or that are for networks with memory alone, and bounds of which one may not be above
+the other; a path in `space` searches them."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One number that is searched."""
+
+    path: str
+    """The setting; `.start`, `.end` or `.fraction` after it is that number of a linear schedule."""
+    scale: Literal["linear", "log", "log_below_one", "power_of_two"]
+    """How it is drawn; `log_below_one` draws 1 - x on a log scale, as discounts need it."""
+    low: float
+    """Lowest value."""
+    high: float
+    """Highest value."""
+
+    def __str__(self) -> str:
+        return f"{self.path:<34} {self.low:<10.6g} to {self.high:<10.6g} {self.scale.replace('_', ' ')}"
+
+    def suggest(self, trial: Any) -> float:
+        """The trial's value.
+
+        Args:
+            trial: of Optuna.
+        """
+        if self.scale == "power_of_two":
+            low, high = math.ceil(math.log2(self.low)), math.floor(math.log2(self.high))
+            return 2 ** int(trial.suggest_int(self.path, low, high))
+        if self.scale == "log_below_one":
+            return 1 - float(trial.suggest_float(self.path, 1 - self.high, 1 - self.low, log=True))
+        return float(trial.suggest_float(self.path, self.low, self.high, log=self.scale == "log"))
+
+    def stored(self, value: float) -> float:
+        """What Optuna keeps for a value, or for the nearest that can be drawn.
+
+        Args:
+            value: of the setting.
+        """
+        value = min(max(value, self.low), self.high)
+        if self.scale == "power_of_two":
+            return min(max(round(math.log2(value)), math.ceil(math.log2(self.low))), math.floor(math.log2(self.high)))
+        return 1 - value if self.scale == "log_below_one" else value
+
+    def between(self, low: float, high: float) -> Self:
+        """The same setting in another range.
+
+        Args:
+            low: lowest value.
+            high: highest value.
+
+        Raises:
+            ConfigError: there is no range, or the scale cannot have it.
+        """
+        least = {"linear": -math.inf, "log_below_one": 0, "log": math.ulp(0), "power_of_two": 1}[self.scale]
+        most = 1 - 1e-9 if self.scale == "log_below_one" else math.inf
+        if not (least <= low < high <= most and high < math.inf and low > -math.inf):
+            raise ConfigError(
+                f"the space of {self.path} is {low} to {high}; give a lower and a higher number that fit its scale, "
+                f"{self.scale.replace('_', ' ')}, such as {self.low:g} {self.high:g}"
+            )
+        changed = dataclasses.replace(self, low=low, high=high)
+        if self.scale == "power_of_two" and math.ceil(math.log2(low)) > math.floor(math.log2(high)):
+            raise ConfigError(f"the space of {self.path} is {low} to {high}, which holds no power of two")
+        return changed
+
+
+def search_space(
+    config: ExperimentConfig, changes: Mapping[str, Sequence[float] | None] | None = None
+) -> tuple[Dimension, ...]:
+    """The numbers of the algorithm that a search tries, around the values they have.
+
+    Rates and coefficients are searched from a tenth to ten times their value, and sizes from a quarter to four times
+    theirs by powers of two. Shares and discounts of at least 0.5 are searched by 1 - x, from a tenth to ten times it;
+    of linear schedules, the ends and the fraction. Switches, networks, `capacity`, `num_critics`, lengths of sequences,
+    V-trace's bounds and what is 0 or left out are not searched.
+
+    Args:
+        config: whose algorithm is looked at.
+        changes: by path: (lowest, highest) instead of a range or of a setting that is not searched by default;
+            `None` does not search it.
+
+    Raises:
+        ConfigError: a path is no number of the configuration, or a range is none.
+
+    Examples:
+        >>> [str(one).split()[0] for one in search_space(ExperimentConfig())][:2]
+        ['algorithm.learning_rate', 'algorithm.unroll_length']
+    """
+    settings = {one.path: one for one in settings_of(ExperimentConfig, vars(config))}
+    possible = {one.path: one for setting in settings.values() for one in _dimensions(setting, config)}
+    unused = [] if getattr(config.algorithm, "prioritized", True) else ["priority_alpha", "priority_beta"]
+    chosen = {
+        path: one
+        for path, one in possible.items()
+        if path.startswith("algorithm.") and _is_default(path.removeprefix("algorithm."), unused)
+    }
+    for path, ends in (changes or {}).items():
+        path = path.replace("-", "_")
+        if path not in possible:
+            raise ConfigError(f"space.{path} is no number that can be searched; there are: {', '.join(possible)}")
+        if ends is None:
+            chosen.pop(path, None)
+        elif len(ends) != 2:
+            raise ConfigError(f"space.{path} is {list(ends)}; give the lowest and the highest value, or none")
+        else:
+            chosen[path] = possible[path].between(*ends)
+    if not chosen:
+        raise ConfigError("nothing is searched; give a path with its lowest and highest value")
+    return tuple(chosen.values())
+
+
+def first_values(config: ExperimentConfig, space: Sequence[Dimension]) -> dict[str, float]:
+    """The values of a configuration.
+
+    Args:
+        config: that the search begins from.
+        space: what it tries.
+    """
+    known = {one.path: one.value for one in settings_of(ExperimentConfig, vars(config))}
+    found: dict[str, float] = {}
+    for one in space:
+        group, _, part = one.path.rpartition(".")
+        schedule = known.get(group)
+        found[one.path] = getattr(schedule, part) if isinstance(schedule, Linear) else known[one.path]
+    return found
+
+
+def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> ExperimentConfig:
+    """The configuration with what a trial has drawn.
+
+    Args:
+        config: everything else.
+        values: by path, as in `Dimension`.
+    """
+    settings: dict[str, Any] = {}
+    known = {one.path: one for one in settings_of(ExperimentConfig, vars(config))}
+    for path, value in values.items():
+        group, _, part = path.rpartition(".")
+        schedule = settings.get(group, known[group].value if group in known else None)
+        if isinstance(schedule, Linear):
+            settings[group] = dataclasses.replace(schedule, **{part: value})
+        else:
+            settings[path] = value
+    return config_from_mapping(ExperimentConfig, settings, base=config)
+
+
+def _is_default(name: str, unused: Sequence[str]) -> bool:
+    """Whether a setting of the algorithm is searched unasked: its own, no group's, and used."""
+    field, _, part = name.partition(".")
+    return field not in _NOT_SEARCHED and field not in unused and part in ("", "end", "fraction", "start")
+
+
+def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
+    """What of a setting can be searched, around its value."""
+    value, path = setting.value, setting.path
+    if setting.is_group or path.startswith(("run.", "trainer.", "distributed.")):
+        return []
+    if isinstance(value, Linear):
+        parts = [_around(f"{path}.{part}", getattr(value, part), 1.0) for part in ("start", "end")]
+        moving = [one for one in parts if one is not None and value.start != value.end]
+        return [one for one in moving if one.high > one.low] + [Dimension(f"{path}.fraction", "linear", 0.05, 1.0)]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return []
+    whole = int in members_of(setting.hint) or (isinstance(value, int) and float not in members_of(setting.hint))
+    if whole or path.endswith("unroll_length"):
+        most = max(2, config.trainer.total_env_steps // 4)
+        exponent = round(math.log2(value))
+        low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(most)))
+        return [Dimension(path, "power_of_two", 2**low, 2**high)] if low < high else []
+    bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Ge | Gt | Interval)]
+    top = min([1.0 for entry in bounds if isinstance(entry, Interval)], default=math.inf)
+    found = _around(path, float(value), top) if bounds or path.startswith("algorithm.") else None
+    return [] if found is None else [found]
+
+
+def _around(path: str, value: float, top: float) -> Dimension | None:
+    """A range around a value that is above 0 and at most `top`; `None` where it has none."""
+    if not 0 < value <= top or value == top:
+        return None
+    if top == 1 and value >= 0.5:
+        return Dimension(path, "log_below_one", 1 - min(0.5, 10 * (1 - value)), 1 - (1 - value) / 10)
+    return Dimension(path, "log", value / 10, min(top, value * 10))
+
+
+def _metadata(hint: Any) -> list[Any]:
+    """What annotates a type, or a member of a union."""
+    own = list(getattr(hint, "__metadata__", ()))
+    return own + [entry for member in typing.get_args(hint) if member is not hint for entry in _metadata(member)]

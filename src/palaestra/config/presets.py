@@ -1,0 +1,152 @@
+"""Tuned settings for pairs of algorithm and environment: the files of `tuned/`, one for each family of environments.
+
+A file has, for each algorithm, environments and the settings that differ from the defaults. Environments with the same
+settings share an entry, and a name may be a pattern for a whole family, such as `ALE/*`.
+"""
+
+import difflib
+import functools
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from palaestra.algorithms import ALGORITHMS
+from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
+from palaestra.core import ConfigError
+from palaestra.core.importing import name_to_find
+
+__all__ = ["PRESETS", "load_config", "preset"]
+
+_FOLDER = Path(__file__).parent / "tuned"
+_NUM_ENVS = {
+    **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
+    "evolution_strategies": 32,
+}
+
+
+def algorithm_name(kind: Any) -> str:
+    """The name of an algorithm or a robot.
+
+    Args:
+        kind: a name, or a class that has one.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if isinstance(kind, str):
+        return kind
+    name = next((name for name, known in ALGORITHMS.items() if known is kind), None) or name_to_find(kind)
+    if name is None:
+        raise ConfigError(f"{kind!r} has no name by which a run would find it again; define it at the top of a module")
+    return name
+
+
+@functools.cache
+def tuned() -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Settings of all files by (algorithm, environment or pattern); they are checked when one is asked for."""
+    return {
+        (algorithm, env): settings
+        for path in sorted(_FOLDER.glob("*.yaml"))
+        for algorithm, entries in read_config(path).items()
+        for envs, settings in entries.items()
+        for env in envs.split(", ")
+    }
+
+
+class _Presets(Mapping[tuple[str, str], ExperimentConfig]):
+    """Makes a configuration when it is asked for."""
+
+    def __getitem__(self, key: tuple[str, str]) -> ExperimentConfig:
+        if "*" in key[1]:
+            raise KeyError(key)
+        return _config(*key, tuned()[key])
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return (key for key in tuned() if "*" not in key[1])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+PRESETS: Mapping[tuple[str, str], ExperimentConfig] = _Presets()
+"""Settings by (algorithm, environment), of the environments that have their own; read when first asked for."""
+
+
+def _config(algorithm: str, env_name: str, settings: Mapping[str, Any]) -> ExperimentConfig:
+    env = {**settings.get("env", {}), "name": env_name}
+    return config_from_mapping(ExperimentConfig, {**settings, "algorithm_name": algorithm, "env": env})
+
+
+OTHER_NAMES = {"tqc": "quantile_sac"}
+
+
+def preset(algorithm: str, env_name: str) -> ExperimentConfig:
+    """Settings for an algorithm in an environment: its own, else its family's, else the algorithm's defaults.
+
+    Args:
+        algorithm: its name, for example `"ppo"`; of quantile SAC the one in its paper, `"tqc"`, too.
+        env_name: as `EnvConfig.name`.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+
+    Examples:
+        >>> preset("ppo", "CartPole-v1").algorithm.gamma
+        0.98
+    """
+    algorithm = OTHER_NAMES.get(algorithm, algorithm)
+    algorithm_class(algorithm)
+    known = _known(algorithm, env_name)
+    defaults = {"env": {"num_envs": _NUM_ENVS.get(algorithm, 1)}}
+    return _config(algorithm, env_name, defaults if known is None else tuned()[algorithm, known])
+
+
+def _known(algorithm: str, env_name: str) -> str | None:
+    """The environment, or the pattern of a family, that there are settings for."""
+    names = [env for name, env in tuned() if name == algorithm]
+    return env_name if env_name in names else next((env for env in names if fnmatchcase(env_name, env)), None)
+
+
+def preset_line(config: ExperimentConfig) -> str:
+    """Says what the settings of a run began with.
+
+    Args:
+        config: that it has now.
+
+    Examples:
+        >>> preset_line(preset("ppo", "CartPole-v1")), preset_line(preset("ppo", "CartPole-v0"))
+        ('settings    preset of ppo for CartPole-v1', 'settings    defaults of ppo; it has a preset for CartPole-v1')
+    """
+    algorithm, env = config.algorithm_name, config.env.name
+    if known := _known(algorithm, env):
+        return f"settings    preset of {algorithm} for {known}"
+    close = difflib.get_close_matches(env, [env for name, env in tuned() if name == algorithm], n=1, cutoff=0.8)
+    return f"settings    defaults of {algorithm}" + (f"; it has a preset for {close[0]}" if close else "")
+
+
+def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
+    """Reads a configuration file.
+
+    Args:
+        path: a YAML file.
+        base: where settings that it leaves out come from; by default the preset of the algorithm and the environment
+            that it names.
+
+    Raises:
+        ConfigError: it cannot be read, holds mistakes, or does not name both.
+    """
+    data = read_config(path)
+    if base is None:
+        env = data.get("env")
+        algorithm, env_name = data.get("algorithm_name"), env.get("name") if isinstance(env, Mapping) else None
+        if algorithm:
+            algorithm_class(str(algorithm))  # whatever else is missing, this says what was misspelt
+        missing = [name for name, value in (("algorithm_name", algorithm), ("env.name", env_name)) if not value]
+        if missing:
+            raise ConfigError(
+                f"the configuration {path} does not say {' and '.join(missing)}; write it there, or name the algorithm "
+                f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
+            )
+        base = preset(str(algorithm), str(env_name))
+    return config_from_mapping(ExperimentConfig, data, base=base)

@@ -1,0 +1,3 @@
+"""Checks an environment against the contract."""
+
+from palaestra.envs.check.check import *

@@ -1,0 +1,301 @@
+"""The rules of `check`. What is most often wrong, and hardest to notice, is how episodes end."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from palaestra.core import PalaestraError, SpecTree, TimeStep, check_time_step, spec_leaves, tree_leaves
+from palaestra.core.spec import ACTION_MASK
+from palaestra.envs.contract.environment import SingleEnvironment
+from palaestra.envs.contract.nest import flatten, leaf_dtypes
+from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
+from palaestra.envs.wrappers.episode_ends import TimeLimit
+
+__all__ = ["SHORT", "Finding", "end_rules", "equal", "gym_rules", "stream_rules"]
+
+SHORT = 3
+"""Steps of the episode that a time limit cuts off."""
+_REPORTED = "TimeLimit.truncated"
+
+Stream = Sequence[TimeStep]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule, and whether the environment keeps it."""
+
+    rule: str
+    """The rule, as a sentence."""
+    got: str = ""
+    """What was seen that breaks the rule; empty where it holds."""
+    expected: str = ""
+    """What should have been seen."""
+    fix: str = ""
+    """What to change."""
+    level: Literal["error", "warning"] = "error"
+    """An error makes training wrong or impossible; a warning may be meant."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the rule holds."""
+        return not self.got
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok       {self.rule}"
+        details = {"expected": self.expected, "got": self.got, "fix": self.fix}
+        lines = [f"           {name:8}: {text}" for name, text in details.items() if text]
+        return "\n".join([f"{self.level:8} {self.rule}", *lines])
+
+
+def equal(one: TimeStep, two: TimeStep) -> bool:
+    """Whether step type, reward, discount and observation are the same, bit for bit.
+
+    Args:
+        one: a time step.
+        two: another.
+    """
+    pairs = zip(tree_leaves(one[:4]), tree_leaves(two[:4]), strict=True)
+    return all(np.array_equal(left, right, equal_nan=True) for left, right in pairs)
+
+
+def _parting(one: Stream, two: Stream) -> int | None:
+    """The number of the first time step that differs."""
+    return next((number for number, pair in enumerate(zip(one, two, strict=True)) if not equal(*pair)), None)
+
+
+def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
+    """What only a Gymnasium environment promises.
+
+    Args:
+        gym_env: with its Gymnasium wrappers.
+        seed: of environment and actions.
+    """
+    rule, pair = "reset(seed=...) returns (observation, info)", "a pair of an observation and a dict"
+    signature = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
+    try:
+        result: Any = gym_env.reset(seed=seed)
+        wrong = _unlike(result, 2)
+    except TypeError as error:
+        result, wrong = None, f"TypeError: {error}"
+    yield Finding(rule, wrong, pair, signature)
+    if wrong:
+        return
+    gym_env.action_space.seed(seed)
+    result = gym_env.step(sample_allowed(gym_env.action_space, result[0]))
+    wrong = _unlike(result, 5)
+    yield Finding(
+        "step returns (observation, reward, terminated, truncated, info)",
+        wrong,
+        "five values, the last of them a dict",
+        "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)",
+    )
+    if wrong:
+        return
+    kinds = [type(flag).__name__ for flag in result[2:4] if not isinstance(flag, bool | np.bool_)]
+    shape = np.shape(result[1])
+    odd = f"shape {shape}" if shape == (1,) else ""
+    fix = "return float(reward); this library takes the number out, other libraries may not"
+    yield Finding("A reward is a number", odd, "a float", fix, "warning")
+    rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
+    yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
+    yield Finding(
+        "Observations are not overwritten by later steps",
+        "an array returned earlier has changed since" if _overwrites(gym_env, seed) else "",
+        "a new array from every step",
+        "return a copy; this library copies what it gets, but wrappers and other libraries may not",
+        "warning",
+    )
+    spec = spec_from_space(gym_env.observation_space)
+    dtypes = zip((np.asarray(leaf).dtype for leaf in flatten(result[0], spec)), leaf_dtypes(spec), strict=True)
+    odd = next((f"{given}, the space says {dtype}" for given, dtype in dtypes if given != dtype), "")
+    fix = "np.asarray(observation, dtype); this library casts it at every step, other libraries may not"
+    yield Finding("Observations have the dtype of their space", odd, "equal dtypes", fix, "warning")
+
+
+def _unlike(result: Any, count: int) -> str:
+    """What is there instead of so many values, the last of them a dict."""
+    if not isinstance(result, tuple):
+        return f"a {type(result).__name__}"
+    if len(result) == count and isinstance(result[-1], dict):
+        return ""
+    return f"{len(result)} values: {', '.join(type(value).__name__ for value in result)}"
+
+
+def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    observation, _ = gym_env.reset(seed=seed)
+    for _ in range(5):
+        seen += [(leaf, leaf.copy()) for leaf in tree_leaves(observation) if isinstance(leaf, np.ndarray)]
+        observation, _, terminated, truncated, _ = gym_env.step(sample_allowed(gym_env.action_space, observation))
+        if terminated or truncated:
+            break
+    return not all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)
+
+
+def stream_rules(env: SingleEnvironment, stream: Stream, again: Stream, different: Stream) -> Iterator[Finding]:
+    """What every time step has to be, and what follows from the seed.
+
+    Args:
+        env: that was played.
+        stream: what it emitted.
+        again: with the same seed and actions.
+        different: with others.
+    """
+    yield Finding(
+        "discount is 0 or 1, and 0 only with LAST",
+        next(_unpaired(stream), ""),
+        "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)",
+        "a layer changed step_type or discount: use core.termination, truncation or transition",
+    )
+    jumps = (
+        f"step type {int(after.step_type)} after {int(before.step_type)}, at step {number}"
+        for number, (before, after) in enumerate(itertools.pairwise(stream), start=1)
+        if (before.step_type == 2) != (after.step_type == 0)
+    )
+    yield Finding(
+        "An episode is FIRST, MID, ..., LAST, and the step after LAST ignores its action and is FIRST",
+        next(jumps, ""),
+        "FIRST after LAST, else MID or LAST",
+        "let begin_episode return FIRST",
+    )
+    earned = (
+        f"reward {step.reward}, prev_action {step.prev_action}"
+        for step in stream
+        if step.step_type == 0 and any(np.any(leaf) for leaf in tree_leaves((step.reward, step.prev_action)))
+    )
+    rule, fix = "A FIRST step has reward 0 and the previous action zeros", "do not give a reward in begin_episode"
+    yield Finding(rule, next(earned, ""), "reward 0, prev_action zeros", fix)
+    fix = "correct the observation space, or the observation (np.asarray(..., dtype), np.clip)"
+    misfits = _misfits((step.observation for step in stream), env.observation_spec)
+    yield Finding("Observations fit their spec and are finite", next(misfits, ""), "what the spec says", fix)
+    misfits = _misfits((np.asarray(step.reward, np.float32) for step in stream), env.reward_spec)
+    yield Finding(
+        "Rewards fit their spec and are finite", next(misfits, ""), "what the spec says", "return one finite float"
+    )
+    where = _parting(stream, again)
+    yield Finding(
+        "The same seed and actions give the same stream",
+        "" if where is None else f"they differ from time step {where} on",
+        "two equal streams from two instances",
+        "draw every random number from self.np_random, which super().reset(seed=seed) seeds; "
+        "keep no state across episodes. Else a resumed run is not the run that was interrupted",
+    )
+    yield Finding(
+        "Another seed gives another stream",
+        "two equal ones, with different actions as well" if _parting(stream, different) is None else "",
+        "two different streams",
+        "nothing, if the task is the same every time; else use self.np_random in reset",
+        "warning",
+    )
+
+
+def _unpaired(stream: Stream) -> Iterator[str]:
+    for time_step in stream:
+        try:
+            check_time_step(time_step)
+        except PalaestraError as error:
+            yield str(error)
+
+
+def _misfits(values: Iterable[Any], spec: SpecTree) -> Iterator[str]:
+    leaves = spec_leaves(spec)
+    for number, value in enumerate(values):
+        for (path, leaf_spec), leaf in zip(leaves.items(), flatten(value, spec), strict=True):
+            if wrong := leaf_spec.problem(leaf):
+                yield f"{wrong}{f' at {path!r}' if path else ''}, in time step {number}"
+
+
+def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator[Finding]:
+    """Whether episodes end, whether what looks like an end is a time limit, and whether there is something to do.
+
+    Args:
+        env: that was played.
+        stream: of one or several runs.
+        short: one episode under a time limit of `SHORT`.
+    """
+    lasts = list(_lasts(stream))
+    terminated = [length for length, step in lasts if step.discount == 0]
+    truncated = [length for length, step in lasts if step.discount != 0]
+    infos = [step.env_info for _, step in lasts if step.discount == 0 and isinstance(step.env_info, dict)]
+    reported = sum(bool(info.get(_REPORTED)) for info in infos)
+    yield Finding(
+        "Episodes end, or there is a time limit",
+        "" if terminated or truncated or _has_limit(env) else f"none in {len(stream)} time steps",
+        "an episode that ends",
+        "register the environment with max_episode_steps, or set env.max_episode_steps in the config",
+        "warning",
+    )
+    limit, count = _heap(terminated)
+    hidden = limit > 1 and all(cut > limit for cut in truncated)
+    yield Finding(
+        "A time limit is reported as truncated, not as terminated",
+        f"{count} of {len(terminated)} episodes terminated at step {limit} exactly, and none later" if hidden else "",
+        "episodes that terminate at different steps, or truncated=True at a limit",
+        f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
+        f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well",
+        "warning",
+    )
+    yield Finding(
+        "An end that info calls a time limit is truncated",
+        f"discount 0 at {reported} such ends" if reported else "",
+        f"discount 1 where info[{_REPORTED!r}] is true",
+        "return terminated=False, truncated=True there: the old `done` meant both",
+    )
+    masked = [step for step in stream if isinstance(step.observation, dict) and ACTION_MASK in step.observation]
+    stuck = [
+        number
+        for number, step in enumerate(masked)
+        if step.step_type != 2 and not np.any(step.observation[ACTION_MASK])
+    ]
+    if masked:
+        yield Finding(
+            "An action_mask allows some action, unless the step is LAST",
+            f"none in {len(stuck)} of {len(masked)} time steps, the first of them number {stuck[0]}" if stuck else "",
+            "at least one 1 in the mask",
+            "where nothing can be done, end the episode, or allow an action that does nothing",
+        )
+    yield Finding(
+        "An episode that is cut off is LAST with discount 1",
+        _not_cut_off(short),
+        f"(LAST, 1) at step {SHORT}",
+        "a layer changes discount or step_type where it must not; see the table of episode ends",
+    )
+
+
+def _lasts(stream: Stream) -> Iterator[tuple[int, TimeStep]]:
+    """The LAST steps, and how many env steps their episodes had."""
+    length = 0
+    for step in stream:
+        length = 0 if step.step_type == 0 else length + 1
+        if step.step_type == 2:
+            yield length, step
+
+
+def _not_cut_off(short: Stream) -> str:
+    for number, step in enumerate(short):
+        if step.step_type == 2 and step.discount in (0, 1):  # 0 where the task itself ended so soon
+            return ""
+        if step.discount != 1:
+            return f"discount {float(step.discount)} at step {number}"
+    return f"no LAST in {SHORT} steps"
+
+
+def _heap(lengths: Sequence[int]) -> tuple[int, int]:
+    """The greatest length and how often it comes, if that is far more often than the lengths just below it; else 0."""
+    counts = Counter(lengths)
+    longest = max(counts, default=0)
+    below = sum(count for length, count in counts.items() if 0.8 * longest <= length < longest)
+    enough = counts[longest] >= (2 if len(counts) == 1 else 4)
+    return (longest, counts[longest]) if enough and counts[longest] > 2 * below else (0, 0)
+
+
+def _has_limit(env: Any) -> bool:
+    while isinstance(env, SingleEnvironment) and not isinstance(env, TimeLimit):
+        env = getattr(env, "env", None)
+    return isinstance(env, TimeLimit)

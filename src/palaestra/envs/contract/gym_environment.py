@@ -1,0 +1,262 @@
+"""`GymEnvironment`: where Gymnasium's five values become a `TimeStep`."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+import torch
+
+from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
+from palaestra.envs.contract.nest import zeros
+from palaestra.envs.contract.rows import Specs
+from palaestra.envs.contract.spaces import reward_spec_of, sample_allowed, spec_from_space
+
+__all__ = ["GymEnvironment", "gym_env_of"]
+
+_LOOK_STEPS = 10
+# A NamedTuple's own constructor is a Python function that takes twice as long.
+_new = tuple.__new__
+FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
+
+
+@final
+class GymEnvironment(HasSpecs, SingleEnvironment):
+    """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
+
+    `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount).
+
+    Args:
+        gym_env: with its Gymnasium wrappers. Vector rewards are declared by an attribute `reward_space`.
+        env_id: which environment of a batch this is.
+        discount: continuation of every step that does not terminate; 1 unless a ported task has its own.
+        auto_reset: whether the step after a LAST one begins the next episode; if not, it is an error.
+
+    Raises:
+        SpecError: a space is missing, or has no arrays of fixed shape.
+
+    Examples:
+        >>> env = GymEnvironment(gymnasium.make("CartPole-v1"))
+        >>> env.reset().step_type, env.step(np.int64(1)).reward
+        (0, 1.0)
+    """
+
+    def __init__(
+        self, gym_env: gymnasium.Env[Any, Any], env_id: int = 0, discount: float = 1.0, auto_reset: bool = True
+    ) -> None:
+        self.gym_env = gym_env
+        self.env_id = env_id
+        self.auto_reset = auto_reset
+        self._discount = float(discount)
+        for name in ("observation_space", "action_space"):
+            if getattr(gym_env, name, None) is None:
+                raise SpecError(
+                    f"{gym_env} has no {name}; set it in __init__, for example to gymnasium.spaces.Discrete(2)"
+                )
+        observation = spec_from_space(gym_env.observation_space, "observation_space")
+        action = spec_from_space(gym_env.action_space, "action_space")
+        space = gym_env.get_wrapper_attr("reward_space") if gym_env.has_wrapper_attr("reward_space") else None
+        self.specs = Specs(observation, action, reward_spec_of(space))
+        self._scalar = self.reward_spec.shape == ()
+        self._step = gym_env.step
+        self._no_action = zeros(action)
+        self._begun, self._info_spec = False, None
+        self._cut_off = False
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            f"{cls.__name__} extends GymEnvironment, which is fixed: change the task in a Gymnasium wrapper below it, "
+            "time steps in an EnvironmentWrapper above it"
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether rewards are scalars and the discount is 1, so that a loop over many can do this layer's work."""
+        return self._scalar and self._discount == 1.0
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether `terminated` came with `truncated`."""
+        return bool(self._cut_off)
+
+    @property
+    def env_info_spec(self) -> SpecTree:
+        """What it reports: numbers and arrays in the `info` of a reset and of at most ten random steps.
+
+        These are made when the spec is asked for, before the first episode.
+
+        Raises:
+            EnvError: an episode has begun, which the steps would end.
+        """
+        if self._info_spec is None:
+            if self._begun:
+                raise EnvError(
+                    "env_info_spec is found by steps that would end the running episode; ask for it before the first "
+                    "reset, or ask another environment made for that"
+                )
+            self._info_spec = _first_look(self.gym_env)
+        return self._info_spec
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        self._begun = True
+        observation, info = begun(self.gym_env, seed)
+        reward = 0.0 if self._scalar else np.zeros(self.reward_spec.shape, np.float32)
+        return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
+
+    def advance(self, action: Any) -> TimeStep:
+        observation, reward, terminated, truncated, info = self._step(action)
+        if not (type(terminated) in FLAGS and type(truncated) in FLAGS) and (
+            wrong := wrong_flags(terminated, truncated)
+        ):
+            raise SpecError(wrong)
+        self._cut_off = truncated
+        kind, discount = end_of(terminated, truncated, self._discount)
+        return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))
+
+    def render(self) -> np.ndarray:
+        """The picture that the environment draws.
+
+        Raises:
+            EnvError: it was made without `render_mode="rgb_array"`.
+        """
+        try:
+            picture = self.gym_env.render()
+        except NotImplementedError:
+            picture = None
+        if not isinstance(picture, np.ndarray):
+            raise EnvError(
+                f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "
+                'make it with render_mode="rgb_array"'
+            )
+        return picture
+
+    def close(self) -> None:
+        self.gym_env.close()
+
+    def _reward(self, reward: Any) -> Any:
+        if self._scalar:
+            try:
+                return float(reward)
+            except TypeError:  # an array: as in a batch, one with a single number is taken for it
+                pass
+        array, shape = np.asarray(reward), self.reward_spec.shape
+        if array.shape != shape and (shape or array.size != 1):
+            raise SpecError(f"environment {self.env_id} returned a reward of shape {array.shape}, expected {shape}")
+        return array.astype(np.float32) if shape else float(array.item())
+
+
+def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
+    found: dict[str, SpecTree] = {}
+    space = copy.deepcopy(gym_env.action_space)
+    space.seed(0)
+    observation, info = begun(gym_env, 0)
+    _learn(info, found)
+    for _ in range(_LOOK_STEPS):
+        observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation))
+        _learn(info, found)
+        if terminated or truncated:
+            break
+    return found
+
+
+def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The first observation and `info` of an episode.
+
+    Args:
+        gym_env: of Gymnasium, or what has its `reset`.
+        seed: of the episode.
+
+    Raises:
+        SpecError: `reset` returns something else, as those of old versions of Gym do.
+    """
+    found = gym_env.reset(seed=seed)
+    if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], dict)):
+        raise SpecError(
+            f"reset(seed=...) returned a {type(found).__name__}; it must return (observation, info), and info is a dict"
+        )
+    return found
+
+
+def _learn(info: dict[str, Any], found: dict[str, SpecTree]) -> None:
+    """Adds the specs of numbers and arrays that were not known."""
+    for key, value in info.items():
+        if isinstance(value, dict):
+            inside = found.setdefault(key, {})
+            if isinstance(inside, dict):
+                _learn(value, inside)
+        elif key not in found and isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
+            array = np.asarray(value)
+            if array.dtype.kind in "fiub":
+                found[key] = TensorSpec(array.shape, torch.from_numpy(np.array(array)).dtype)
+
+
+def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int, float]:
+    """The step type and the discount that Gymnasium's two flags mean.
+
+    Args:
+        terminated: whether the task ended; it counts, whatever `truncated` is.
+        truncated: whether the episode was cut off.
+        discount: of every step that does not terminate.
+
+    Examples:
+        >>> end_of(True, True), end_of(False, True), end_of(False, False)
+        ((2, 0.0), (2, 1.0), (1, 1.0))
+    """
+    if terminated:
+        return 2, 0.0
+    return (2 if truncated else 1), discount
+
+
+def require_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> None:
+    """Refuses ends of episodes that cannot be told.
+
+    Args:
+        terminated: of every environment, and so
+        truncated: too.
+
+    Raises:
+        SpecError: a flag is neither a bool nor the number 0 or 1.
+    """
+    if wrong := "".join(map(wrong_flags, terminated, truncated)):
+        raise SpecError(wrong)
+
+
+def wrong_flags(terminated: Any, truncated: Any) -> str:
+    """Why the ends of an episode cannot be told; empty if both flags are a bool, or the number 0 or 1.
+
+    Args:
+        terminated: as an environment returned it, and so
+        truncated: too.
+
+    Examples:
+        >>> wrong_flags("False", False), wrong_flags(np.bool_(True), 0)
+        ("terminated must be a bool, and is 'False'", '')
+    """
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        try:
+            fits = value in (0, 1)
+        except Exception:  # an array, say
+            fits = False
+        if not fits:
+            return f"{name} must be a bool, and is {value!r}"
+    return ""
+
+
+def gym_env_of(env: SingleEnvironment) -> gymnasium.Env[Any, Any] | None:
+    """The Gymnasium environment below all layers; `None` where there is none.
+
+    Args:
+        env: the outermost layer.
+
+    Examples:
+        >>> gym_env_of(GymEnvironment(gymnasium.make("CartPole-v1"))).spec.id
+        'CartPole-v1'
+    """
+    layer: Any = env
+    while not isinstance(layer, GymEnvironment):
+        if not hasattr(layer, "env"):
+            return None
+        layer = layer.env
+    return layer.gym_env

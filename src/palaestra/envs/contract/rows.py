@@ -1,0 +1,218 @@
+"""The records that drivers, workers and batched environments hand to each other."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
+from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem
+
+__all__ = [
+    "MOST_ELEMENTS",
+    "Infos",
+    "Rows",
+    "Specs",
+    "batched_info",
+    "completed",
+    "numeric_infos",
+    "put",
+    "stacked",
+    "unreadable",
+]
+
+_LARGEST = int(np.finfo(np.float64).max)
+MOST_ELEMENTS = 16
+"""Of an array in `info`; larger ones are pictures or states, not numbers to report."""
+
+Infos = dict[int, dict[str, float]]
+"""Numeric info entries by lane; lanes without any are left out."""
+
+
+class Specs(NamedTuple):
+    """The specs that all environments of a batch share."""
+
+    observation: SpecTree
+    """Of an observation."""
+    action: SpecTree
+    """Of an action."""
+    reward: TensorSpec
+    """Of a reward."""
+
+    def batched(self) -> Self:
+        """The specs of a batched environment, where tuples of observations are dicts with the keys "0", "1", ..."""
+        return self._replace(observation=batched_spec(self.observation))
+
+    def require_equal(self, first: Self, env_id: int, first_id: int) -> None:
+        """Refuses other specs than those of the batch's first environment.
+
+        Args:
+            first: the specs of that.
+            env_id: number of the environment with these specs, for the message.
+            first_id: number of the first.
+
+        Raises:
+            SpecError: they differ.
+        """
+        if self != first:
+            raise SpecError(
+                f"environment {env_id} has the specs {tuple(self)} and environment {first_id} {tuple(first)}; "
+                "environments of one batch need equal ones"
+            )
+
+
+class Rows(NamedTuple):
+    """What one step of several lanes gave; every array is new."""
+
+    step_type: np.ndarray
+    """int32 [B]."""
+    reward: np.ndarray
+    """float32 [B] or [B, k]."""
+    discount: np.ndarray
+    """float32 [B]."""
+    observation: list[np.ndarray]
+    """One array [B, ...] for every leaf of the observation spec."""
+
+    @classmethod
+    def unknown(cls, specs: Specs, batch_size: int) -> Self:
+        """FIRST rows that show nothing, for steps whose outcome is not known.
+
+        Args:
+            specs: of the environments.
+            batch_size: B.
+        """
+        step_type, discount = np.zeros(batch_size, np.int32), np.ones(batch_size, np.float32)
+        reward = np.zeros((batch_size, *specs.reward.shape), np.float32)
+        return cls(step_type, reward, discount, neutral_rows(specs.observation, batch_size))
+
+    def make_first(self, lanes: Any) -> None:
+        """Makes FIRST rows of some lanes; what they show stays.
+
+        Args:
+            lanes: an index of the arrays.
+        """
+        self.step_type[lanes], self.reward[lanes], self.discount[lanes] = 0, 0.0, 1.0
+
+
+def batched_info(infos: Infos | None, batch_size: int) -> Any:
+    """Info entries as a `Batch` of float64 tensors [B], NaN where a lane did not report one; `()` where none did.
+
+    Args:
+        infos: numeric info by lane.
+        batch_size: B.
+    """
+    if infos is None:
+        return ()
+    columns: dict[str, np.ndarray] = defaultdict(lambda: np.full(batch_size, np.nan))
+    for lane, entries in infos.items():
+        for key, value in entries.items():
+            columns[key][lane] = value
+    return Batch.of({key: torch.from_numpy(column) for key, column in columns.items()})
+
+
+def completed(info: Any, step_type: np.ndarray, names: Sequence[str]) -> Batch:
+    """Info in which every one of some entries is a column: 0 at FIRST, and elsewhere NaN where it was not reported.
+
+    Args:
+        info: a `Batch` of float64 tensors [B], or `()`.
+        step_type: [B].
+        names: of the entries.
+    """
+    columns = dict(info.items()) if isinstance(info, Batch) else {}
+    first = torch.from_numpy(step_type == 0)
+    for name in names:
+        column = columns.get(name)
+        column = torch.full(first.shape, torch.nan, dtype=torch.float64) if column is None else column
+        columns[name] = column.masked_fill(first, 0.0)
+    return Batch.of(columns)
+
+
+def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
+    """Why a step's result cannot be put into rows; empty if it can.
+
+    Args:
+        result: a time step of a bare environment.
+        specs: that it should fit.
+        direct: whether it is Gymnasium's five values instead.
+    """
+    if direct:
+        if not isinstance(result, tuple) or len(result) != 5:
+            return f"step must return five values, and returned {type(result).__name__}"
+        observation, reward, *_, info = result
+    else:
+        observation, reward, info = result.observation, result.reward, result.env_info
+    wrong = problem(observation, specs.observation)
+    if wrong:
+        return f"the observation has {wrong}"
+    if not isinstance(info, dict) and info != ():
+        return f"info must be a dict, and is {info!r}"
+    try:
+        if reward is None:  # of which numpy makes NaN
+            raise TypeError
+        shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
+    except (TypeError, ValueError):
+        return f"the reward is {reward!r}, which is no number"
+    if shape != specs.reward.shape and (size != 1 or specs.reward.shape):
+        return f"the reward has shape {shape}, expected {specs.reward.shape}"
+    return ""
+
+
+def numeric_infos(infos: Iterable[Any]) -> Infos | None:
+    """The numeric entries of every lane's info, nested keys joined by a slash; `None` where there are none.
+
+    Elements of a small array, up to 16, are entries `name/0`, `name/1`, ...; larger arrays are left out.
+
+    Args:
+        infos: one for every lane.
+    """
+    found: Infos = {}
+    for lane, info in enumerate(infos):
+        if info:
+            numbers: dict[str, float] = {}
+            _numbers(info, "", numbers)
+            if numbers:
+                found[lane] = numbers
+    return found or None
+
+
+def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
+    for key, value in info.items():
+        kind = type(value)
+        if kind is int:
+            out[f"{prefix}{key}"] = float(min(max(value, -_LARGEST), _LARGEST))
+        elif kind is float or kind is bool or isinstance(value, np.number | np.bool_):
+            out[f"{prefix}{key}"] = float(value)
+        elif isinstance(value, dict):
+            _numbers(value, f"{prefix}{key}/", out)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            if value.shape == ():
+                out[f"{prefix}{key}"] = float(value)
+            elif value.size <= MOST_ELEMENTS:
+                for index, element in enumerate(value.flat):
+                    out[f"{prefix}{key}/{index}"] = float(element)
+
+
+def put(arrays: Sequence[np.ndarray], lane: int, leaves: Iterable[Any]) -> None:
+    """Writes the leaves of one lane into its row.
+
+    Args:
+        arrays: one array [B, ...] for every leaf.
+        lane: which row.
+        leaves: of that lane.
+    """
+    for array, leaf in zip(arrays, leaves, strict=True):
+        array[lane] = leaf
+
+
+def stacked(column: Sequence[Any]) -> np.ndarray:
+    """Rows as one array; an empty one where their shapes differ.
+
+    Args:
+        column: one row for every lane.
+    """
+    try:
+        return np.array(column)
+    except ValueError:
+        return np.empty(0)

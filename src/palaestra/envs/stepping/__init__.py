@@ -1,0 +1,1 @@
+"""How environments are stepped together: one after another, in threads, in processes, or by themselves."""

@@ -1,0 +1,1 @@
+"""Faults: a policy, a record, a watchdog, and where in their streams environments are."""

@@ -1,0 +1,1 @@
+"""Worlds of our own: small ones whose best values are known, and games as tensors."""

@@ -1,0 +1,400 @@
+"""`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
+
+import dataclasses
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from palaestra import distributed
+from palaestra.algorithms import Algorithm, objective_of
+from palaestra.buffers import ReplayBuffer
+from palaestra.config.config import ExperimentConfig
+from palaestra.core import POLICY, CheckpointError, ConfigError, RunSeeds
+from palaestra.envs import EnvConfig, Environment, create_environment
+from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
+from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
+from palaestra.runs import making
+from palaestra.runs.data import mixed
+from palaestra.runs.records import Reporter
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
+from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name, policy_folder
+
+__all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment"]
+
+_log = logging.getLogger(__name__)
+
+Evaluate = Callable[..., Evaluation]
+"""`(policies, *, episodes, seed, deterministic=True, time_limit_s=None)`; can be sent to another process."""
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """What a run collects with."""
+
+    collector: DataCollector
+    """Gives the trainer its data."""
+    reporter: Reporter | None = None
+    """Knows faults, and how exactly the run resumes; `None` where nothing is collected."""
+    runtime: Runtime | None = None
+    """Where workers live, who can also learn and evaluate."""
+    views: tuple[Callback, ...] = ()
+    """Add to rows of metrics how collecting does."""
+
+
+class Scene(NamedTuple):
+    """One picture of a policy that acts."""
+
+    picture: np.ndarray | None
+    """uint8 [H, W, 3]; `None` where a window shows it."""
+    lines: list[str]
+    """What to write on it."""
+    returns: list[float]
+    """Of the episodes that end with it."""
+    fps: int = 30
+    """How many of them the environment says to show in a second."""
+
+
+class Learner(ABC):
+    """What learns in a run: one policy, the policies of many agents, or a robot's tasks.
+
+    It is made of a configuration alone; environments and networks are made when they are first asked for.
+
+    Args:
+        config: everything the run depends on.
+    """
+
+    has_window: ClassVar[bool] = False
+    """Whether its environment can be watched in a window."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.config = config
+
+    # -- what learns
+
+    @property
+    @abstractmethod
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        """What learns, by policy name."""
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """What acts, by name."""
+        return {name: algorithm.policy for name, algorithm in self.algorithms.items()}
+
+    @property
+    def num_agents(self) -> dict[str, int]:
+        """How many agents act by each policy."""
+        return dict.fromkeys(self.algorithms, 1)
+
+    @property
+    def offline(self) -> bool:
+        """Whether everything that learns does so from loaded data alone."""
+        return all(algorithm.plan.data == "offline" for algorithm in self.algorithms.values())
+
+    @cached_property
+    def manager(self) -> PolicyManager:
+        """What the trainer learns with in this process."""
+        return SimplePolicyManager(self.algorithms)
+
+    def manager_on(self, runtime: Runtime | None) -> PolicyManager:
+        """What the trainer learns with: here, with gradients of workers, or on policy hosts.
+
+        Args:
+            runtime: where the run's workers live.
+        """
+        settings, algorithms = self.config.distributed, self.algorithms
+        hosts, count, shards = settings.num_policy_hosts, settings.num_learners - 1, settings.gradient_shards
+        if runtime is None or not (hosts or count or shards):
+            return self.manager
+        needs: Any = {"GPU": settings.num_gpus_per_learner}
+        if count:  # hosts and replicas exchange gradients, so that they are placed together
+            needs = runtime.placement_group([needs] * (hosts + count), name="learners", timeout_s=settings.timeout_s)
+        shares: dict[str, Any] = {"num_shards": shards, "resources": needs, "timeout_s": settings.timeout_s}
+        if settings.allocation is not None:
+            shares["allocator"] = distributed.TrainerAllocator(
+                settings.allocation, count, list(algorithms), agents=self.num_agents
+            )
+        workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count or shards else None
+        if hosts:
+            where: dict[str, Any] = {"num_hosts": hosts, "resources": needs, "timeout_s": settings.timeout_s}
+            return distributed.DistributedPolicyManager(algorithms, runtime, gradient_workers=workers, **where)
+        return SimplePolicyManager(algorithms, gradient_workers=workers)
+
+    def learn_at_once(self) -> None:
+        """Leaves out the steps before learning starts; the rest of every plan is as it is."""
+        for one in self.algorithms.values():
+            if one.plan.data == "replay":
+                one.plan = dataclasses.replace(one.plan, learning_starts=0)
+
+    def num_threads(self, *, side_by_side: int = 1) -> int:
+        """Threads of torch for a run of this learner.
+
+        Args:
+            side_by_side: runs that share the machine.
+        """
+        specs = [algorithm.policy.observation_spec for algorithm in self.algorithms.values()]
+        return max(making.choose_threads(self.config, spec, side_by_side=side_by_side) for spec in specs)
+
+    # -- what is refused before anything starts
+
+    def require(self) -> None:
+        """Refuses actors, gradient workers and policy hosts where they cannot be; nothing has been started then.
+
+        Raises:
+            ConfigError: the policies cannot learn where they are to, or as they are to.
+        """
+        settings, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
+        if self.config.run.eval_vectorization == "thread" and self.config.env.variants:
+            raise ConfigError(
+                f"run.eval_vectorization is 'thread', which steps one environment, and there are "
+                f"{len(self.config.env.variants)} env.variants to evaluate; use 'process'"
+            )
+        if self.config.env.num_ready is not None and any(
+            isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
+        ):
+            raise ConfigError(
+                f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
+            )
+        if settings.num_learners > 1 or settings.gradient_shards:
+            distributed.require_gradients(algorithms)
+        distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
+        self.config.asynchronous.require_policies(algorithms)
+        if settings.num_policy_hosts > len(algorithms):
+            raise ConfigError(
+                f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "
+                f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
+            )
+
+    def refuse_hindsight(self, why: str) -> None:
+        """Refuses hindsight, if the run asks for it.
+
+        Args:
+            why: it cannot be.
+
+        Raises:
+            ConfigError: the run asks for it.
+        """
+        if share := self.config.hindsight.share:
+            raise ConfigError(f"hindsight.share is {share}, but {why}; leave hindsight out")
+
+    # -- what it learns from
+
+    @abstractmethod
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        """The data that the configuration names, by policy, with actions as the policies sample them.
+
+        Raises:
+            ConfigError: an algorithm needs data or cannot use any, there is none where it should be, or it is of
+                another environment.
+            CheckpointError: it is damaged.
+        """
+
+    @abstractmethod
+    def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
+        """Empty buffers as a run learns from, by policy.
+
+        Args:
+            fragments: whether they only hold what is on its way, see `buffer_for`.
+
+        Raises:
+            ConfigError: the data is not that of policies.
+        """
+
+    @abstractmethod
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> AbstractContextManager[Collecting]:
+        """What a run collects with: environments here, workers elsewhere, or loaded data; it ends with the context.
+
+        Args:
+            data: from `load_data`.
+
+        Raises:
+            ConfigError: the settings do not fit together.
+        """
+
+    # -- what it has learned
+
+    @abstractmethod
+    def evaluation(self) -> Evaluate:
+        """Evaluates policies by name in new environments, whose seeds are never those of training."""
+
+    def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
+        """Evaluates random actions.
+
+        Args:
+            episodes: how many.
+            seed: of the environments.
+        """
+        return evaluate_one(self.config, {}, episodes=episodes, seed=seed, deterministic=False)
+
+    def kept_policies(self, path: Path) -> dict[str, Policy]:
+        """The policies of the best evaluation, by name, and those that do not learn.
+
+        Args:
+            path: of the run.
+        """
+        names = self.algorithms
+        return self.policies | {name: load_policy(policy_folder(path / "policy", name)) for name in names}
+
+    def policies_of(self, state: Mapping[str, Any]) -> dict[str, Policy]:
+        """The policies in a checkpoint, by name, and those that do not learn.
+
+        Args:
+            state: of the checkpoint.
+
+        Raises:
+            CheckpointError: one is missing.
+        """
+        parts = {name: part_name("algorithm", name) for name in self.algorithms}
+        if missing := [name for name, part in parts.items() if part not in state]:
+            raise CheckpointError(f"the checkpoint has no policy {', '.join(map(repr, missing))}")
+        self.manager.load_state({name: state[part] for name, part in parts.items()})
+        return self.policies
+
+    @abstractmethod
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        """Lets policies act, a scene for every step.
+
+        Args:
+            policies: by name.
+            episodes: how many.
+            seed: of the environment.
+            window: whether to show it in a window.
+        """
+
+    @abstractmethod
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> Any:
+        """Lets policies act and saves what they do as a data set.
+
+        Args:
+            policies: by name.
+            env: where.
+            directory: must not exist yet.
+            steps: env steps, at least.
+            seed: of the environments and of the policies' choices.
+
+        Returns:
+            A `DataSummary`.
+        """
+
+
+class PolicyLearner(Learner):
+    """Learns from what policies do: in environments here, in workers elsewhere, or in loaded data."""
+
+    @abstractmethod
+    def workers(self) -> Any:
+        """What makes the part of each roll-out worker."""
+
+    @abstractmethod
+    def environments(self) -> Any:
+        """The environments of a run that collects in this process."""
+
+    @abstractmethod
+    def collector(self, env: Any, data: Mapping[str, ReplayBuffer]) -> Any:
+        """What collects in `environments`.
+
+        Args:
+            env: where.
+            data: from `load_data`, to be mixed with what is collected.
+        """
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        settings = self.config.distributed
+        if settings.runtime is None and self.offline:
+            yield Collecting(OfflineData(data))
+            return
+        if settings.runtime is None:
+            with self.environments() as env:
+                yield Collecting(self.collector(env, data), env)
+            return
+        if self.offline:
+            raise ConfigError(f"{self.config.algorithm_name} collects nothing; leave out distributed.runtime")
+        workers, buffers = self.workers(), self.buffers(fragments=settings.replay_shards is not None)
+        with make_runtime(settings) as runtime:
+            pace, number = self.config.asynchronous, self.config.env.num_envs
+            manager = distributed.worker_streams(runtime, workers, self.algorithms, buffers, settings, pace, number)
+            for name, loaded in data.items():
+                manager.sources[name] = mixed(self.config, manager.buffers[name], loaded)
+            yield Collecting(manager, manager, runtime, (distributed.WorkersView(manager),))
+
+
+# -- what learners of several kinds are made with
+
+
+def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
+    """Environments for evaluation; their seeds are never those of training.
+
+    Args:
+        config: of the run.
+        seed: of the evaluation.
+        num_envs: how many.
+
+    Returns:
+        The environments and their lane seeds.
+    """
+    kind, env = config.run.eval_vectorization, config.env
+    if kind == "thread":
+        num_envs = 1
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
+    env = env.for_evaluation(num_envs)
+    env = env if kind == "auto" else dataclasses.replace(env, vectorization=kind)
+    return create_environment(env, lane_seeds=lanes), lanes
+
+
+def evaluate_one(
+    config: ExperimentConfig, policies: Mapping[str, Policy], *, episodes: int, seed: int, **options: Any
+) -> Evaluation:
+    """Evaluates one policy, or actions at random where there is none.
+
+    Args:
+        config: of the run.
+        policies: by name.
+        episodes: how many.
+        seed: of the evaluation.
+        options: of `evaluate`.
+    """
+    env, lanes = evaluation_environment(config, seed, evaluation_count(config, episodes))
+    with env:
+        policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
+        sums = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
+    evaluation = sums.weighted(objective_of(config.algorithm))
+    evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
+    return evaluation
+
+
+def evaluation_count(config: ExperimentConfig, episodes: int) -> int:
+    """How many environments an evaluation steps: as many of each variant, if there are episodes for each.
+
+    Args:
+        config: has the number of environments, and the variants.
+        episodes: that are played.
+    """
+    each = max(1, len(config.env.variants))
+    return min(each * -(-config.run.eval_num_envs // each), each * max(1, episodes // each), episodes)
+
+
+def make_runtime(config: distributed.DistributedConfig) -> Runtime:
+    """Where the workers of a run live.
+
+    Args:
+        config: with a runtime.
+
+    Raises:
+        MissingExtraError: ray is needed and not installed.
+        ConfigError: the cluster cannot be joined.
+    """
+    restarts = RestartPolicy(
+        max_restarts=config.max_restarts, backoff_s=config.backoff_s, max_backoff_s=max(30.0, config.backoff_s)
+    )
+    if config.runtime == "ray":
+        return RayRuntime(restarts, address=config.address)
+    return ProcessRuntime(restarts) if config.runtime == "process" else LocalRuntime(restarts)

@@ -1,0 +1,374 @@
+"""What a run begins with, and goes on with: policies of another run, all that a run has come to, changed settings."""
+
+import dataclasses
+import itertools
+import logging
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palaestra.algorithms import Algorithm
+from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
+from palaestra.core import CheckpointError, ConfigError, Offline, Replay
+from palaestra.core.errors import require_kind
+from palaestra.distributed import DistributedConfig
+from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
+from palaestra.policies import RandomPolicy, load_weights
+from palaestra.robots import RobotConfig
+from palaestra.runs import making
+from palaestra.runs.learner import Learner
+from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
+from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
+from palaestra.training import Trainer, policy_folder
+from palaestra.training.callbacks import missing_callbacks
+
+__all__ = ["changed_config", "changes_between"]
+
+_log = logging.getLogger(__name__)
+
+
+def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration, if a new run can have it, with the path of the run that it begins with, found by its name.
+
+    Args:
+        config: of a new run.
+
+    Raises:
+        CheckpointError: there is no such run.
+        ConfigError: it is a group of several, or a setting does nothing, or nothing that could be resumed.
+    """
+    require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
+    for one in config.env.gym_wrappers:
+        if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
+            raise ConfigError(
+                f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
+                f"another one; give the library's own, --env.wrappers {found[0]}"
+            )
+    if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
+        raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
+    _refuse_idle(config.algorithm)
+    source = config.run.initial_policy
+    if source is None:
+        return config
+    path = str(find_run(source, config.run.directory).path.resolve())
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
+
+
+_LSTM, _ATTENTION = ("lstm", "gru"), ("attention",)
+_MEMORIES = {
+    "recurrent_size": (*_LSTM, *_ATTENTION),
+    "recurrent_span": _LSTM,
+    **dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), _ATTENTION),
+}
+"""Settings of `NetworkConfig`, and the memories that have them."""
+
+
+_OWN_WEIGHTS = ("simba2", "xqc", "noisy")
+"""Layers whose weights start in one way."""
+
+
+def _refuse_idle(algorithm: Any) -> None:
+    """Refuses settings of an algorithm that do nothing beside its others."""
+    defaults = type(algorithm)()
+    network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
+    recurrent = getattr(network, "recurrent", None)
+    for name, kinds in _MEMORIES.items() if network is not None else ():
+        value = getattr(network, name)
+        if value != getattr(defaults.network, name) and recurrent not in kinds:
+            raise ConfigError(
+                f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {recurrent}, so that it would "
+                f"do nothing; it is for {', '.join(kinds)}"
+            )
+    own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
+    if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
+        raise ConfigError(
+            f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
+            "would do nothing; leave it out"
+        )
+    if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
+        raise ConfigError("algorithm.bonus has settings and no kind, so that there is no bonus; give rnd or icm")
+
+
+def require_effect(config: ExperimentConfig) -> None:
+    """Refuses settings that would do nothing, and those that could not work; not of runs that are looked at.
+
+    Args:
+        config: of a run that is to train.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    defaults, settings = vars(DistributedConfig()), vars(config.distributed)
+    given = [name for name, value in settings.items() if value != defaults[name]]
+    if config.distributed.runtime is None and given:
+        raise ConfigError(
+            f"distributed.{given[0]} is {settings[given[0]]}, but this run has no workers; give distributed.runtime as "
+            "local, process or ray, or leave it out"
+        )
+    if config.distributed.mode == "async" and "grace_timeout_s" in given:
+        raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
+    beside = config.trainer.eval_async and config.distributed.runtime == "process"
+    if beside and config.run.eval_vectorization == "process":
+        raise ConfigError(
+            "run.eval_vectorization is process, but with trainer.eval_async a worker of distributed.runtime evaluates, "
+            "which may start no processes; leave one of the three out"
+        )
+    if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
+        raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+    self_play = config.agents.self_play
+    if not self_play.pool_size and self_play != SelfPlayConfig():
+        raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
+
+
+def begin_from(learner: Learner) -> dict[str, Any] | None:
+    """Puts the policies that `run.initial_policy` names into a learner that has not learned yet.
+
+    Every policy that learns is looked for under its own name, with weights and observation statistics. Target networks
+    become copies again; critics, optimizers, schedules and data begin anew.
+
+    Args:
+        learner: of the new run; its configuration has the path from `for_new_run`.
+
+    Returns:
+        For the run's records: the path, and the hash of each policy's weights. `None` where the run begins anew.
+
+    Raises:
+        CheckpointError: there is no such policy, or its files are damaged.
+        ConfigError: a policy does not fit; the message says in what.
+    """
+    if learner.config.run.initial_policy is None:
+        return None
+    path, hashes = Path(learner.config.run.initial_policy), dict[str, str]()
+    for name, algorithm in learner.algorithms.items():
+        if isinstance(algorithm.policy, RandomPolicy):  # a robot's task that only watches
+            continue
+        folder = policy_folder(path / "policy", name)
+        if not (folder / "policy.json").is_file():
+            raise CheckpointError(_missing(path, name))
+        try:
+            hashes[name] = load_weights(algorithm.policy, folder)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} (there: {path}; here: {learner.config.algorithm_name} on {learner.config.env.name}). Give "
+                "this run the same environment, algorithm and network"
+            ) from error
+        component = algorithm.model.component
+        for target in [target for target in component if target.startswith("target_")]:
+            algorithm.model.sync(target, source=target.removeprefix("target_"))
+    return {"path": str(path), "weights_sha256": hashes}
+
+
+def _missing(path: Path, name: str) -> str:
+    kept = sorted(
+        "" if file.parent.name == "policy" else file.parent.name for file in path.glob("policy/**/policy.json")
+    )
+    if not kept:
+        return f"{path} has kept no policy yet: a run keeps the one of its best evaluation"
+    if kept == [""]:
+        return f"{path} has one policy, of a single agent; this run needs one for {name!r}"
+    others = ", ".join(filter(None, kept))
+    return f"{path} has the policies {others}, and this run learns {name!r}; each begins with the one of its own name"
+
+
+def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "runs") -> RunDirectory:
+    """A new run that continues from the newest valid checkpoint of another; that one stays as it is.
+
+    Args:
+        parent: the other run, whose settings the new one has, too.
+        name: of the new run directory; by default the parent's with `_fork`.
+        root: where the new one is made if nothing can be written beside the parent.
+
+    Raises:
+        CheckpointError: the parent has no valid checkpoint.
+        ConfigError: the name is taken.
+    """
+    step, _ = parent.checkpoints().load_newest(rename=False)
+    path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
+    beside, named = path.parent, path.name
+    if (beside / "group.json").is_file():  # the new run is none of the group
+        beside, named = beside.parent, f"{beside.name}_{named}"
+    folder = beside if os.access(beside, os.W_OK) else Path(root)
+    name = name or _free_name(folder, named)
+    config = parent.config
+    forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
+    with new_folder(forked, "") as (target, unfinished):
+        child = RunDirectory(unfinished)
+        child.begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
+        _copy_results(parent, child, step)
+    return RunDirectory(target)
+
+
+def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
+    """What a run has come to until some step."""
+    child.checkpoints().take_over(parent.checkpoints(), step)
+    if (parent.path / "policy").is_dir():
+        shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
+    for file in ("metrics.jsonl", "episodes.csv"):
+        if (parent.path / file).exists():
+            shutil.copyfile(parent.path / file, child.path / file)
+    for env_steps, evaluation in parent.evaluations():
+        if env_steps <= step:
+            shutil.copyfile(evaluation, child.path / "evals" / evaluation.name)
+    names = ("threads", "onednn", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # as the child is
+    taken = {name: value for name, value in parent.info.items() if name in names}
+    child.write_info({"best_return": parent.kept_return, **taken})
+
+
+def _free_name(folder: Path, name: str) -> str:
+    names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
+    return next(name for name in names if not (folder / name).exists())
+
+
+def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, reporter: Reporter | None) -> None:
+    """Puts the newest valid checkpoint into a trainer, and writes down how exactly the run goes on.
+
+    Args:
+        directory: of the run; one that has never saved any checkpoint begins, with a warning.
+        trainer: of the run.
+        config: with which it goes on.
+        reporter: says how exactly its environments do.
+
+    Raises:
+        CheckpointError: its checkpoints are damaged.
+    """
+    exact, why = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    why += ["with new episodes"] if getattr(reporter, "resume", "exact") != "exact" else []
+    pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
+    why += ["with an empty pool of self-play"] if pool else []
+    why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
+    directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
+
+
+def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
+    """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
+
+    Minibatches that are cut into other parts round otherwise.
+    """
+    same = now.distributed.cuts is not None and now.distributed.cuts == before.distributed.cuts
+    return same and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
+
+
+def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:
+    """Puts the newest checkpoint into a trainer, and writes down what changes from here on.
+
+    Returns:
+        Why the run does not go on as it would have.
+    """
+    step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
+    unknown = "config_sha256" not in directory.info
+    if directory.never_saved:
+        _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
+    else:
+        step, state = directory.checkpoints().load_newest()
+        if any(isinstance(part, dict) and "lost" in part for part in state.values()):
+            why.append("without rows of a replay buffer that were damaged")
+        trainer.load_state(state)
+        if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
+            why.append(f"without {', '.join(gone)}, a callback that it had before")
+        known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
+        lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
+        trainer.best_return = None if lost else max(known, default=None)
+    facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
+    facts |= {"policy_lost_at": step} if lost else {}
+    changes = changes_between(directory.config, config) | edited
+    if unknown:
+        facts |= directory.save_config(config)
+    if changes:
+        entry = {"env_steps": step, "time": now(), "changes": changes}
+        facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
+    directory.write_info(facts)
+    directory.forget_evaluations(trainer.collector.env_steps)
+    why += ["with a config.yaml that was edited by hand"] if edited else []
+    return [*why, *(["without what its run.json said, also of a config.yaml that was edited"] if unknown else [])]
+
+
+_FIXED = (
+    *("algorithm_name", "env", "algorithm.network", "algorithm.rewards", "algorithm.capacity"),
+    *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
+    *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
+    *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
+    *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
+    "agents.judged",
+    *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
+)
+"""What a checkpoint holds the results of, and no setting can change afterwards."""
+_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
+"""Of these, what says how faults are handled: a run that an environment's fault has ended can go on with others."""
+
+
+def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
+    """A run's configuration with other settings, as far as it can continue with them.
+
+    An offline run that is given `offline.fraction` goes online: `offline.updates` are then those that it has made.
+
+    Args:
+        run: that continues.
+        settings: values by path, with dots or `__`.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong, the checkpoint would not fit any more, or it is beyond the budget.
+    """
+    config = run.config
+    if run.is_shared:
+        raise ConfigError(
+            f"{run.path} is a shared policy without checkpoints, so there is nothing to continue; begin a new run from "
+            f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"
+        )
+    changed = config_from_mapping(ExperimentConfig, settings, base=config)
+    changes = changes_between(config, changed)
+    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
+    network, replays = getattr(config.algorithm, "network", None), config.algorithm.plan_class is Replay
+    if replays and getattr(network, "recurrent", None) is not None:  # the buffer keeps a hidden state for each sequence
+        fixed_here += ("algorithm.mini_batch_length",)
+    refused = [
+        f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
+        for path, (old, new) in changes.items()
+        if path not in _FREE and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
+    ]
+    runtimes = config.distributed.runtime, changed.distributed.runtime
+    if None in runtimes and runtimes != (None, None):
+        refused.append(
+            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
+            "workers keep other things; between local, process and ray it can change"
+        )
+    reached, budget = run.env_steps, changed.trainer.total_env_steps
+    before, now = config.offline, changed.offline
+    offline = changed.algorithm.plan_class is Offline
+    if offline and before.fraction is None and now.fraction is not None:
+        changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
+    elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):
+        refused.append(
+            f"offline.fraction {before.fraction} and offline.updates {before.updates} cannot become {now.fraction} and "
+            f"{now.updates} in a run that continues; an offline run goes online by a fraction alone, and never back"
+        )
+    if "trainer.total_env_steps" in changes and budget <= reached:
+        refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
+    elif changes and not refused and budget <= reached:
+        refused.append(
+            f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
+            "give --until as well, to train on"
+        )
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return changed
+
+
+def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, by path: (old value, new value), as in a configuration file.
+
+    Args:
+        old: one configuration.
+        new: another.
+
+    Examples:
+        >>> from palaestra import preset
+        >>> changes_between(preset("ppo", "CartPole-v1"), preset("ppo", "Acrobot-v1"))["env.name"]
+        ('CartPole-v1', 'Acrobot-v1')
+    """
+    before, after = flat_settings(old), flat_settings(new)
+    paths = [*before, *(path for path in after if path not in before)]
+    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}

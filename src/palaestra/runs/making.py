@@ -1,0 +1,285 @@
+"""What learns in a run, as its configuration says, and how PyTorch computes: threads, libraries, compiled code."""
+
+import functools
+import importlib.util
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.config.config import ExperimentConfig, algorithm_class
+from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
+from palaestra.core.computing import choose_library, faster_threads, num_cores, prefer_onednn, prefers_onednn
+from palaestra.core.importing import import_maker, parse_call
+from palaestra.envs import probe_specs
+from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
+from palaestra.rollout import Collector
+from palaestra.training import Callback
+
+__all__ = ["suitable_algorithms"]
+
+_log = logging.getLogger(__name__)
+
+
+def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, SpecTree, Any]]:
+    """The algorithm or robot of a configuration, on the specs of its environment, and these specs.
+
+    Args:
+        config: everything the run depends on.
+
+    Raises:
+        ConfigError: it does not fit the environment; the message names the algorithms that do.
+    """
+    require_parts(config)
+    specs = observation_spec, action_spec, reward_spec = probe_specs(config.env)
+    _require_same_specs(config, observation_spec, action_spec)
+    seeds = RunSeeds(config.run.seed)
+    made = made_of(config, config.algorithm_name, config.algorithm, (observation_spec, action_spec), seeds)
+    if isinstance(made, Algorithm):
+        made.require_reward(reward_spec)
+    return made, specs
+
+
+def made_of(
+    config: ExperimentConfig,
+    name: str,
+    settings: Any,
+    specs: tuple[SpecTree, SpecTree],
+    seeds: RunSeeds,
+    *,
+    policy: str = "",
+) -> Any:
+    """An algorithm or robot, on the run's device.
+
+    Args:
+        config: of the run.
+        name: of the algorithm.
+        settings: of the algorithm.
+        specs: of observations and actions.
+        seeds: of the algorithm.
+        policy: what to call the policy in messages, where there are several.
+
+    Raises:
+        ConfigError: it does not fit the specs; the message names the algorithms that do.
+    """
+    set_up_torch(config, specs[0])
+    kind: Any = algorithm_class(name)
+    try:
+        made = kind(*specs, settings, seeds)
+    except ConfigError as error:
+        team = getattr(kind, "team", False)
+        others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)
+        hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
+        raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
+    made.to(config.run.device)
+    algorithms = [made] if isinstance(made, Algorithm) else made.algorithms.values()
+    for algorithm in algorithms:
+        algorithm.set_precision(config.run.precision)
+        compile_if_asked(config, algorithm)
+    return made
+
+
+def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
+    """Chooses threads and kernels.
+
+    Args:
+        config: of the run.
+        observation_spec: of its environment.
+    """
+    torch.set_num_threads(choose_threads(config, observation_spec))
+    _log.info("torch uses %d thread(s)", torch.get_num_threads())
+    if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
+        torch.use_deterministic_algorithms(config.run.deterministic)
+
+
+def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
+    """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
+
+    Learners and policy hosts share the cores; with `gradient_shards`, as many learners would, for equal bits with any
+    number.
+
+    Args:
+        config: of the run.
+        observation_spec: of its environment; pictures need large networks.
+        side_by_side: runs that share the machine.
+    """
+    distributed = config.distributed
+    if distributed.runtime in ("process", "ray"):
+        side_by_side *= (distributed.gradient_shards or distributed.num_learners) * max(1, distributed.num_policy_hosts)
+    network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
+    if config.run.num_threads or has_pictures(observation_spec):
+        return config.run.num_threads or most
+    if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
+        return 1
+    whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
+    rows = getattr(config.algorithm, "mini_batch_size", None) or whole
+    return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
+
+
+def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:
+    """Chooses the library that multiplies matrices on the CPU, by the largest product of their gradient steps.
+
+    Args:
+        algorithms: that learn in this process, by policy.
+        num_lanes: environments (or agents) that write to the buffer of each.
+    """
+    choose_library(max((_largest_product(one, num_lanes[name]) for name, one in algorithms.items()), default=0))
+
+
+def _largest_product(algorithm: Algorithm[Any], num_lanes: int) -> int:
+    """Floating-point operations, about: the weights see every row of a minibatch once."""
+    if not isinstance(algorithm, GradientAlgorithm):
+        return 0
+    plan: Any = algorithm.plan
+    rows = (plan.mini_batch_size or num_lanes) * (plan.mini_batch_length or plan.unroll_length)
+    named = algorithm.model.named_parameters()  # those of a hidden state see one step of each sequence at a time
+    sizes = [weight.numel() for name, weight in named if weight.ndim in (2, 3) and "weight_hh" not in name]
+    return int(2 * rows * max(sizes, default=0))
+
+
+def computing() -> dict[str, Any]:
+    """What rounding depends on besides the machine, for `run.json`."""
+    return {"threads": torch.get_num_threads(), "onednn": prefers_onednn()}
+
+
+def rounds_otherwise(info: Mapping[str, Any]) -> list[str]:
+    """Why it does, where the library is not that of `run.json`, for another processor may not have it."""
+    same = info.get("onednn", prefers_onednn()) == prefers_onednn()
+    return [] if same else ["with the sums of another library"]
+
+
+def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None:
+    """Threads and library as `run.json` has them, if the run has begun: others round otherwise."""
+    if config.run.num_threads is None:
+        torch.set_num_threads(info.get("threads", torch.get_num_threads()))
+    prefer_onednn(info.get("onednn", prefers_onednn()))
+
+
+def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:
+    """Compiles gradient steps, or acting and stepping, where the run asks for it and this machine can.
+
+    Args:
+        config: of the run.
+        part: that learns, or collects.
+    """
+    if config.run.compile is True and isinstance(part, GradientAlgorithm | Collector):
+        if missing := config.distributed.compile_needs or compiler_missing(config.run.device):
+            _log.warning("--compile needs %s; training runs without", missing)
+        else:
+            part.compile()
+
+
+def require_parts(config: ExperimentConfig) -> None:
+    """Refuses tracking services that are not installed, callbacks that are none, and variants never seen.
+
+    Args:
+        config: names them.
+    """
+    for text in config.run.callbacks:
+        _callback_maker(text)
+    for name in (*config.run.loggers, *(["tensorboard"] if config.run.tensorboard else [])):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, name, f"run.{'loggers=' if name in config.run.loggers else ''}{name}")
+    _require_every_variant(config)
+
+
+def refuse_eval_vectorization(config: ExperimentConfig, what: str) -> None:
+    """Refuses to evaluate elsewhere than in this process.
+
+    Args:
+        config: of the run.
+        what: it is that cannot be evaluated elsewhere.
+
+    Raises:
+        ConfigError: the run asks for it.
+    """
+    if config.run.eval_vectorization not in ("auto", "serial"):
+        raise ConfigError(
+            f"run.eval_vectorization is {config.run.eval_vectorization!r}, but {what} evaluated in this process; "
+            "leave it out"
+        )
+
+
+def make_callbacks(config: ExperimentConfig) -> list[Callback]:
+    """The callbacks that a configuration names, made.
+
+    Args:
+        config: has their names.
+
+    Raises:
+        ConfigError: a name leads to no callback, or it does not take the arguments; or something else was made.
+    """
+    made = [_callback_maker(text)() for text in config.run.callbacks]
+    for text, callback in zip(config.run.callbacks, made, strict=True):
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"run.callbacks has {text!r}, which made {callback!r}; a training.Callback is needed")
+    return made
+
+
+def _callback_maker(text: str) -> Callable[[], Any]:
+    name, kwargs = parse_call(text, "the callback", "my_package:MyCallback(goal=475)")
+    maker = import_maker(name, "a callback", lambda kind: issubclass(kind, Callback))
+    try:
+        inspect.signature(maker).bind(**kwargs)
+    except TypeError as error:
+        needs = f"{name}{inspect.signature(maker)}"
+        raise ConfigError(f"run.callbacks has {text!r}, which does not fit {needs}: {error}") from None
+    return functools.partial(maker, **kwargs)
+
+
+def _require_every_variant(config: ExperimentConfig) -> None:
+    """Refuses runs in which a variant of the environment would never be trained or evaluated."""
+    count = len(config.env.variants)
+    for name, given in (("env.num_envs", config.env.num_envs), ("trainer.eval_episodes", config.trainer.eval_episodes)):
+        if 0 < given < count:
+            raise ConfigError(f"{name} is {given}, and env.variants has {count} entries; give at least one for each")
+
+
+def _require_same_specs(config: ExperimentConfig, observation_spec: SpecTree, action_spec: SpecTree) -> None:
+    """Refuses what is for training alone where a policy could not be evaluated without it."""
+    if not (config.env.train_wrappers or config.env.train_kwargs):
+        return
+    observed, acted, _ = probe_specs(config.env.for_evaluation(1))
+    for what, training, evaluation in (("observations", observation_spec, observed), ("actions", action_spec, acted)):
+        if training != evaluation:
+            raise ConfigError(
+                f"env.train_wrappers or env.train_kwargs change the {what} from {evaluation} to {training}, and the "
+                "policy is evaluated without them; put what does that into env.wrappers or env.kwargs"
+            )
+
+
+def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree, *, team: bool = False) -> list[str]:
+    """The algorithms that can be made for these spaces: each is asked with its default settings.
+
+    Args:
+        observation_spec: of an environment.
+        action_spec: of an environment.
+        team: whether for a team of agents.
+    """
+    with torch.device("meta"):  # the weights are not used, and those for large pictures take seconds to initialise
+        return [
+            name
+            for name, kind in sorted(ALGORITHMS.items())
+            if kind.team == team and attempt(kind, observation_spec, action_spec)
+        ]
+
+
+def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
+    """An algorithm for these spaces; `None` if it refuses them.
+
+    Args:
+        kind: the algorithm's class.
+        observation_spec: of an environment.
+        action_spec: of an environment.
+        config: its settings; the defaults if left out.
+    """
+    try:
+        return kind(observation_spec, action_spec, config or kind.config_class(), RunSeeds(0))
+    except PalaestraError:
+        return None

@@ -1,0 +1,421 @@
+"""What a run writes down about itself: where it comes from, and `faults/NNNN.json`, what went wrong."""
+
+import contextlib
+import datetime
+import faulthandler
+import functools
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+import torch
+
+from palaestra.algorithms import Algorithm
+from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core.computing import num_cores
+from palaestra.core.files import replace_text
+from palaestra.envs import EventLog
+from palaestra.envs.supervision.places import place_of, places_kept
+from palaestra.envs.supervision.watchdog import guarded
+from palaestra.nn import model_summary
+from palaestra.policies import RandomPolicy, load_policy
+from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, RemoteError
+from palaestra.training import Callback, TrainingRun, policy_folder
+
+__all__ = ["FaultRecord", "read_evaluations", "read_faults"]
+
+_log = logging.getLogger(__name__)
+CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
+_HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
+_LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
+_PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
+_OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray")
+
+
+def now() -> str:
+    """The local time as ISO 8601 with its offset, to the second."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def process_info() -> dict[str, Any]:
+    """This process: number, machine and folder."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
+
+
+def provenance() -> dict[str, Any]:
+    """What `run.json` says about a run's origin, as JSON values."""
+    return {
+        "command": sys.argv,
+        "started": now(),
+        "process": process_info(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": num_cores(),
+            "memory_bytes": memory_bytes(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "git": _git_revision(),
+    }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Of the packages that a run depends on; they stay while a process lives."""
+    versions = {name: package_version(name) or "source tree" for name in _PACKAGES}
+    return versions | {name: version for name in _OF_ENVIRONMENTS if (version := package_version(name))}
+
+
+def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
+    """What was built: layers and parameters of every network that learns, by its name.
+
+    Args:
+        algorithms: by policy name; of several, the name of a network begins with it.
+    """
+    return {
+        name if policy == POLICY else f"{policy}.{name}": text
+        for policy, algorithm in algorithms.items()
+        for name, text in model_summary(algorithm.model).items()
+    }
+
+
+def network_lines(networks: Mapping[str, str]) -> list[str]:
+    """The same as text, one line a network.
+
+    Args:
+        networks: from `networks_of`.
+    """
+    return [f"network     {name}  {text}" for name, text in networks.items()]
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed package; `None` without it.
+
+    Args:
+        package: its name.
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The model of the processor, as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor()
+
+
+def memory_bytes() -> int | None:
+    """Memory of this machine; `None` where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _git_revision() -> dict[str, Any] | None:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """One fault."""
+
+    kind: str
+    """Class of the error, for example `EnvError`."""
+    message: str
+    """What the user was told."""
+    time: str = field(default_factory=now)
+    """When it was written, ISO 8601."""
+    env_steps: int | None = None
+    """Env steps of the run by then."""
+    action: str = "stopped"
+    """What was done about it: the run `stopped`; the environment or the worker was `restarted` or `dropped`; or the
+    user was `warned`, and the run went on."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What else is known, as JSON values: environment, seed, episode, step, last action, signal."""
+    trace: str = ""
+    """The traceback as text."""
+
+
+def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
+    """Writes the next file of a run's `faults/`.
+
+    Args:
+        directory: of the run.
+        fault: what happened.
+
+    Returns:
+        The file.
+    """
+    folder = Path(directory) / "faults"
+    folder.mkdir(exist_ok=True)
+    number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0) + 1
+    return _written(folder / f"{number:04d}.json", fault)
+
+
+def write_lost(directory: str | Path, fault: FaultRecord) -> Path:
+    """Writes the record of a run whose directory is gone beside where that was.
+
+    Args:
+        directory: where it was.
+        fault: what happened.
+
+    Returns:
+        The file.
+    """
+    return _written(Path(f"{directory}.lost.json"), fault)
+
+
+def _written(path: Path, fault: FaultRecord) -> Path:
+    replace_text(path, json.dumps(asdict(fault), indent=2, default=str) + "\n")
+    return path
+
+
+@contextlib.contextmanager
+def crashes_told(directory: Path) -> Iterator[None]:
+    """While entered, a crash of this process leaves the stacks of its threads in the run, for the next start.
+
+    With them it leaves where its environments were. One that hangs and lets no other thread run is made a crash, too.
+    Where `faulthandler` is enabled already, somebody else gets the stacks.
+
+    Args:
+        directory: the run's; what an earlier crash left there becomes the record of a fault now.
+    """
+    path = directory / CRASH
+    if stacks := crash_of(directory):
+        place = place_of(directory / PLACES, stacks)
+        message = f"{_crashed(**place)}:\n{stacks}"
+        record = write_fault(directory, FaultRecord("EnvError", message, details=place, trace=stacks))
+        _log.warning("the last time %s ran, %s(recorded in %s)", directory, message, record)
+    if faulthandler.is_enabled():
+        yield
+        return
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    with path.open("a") as file, places_kept(directory / PLACES), guarded(path):
+        faulthandler.enable(file)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            path.unlink(missing_ok=True)
+
+
+def _crashed(env_id: int | None = None, episode: int = -1, seed: int | None = None, step: int = 0) -> str:
+    """What is said of a crash, by where it was."""
+    if env_id is None:
+        return "its process crashed, likely inside an environment that it stepped itself"
+    doing = f"step {step}" if step else "its reset"
+    return f"its process crashed in environment {env_id}, in episode {episode} (seed {seed}), at {doing}"
+
+
+def crash_of(directory: Path) -> str:
+    """The stacks that a crash of a run left; empty if it did not crash, or has been continued.
+
+    Args:
+        directory: the run's.
+    """
+    path = directory / CRASH
+    return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
+
+
+def read_faults(directory: str | Path) -> list[FaultRecord]:
+    """The faults of a run, in order.
+
+    Args:
+        directory: of the run.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    faults = []
+    for path in sorted((Path(directory) / "faults").glob("*.json"), key=lambda path: (len(path.name), path.name)):
+        try:
+            faults.append(FaultRecord(**json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is no record of a fault: {error}; delete it, nothing depends on it"
+            ) from None
+    return faults
+
+
+class Reporter(Protocol):
+    """Environments, or who has those of workers or agents: they know their faults and how exactly they resume."""
+
+    @property
+    def faults(self) -> EventLog:
+        """Records in the order in which they happened; more may follow."""
+        ...
+
+    @property
+    def resume(self) -> str:
+        """`exact` or `statistical`."""
+        ...
+
+
+class KeepFaults(Callback):
+    """Writes what environments report, at every row of metrics and at the end.
+
+    Args:
+        env: whose `faults` grow; `None` where a run has none.
+        path: the run directory.
+    """
+
+    def __init__(self, env: Reporter | None, path: Path) -> None:
+        self._env, self._path = env, path
+        self._written = 0
+
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
+        """See `Callback.logged`; what a full disk has no room for is written later."""
+        try:
+            self.write(trainer.collector.env_steps)
+        except OSError as error:
+            _log.warning("faults of environments cannot be written (%s); they are when there is room", error)
+
+    def ended(self, trainer: TrainingRun) -> None:
+        """See `Callback.ended`."""
+        self.write(trainer.collector.env_steps)
+
+    def write(self, env_steps: int, error: BaseException | None = None) -> Path | None:
+        """Writes what is new, and the error that ends the run unless it is one of these.
+
+        Args:
+            env_steps: of the run by now.
+            error: as it was caught.
+
+        Returns:
+            The file of what ends the run; `None` if nothing does.
+        """
+        ended: Path | None = None
+        faults = self._env.faults if self._env is not None else EventLog()
+        new = faults.since(self._written)
+        if missing := faults.total - self._written - len(new):
+            told = f"{missing:,} faults since the last row of metrics are not written down, for only the newest are"
+            counts = {f"{kind}, {who}": count for (kind, who), count in faults.counts.items()}
+            write_fault(self._path, FaultRecord("FaultsMissing", told, now(), env_steps, "warned", counts))
+            self._written += missing
+        for fault in new:
+            handled = _HANDLED.get(fault.handled, "stopped")
+            kind = type(fault.error()).__name__
+            path = write_fault(self._path, FaultRecord(kind, str(fault), now(), env_steps, handled, asdict(fault)))
+            self._written += 1
+            if fault.handled == "raise" and ended is None:
+                ended = path
+        if error is not None and ended is None:
+            trace, facts = "".join(traceback.format_exception(error)), dict(getattr(error, "facts", {}))
+            record = FaultRecord(kind_of(error), str(error), env_steps=env_steps, details=facts, trace=trace)
+            ended = write_fault(self._path, record)
+        return ended
+
+
+def kind_of(error: BaseException) -> str:
+    """The class of an error; of one in a worker, that which it had there.
+
+    Args:
+        error: as it was caught.
+    """
+    return error.kind if isinstance(error, RemoteError) else type(error).__name__
+
+
+class NoteLeaks(Callback):
+    """Looks, once a second at most, whether the process of the run leaks; warns of it and writes it down.
+
+    Args:
+        path: the run directory.
+        here: whether environments are stepped in this process, so that they are the likely cause.
+    """
+
+    def __init__(self, path: Path, *, here: bool) -> None:
+        self._path, self._here = path, here
+        self._watch, self._look_at_s = LeakWatch(memory_bytes=_LEAKED_BYTES), 0.0
+
+    def iteration_ended(self, trainer: TrainingRun, updates: Mapping[str, Any]) -> None:
+        """See `Callback.iteration_ended`."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_PERIOD_S
+        allowed = sum(getattr(buffer, "size_bytes", 0) for buffer in trainer.collector.buffers.values())
+        for what, detail in self._watch.look(allowed):
+            whose = "which steps the environments itself" if self._here else "whose environments are in others"
+            text = f"the process of the run, {whose}, leaks {what}: {detail}"
+            _log.warning("%s", text)
+            steps, kind = trainer.collector.env_steps, {"kind": "leak"}
+            with contextlib.suppress(OSError):  # a full disk: the run goes on, as it does without its checkpoints
+                write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))
+
+
+def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+    """Whether the policies of the best evaluation are there and whole; else there is a warning.
+
+    Args:
+        run: its directory.
+        algorithms: of its policies, by name.
+    """
+    for name, algorithm in algorithms.items():
+        folder = policy_folder(run / "policy", name)
+        try:
+            if not isinstance(algorithm.policy, RandomPolicy):  # that of a task which only watches
+                load_policy(folder)
+        except CheckpointError as error:
+            _log.warning("the policy in %s is replaced after the next evaluation: %s", folder, error)
+            return False
+        except ConfigError:  # an encoder without a name, say: only the code of the run can make it
+            continue
+    return True
+
+
+def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
+    """Env steps and result of each of a run's evaluations, in order; damaged files are left out with a warning.
+
+    Args:
+        run: the run directory.
+    """
+    found = []
+    for path in (Path(run) / "evals").glob("*.json"):
+        if not path.stem.isdigit():
+            continue
+        try:
+            record = json.loads(path.read_text())
+            numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
+            if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
+                raise ValueError("numbers are needed")
+            found.append((int(path.stem), record))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _log.warning("%s is no evaluation (%r) and is left out", path, error)
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite number, and can be drawn.
+
+    Args:
+        value: of a row of metrics.
+    """
+    return isinstance(value, int | float) and math.isfinite(value)

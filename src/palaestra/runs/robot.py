@@ -1,0 +1,181 @@
+"""`RobotLearner`: runs of robots, whose agents collect and say when their tasks learn."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import ReplayBuffer
+from palaestra.config.config import ExperimentConfig
+from palaestra.core import ConfigError, TimeStep
+from palaestra.distributed import DistributedConfig, WorkersView
+from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
+from palaestra.policies import NetworkPolicy, Policy, load_policy
+from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
+from palaestra.rollout import Evaluation, returns_of_variants
+from palaestra.runs import learner, making
+from palaestra.runs.learner import Collecting, Evaluate, Learner, Scene
+from palaestra.training import PolicyManager, policy_folder
+
+__all__ = ["RobotLearner"]
+
+
+class RobotLearner(Learner):
+    """The tasks of a robot."""
+
+    @cached_property
+    def robot(self) -> Robot:
+        """Its tasks learn."""
+        return making.make_from_specs(self.config)[0]
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        return self.robot.algorithms
+
+    @cached_property
+    def manager(self) -> PolicyManager:
+        return self.robot
+
+    def require(self) -> None:
+        making.refuse_eval_vectorization(self.config, "a robot is")
+        name, used = self.config.algorithm_name, ("runtime", "num_workers", "address")
+        unused = [field.name for field in dataclasses.fields(DistributedConfig) if field.name not in used]
+        given = _changed("distributed", self.config.distributed, unused)
+        given += _changed("env", self.config.env, ("timeout_s", "reset_timeout_s", "strict"))
+        if given:
+            raise ConfigError(
+                f"{name} is a robot, whose tasks learn in the process of the run when its agents say so, and whose "
+                "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
+                f"{', '.join(given)}"
+            )
+        if given := _changed("env", self.config.env, ("inputs", "info", "untransformed", "auto_reset")):
+            raise ConfigError(
+                f"{name} is a robot, whose tasks choose themselves what they see and store, and whose agents begin "
+                f"their episodes themselves; leave out {', '.join(given)}"
+            )
+        super().require()
+        self.refuse_hindsight(f"{name} is a robot, whose tasks are given their samplers where they are made")
+
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        return {}
+
+    def buffers(self, *, fragments: bool = False) -> NoReturn:
+        raise ConfigError(
+            f"{self.config.algorithm_name} is a robot, whose tasks have data of kinds of their own: none to export"
+        )
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        config, env = self.config, self.config.env
+        if config.offline.data is not None:
+            raise ConfigError(f"{config.algorithm_name} is a robot, whose agents collect; leave out offline.data")
+        if env.vectorization not in ("auto", "serial"):
+            raise ConfigError(
+                f"env.vectorization is {env.vectorization}, but each agent of a robot has an environment of its own; "
+                "leave it out, and give --runtime process for agents in worker processes"
+            )
+        remote = config.distributed.runtime not in (None, "local")  # threads of this process otherwise
+        with learner.make_runtime(config.distributed) if remote else nullcontext() as runtime:
+            collector = RobotCollector(
+                self.robot,
+                functools.partial(load_lane, env),
+                env.num_envs,
+                seed=config.run.seed,
+                config=config.robot,
+                runtime=runtime,
+                num_workers=config.distributed.num_workers,
+            )
+            collector.on_fault, collector.max_restarts = env.on_fault, env.max_restarts
+            with collector:
+                yield Collecting(collector, collector, views=(WorkersView(collector),))
+
+    def evaluation(self) -> Evaluate:
+        return functools.partial(_evaluate, self.config, self._evaluated)
+
+    @property
+    def _evaluated(self) -> AgentFactory:
+        """Makes one agent to be evaluated."""
+        make_env = functools.partial(load_lane, self.config.env.for_evaluation(1))
+        return self.robot.agents(make_env, 1, seed=self.config.run.seed, stream="evaluation")
+
+    def kept_policies(self, path: Path) -> dict[str, Policy]:
+        policies = self.policies
+        for name, policy in policies.items():
+            folder = policy_folder(path / "policy", name)
+            if folder.is_dir():  # a task that only watches has kept none
+                own = [type(policy)] if isinstance(policy, NetworkPolicy) else []  # it may be a class of the robot's
+                policies[name] = load_policy(folder, classes=own)
+        return policies
+
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        films: list[list[np.ndarray]] = []
+        drawn = self.config.env.for_evaluation(1, render_mode="rgb_array")
+        factory = dataclasses.replace(
+            self._evaluated, make_env=lambda lane: _Filmed(load_lane(drawn, lane), films), seed=seed
+        )
+        returns = evaluate_robot(factory, policies, episodes=episodes).returns
+        for number, film in enumerate(films):
+            for picture in film[:-1]:
+                yield Scene(picture, [], [])
+            yield Scene(film[-1], [], [float(earned) for earned in returns[number : number + 1]])
+
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> NoReturn:
+        raise ConfigError(
+            f"{self.config.algorithm_name} is a robot, whose tasks see and do other things than a policy of its "
+            "environment"
+        )
+
+
+class _Filmed(EnvironmentWrapper):
+    """Keeps a picture of every step."""
+
+    def __init__(self, env: SingleEnvironment, films: list[list[np.ndarray]]) -> None:
+        super().__init__(env)
+        self._films = films
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        time_step = self.env.begin_episode(seed)
+        self._films.append([self.env.render()])
+        return time_step
+
+    def advance(self, action: Any) -> TimeStep:
+        time_step = self.env.advance(action)
+        self._films[-1].append(self.env.render())
+        return time_step
+
+
+def _evaluate(
+    config: ExperimentConfig,
+    factory: AgentFactory,
+    policies: Mapping[str, Policy],
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """Agents decide when an episode ends, so that the time limit of an evaluation means nothing here."""
+    if not deterministic:
+        raise ConfigError(
+            "a robot is evaluated with its most probable or most valuable actions only; leave out --stochastic"
+        )
+    num = learner.evaluation_count(config, episodes)
+    make_env = functools.partial(load_lane, config.env.for_evaluation(num))
+    factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)
+    evaluation = evaluate_robot(factory, policies, episodes=episodes)
+    evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
+    return evaluation
+
+
+def _changed(section: str, given: DistributedConfig | EnvConfig, names: Iterable[str]) -> list[str]:
+    """The settings that differ from the defaults, by their whole names."""
+    default = type(given)()
+    return [f"{section}.{name}" for name in names if getattr(given, name) != getattr(default, name)]

@@ -1,0 +1,433 @@
+"""The directory that holds everything of one run, and where such directories are."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import logging
+import os
+import re
+import shlex
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from palaestra.config.config import ExperimentConfig, config_from_mapping, read_config, save_config
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
+from palaestra.core.files import fingerprint, replace_text, whole_folder
+from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations
+from palaestra.runs.trust import require_plain, require_trust, sign
+from palaestra.training import CheckpointStore
+
+__all__ = [
+    "RunDirectory",
+    "begun_runs",
+    "find_run",
+    "find_runs",
+    "list_groups",
+    "list_runs",
+]
+
+_log = logging.getLogger(__name__)
+_ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
+
+
+class RunDirectory:
+    """`config.yaml`, `run.json`, metrics, checkpoints, evaluations and the policy of one run.
+
+    Args:
+        path: an existing run directory; use `create` for a new one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if printable(str(path)) != str(path):
+            raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
+        self._lock: TextIO | None = None
+
+    @classmethod
+    def create(cls, config: ExperimentConfig) -> RunDirectory:
+        """Makes a new directory and writes `config.yaml` and `run.json`.
+
+        Args:
+            config: of the run.
+
+        Raises:
+            CheckpointError: it cannot be written; nothing is left of it.
+            ConfigError: the directory exists already, or cannot be made.
+        """
+        with new_folder(config, f"s{config.run.seed}") as (path, unfinished):
+            cls(unfinished).begin(config)
+        return cls(path)
+
+    def begin(self, config: ExperimentConfig, lineage: Mapping[str, Any] | None = None) -> None:
+        """Fills a directory that is empty, or does not exist.
+
+        Args:
+            config: see `create`.
+            lineage: which run this one continues, and from where.
+        """
+        for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
+            (self.path / name).mkdir(parents=True)
+        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
+        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", **self.save_config(config)}
+        self.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
+
+    def save_config(self, config: ExperimentConfig) -> dict[str, Any]:
+        """Writes `config.yaml`.
+
+        Args:
+            config: what it says from now on.
+
+        Returns:
+            What `run.json` says about that file: by whom it was written, and its hash.
+        """
+        save_config(config, self.path / "config.yaml")
+        return {"signature": sign(self.path), "config_sha256": fingerprint(self.path / "config.yaml")["sha256"]}
+
+    @property
+    def edited(self) -> dict[str, tuple[str, str]]:
+        """`config.yaml` with the hash that it had and the one that it has, where it was edited by hand."""
+        known, now = self.info.get("config_sha256"), fingerprint(self.path / "config.yaml")["sha256"]
+        if known in (None, now):  # older runs have none
+            return {}
+        _log.warning("%s/config.yaml was edited by hand; what --override changes is checked and recorded", self.path)
+        return {"config.yaml": (str(known)[:12], now[:12])}
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """What `config.yaml` says, whichever version wrote it.
+
+        Raises:
+            ConfigError: there is none, or it holds mistakes.
+        """
+        data = read_config(self.path / "config.yaml")
+        require_trust(data, self.path)
+        if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
+            raise ConfigError(
+                f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
+            )
+        return config_from_mapping(ExperimentConfig, data, old_names=True)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a shared policy, which is what its manifest says, and no run."""
+        return (self.path / "manifest.json").is_file() and not (self.path / "run.json").is_file()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
+        file = self.path / "run.json"
+        try:
+            return dict(json.loads(_ESCAPED.sub("?", file.read_text()))) if file.is_file() else {}
+        except (ValueError, TypeError, RecursionError) as error:
+            _log.warning("%s is damaged (%r) and is begun anew", file, error)
+            return {}
+
+    def checkpoints(self, *, keep: int = 3, copies: int = 2) -> CheckpointStore:
+        """Its checkpoints; those of other runs are refused.
+
+        Args:
+            keep: see `CheckpointStore`.
+            copies: see `CheckpointStore`.
+        """
+        run_id = str(self.info.get("id", ""))
+        return CheckpointStore(self.path / "checkpoints", keep=keep, copies=copies, run_id=run_id)
+
+    @property
+    def never_saved(self) -> bool:
+        """Whether it was ended before its first checkpoint.
+
+        Raises:
+            CheckpointError: it had checkpoints, and they are gone.
+        """
+        if not self.checkpoints().never_saved:
+            return False
+        info, folder = self.info, self.path / "checkpoints"
+        # older runs do not say `saved`, but where they ended, or from where they were resumed
+        saved = info.get("saved") or info.get("resumed_at") or (info.get("env_steps") and not info.get("error"))
+        if saved or not folder.is_dir():
+            raise CheckpointError(
+                f"the checkpoints of the run {self.path} are gone, so it cannot go on; bring {folder} back, or begin a "
+                f"new run from the policy that is left: palaestra train ... --from {shlex.quote(str(self.path))}"
+            )
+        return True
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the newest checkpoint that was finished; 0 without any."""
+        steps = CheckpointStore(self.path / "checkpoints").steps()
+        steps = [path for path in steps if (path / "manifest.json").is_file()]
+        return int(steps[-1].name.removeprefix("step_")) if steps else 0
+
+    @property
+    def steps_done(self) -> int:
+        """Env steps of the run; of one that was killed, which has not said them, those of its newest checkpoint."""
+        return self.info.get("env_steps") or self.env_steps
+
+    @property
+    def kept_return(self) -> float | None:
+        """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
+        info = self.info
+        after = info.get("policy_lost_at", -1)  # which those before had kept
+        means = [result["return_mean"] for env_steps, result in read_evaluations(self.path) if env_steps > after]
+        return max((one for one in (info.get("best_return"), *means) if is_number(one)), default=None)
+
+    def forget_evaluations(self, after: int) -> None:
+        """Deletes evaluations that a resumed run makes again, as rows of metrics.
+
+        Args:
+            after: env steps of the checkpoint that it continues from.
+        """
+        for env_steps, file in self.evaluations():
+            if env_steps > after:
+                file.unlink()
+
+    def evaluations(self) -> list[tuple[int, Path]]:
+        """Env steps and file of each evaluation."""
+        files = (self.path / "evals").glob("*.json")
+        return [(int(file.stem), file) for file in files if file.stem.isdigit()]
+
+    @property
+    def status(self) -> str:
+        """`created`, `running`, `done`, `interrupted`, `stopped`, `failed`; `killed` or `crashed` if it died."""
+        status = str(self.info.get("status", "unknown"))
+        if status != "running" or self._is_locked():
+            return status
+        return "crashed" if crash_of(self.path) else "killed"
+
+    def _is_locked(self) -> bool:
+        if not (self.path / "run.lock").is_file():  # nor is a pipe of a stranger's, which would not open
+            return False
+        try:
+            with (self.path / "run.lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
+        return False
+
+    def write_info(self, values: Mapping[str, Any]) -> None:
+        """Adds entries to `run.json`.
+
+        Args:
+            values: JSON values by name.
+
+        Raises:
+            RunLostError: the directory is gone.
+        """
+        self.require_there()
+        replace_text(self.path / "run.json", json.dumps({**self.info, **values}, indent=2) + "\n")
+
+    def require_there(self) -> None:
+        """Notices that somebody has deleted or moved the directory.
+
+        Raises:
+            RunLostError: it is gone.
+        """
+        if not (self.path / "config.yaml").is_file():
+            raise RunLostError(
+                f"the run directory {self.path} is gone: it was deleted, moved or unmounted while the run went on. "
+                "Nothing more can be saved, so the run ends"
+            )
+
+    def lock(self) -> None:
+        """Claims the run for this process; the operating system lets go when the process ends, however it ends.
+
+        Raises:
+            ConfigError: another process has it.
+        """
+        file = (self.path / "run.lock").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it") from None
+        file.seek(0)
+        if holder := file.read().strip():
+            _log.warning(
+                "%s was held by %s, which is gone; what it did last is lost back to its newest checkpoint",
+                self.path,
+                holder,
+            )
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        self._lock = file
+
+    def unlock(self) -> None:
+        """Lets the run go."""
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.close()
+            self._lock = None
+
+
+@contextmanager
+def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Path]]:
+    """A directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
+
+    Args:
+        config: of the run.
+        suffix: the last part of the name.
+
+    Yields:
+        Its path, and a folder to fill, which gets that path when it is whole.
+
+    Raises:
+        CheckpointError: it cannot be written; nothing is left of it.
+        ConfigError: the name is taken, or nothing can be written there.
+    """
+    target = _claimed(config, suffix)
+    try:
+        with whole_folder(target, "run") as unfinished:
+            yield target, unfinished
+    except BaseException:
+        with suppress(OSError):  # it holds nothing yet, or it is somebody else's by now
+            target.rmdir()
+        raise
+
+
+def _claimed(config: ExperimentConfig, suffix: str) -> Path:
+    """An empty directory; of a name that was given it may be one that a killed process has left."""
+    root = Path(config.run.directory)
+    time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, config.env.name)]
+    stem = config.run.name or "_".join([time, *names, suffix])
+    path, number = root / stem, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if config.run.name and path.is_dir() and not any(path.iterdir()):
+                return path
+            if config.run.name:
+                is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
+                instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
+                raise ConfigError(f"the run directory {path} exists already; choose another name{instead}") from None
+            number += 1
+            path = root / f"{stem}_{number}"
+        except OSError as error:
+            raise ConfigError(f"the run directory {path} cannot be made: {error}") from error
+
+
+def list_runs(root: str | Path = "runs") -> list[Path]:
+    """The run directories below a folder that can be read, those of groups included, the newest last.
+
+    Args:
+        root: the folder.
+    """
+    runs = [*_folders_with("run.json", "*", root), *_folders_with("run.json", "*/*", root)]
+    whole = [path for path in runs if (path / "config.yaml").is_file()]
+    return sorted(whole, key=lambda path: (path / "run.json").stat().st_ctime_ns)
+
+
+def list_groups(root: str | Path = "runs") -> list[Path]:
+    """The directories of several seeds below a folder, the newest last.
+
+    Args:
+        root: the folder.
+    """
+    return sorted(_folders_with("group.json", "*", root), key=lambda path: (path / "group.json").stat().st_ctime_ns)
+
+
+def _folders_with(name: str, pattern: str, root: str | Path) -> list[Path]:
+    """Whole folders with a file of this name that can be read; others may keep theirs to themselves."""
+    files = [path for path in Path(root).glob(f"{pattern}/{name}") if os.access(path, os.R_OK)]
+    folders = [path.parent for path in files if not any(part.startswith(".tmp-") for part in path.parts[-3:])]
+    return [path for path in folders if printable(str(path)) == str(path)]
+
+
+def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
+    """A run by its path, its name below `root`, or `last`.
+
+    Args:
+        name: what the user typed.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: there is no such run; the message says which there are.
+        ConfigError: it is a group of several.
+    """
+    if str(name) == "last" and (runs := list_runs(root)):
+        name = max(runs, key=_begun)
+    found = find_runs([name], root)
+    if len(found) > 1:
+        raise ConfigError(f"{name} is a group of {len(found)} runs; name one of them, such as {found[0].path}")
+    return found[0]
+
+
+def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
+    """Runs by paths or names; a group of seeds stands for all its runs, and `last` for the newest group or run.
+
+    Args:
+        names: what the user typed.
+        root: where runs are.
+
+    Raises:
+        CheckpointError: one of them does not exist; the message says which there are.
+    """
+    found: list[RunDirectory] = []
+    for name in names:
+        for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
+            if (path / "group.json").is_file():
+                runs = sorted(path.glob("*/config.yaml"), key=_natural)
+                if not runs:
+                    raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
+                for folder in (path, *(config.parent for config in runs)):
+                    require_plain(folder)
+                found += [RunDirectory(config.parent) for config in runs]
+                break
+            if (path / "config.yaml").is_file():
+                require_plain(path)
+                found.append(RunDirectory(path))
+                break
+        else:
+            some = [path.name for path in list_groups(root)] + [
+                path.name for path in list_runs(root) if not (path.parent / "group.json").is_file()
+            ]
+            known = ", ".join(some[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
+            if Path(name).is_dir():
+                raise CheckpointError(f"{name} is no run, for it has no config.yaml; runs in {root}: {known}")
+            raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}")
+    return found
+
+
+def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
+    """`find_runs` without those that have not begun, seeds of a group that was ended early; a warning names them.
+
+    Args:
+        names: paths or names of runs and groups.
+        root: where names are looked for.
+
+    Raises:
+        CheckpointError: see `find_runs`.
+    """
+    found = find_runs(names, root)
+    begun = [run for run in found if run.status != "created"]
+    if begun and len(begun) < len(found):
+        left_out = ", ".join(str(run.path) for run in found if run not in begun)
+        _log.warning("left out, for they have not begun: %s", left_out)
+    return begun or found
+
+
+def _newest(root: str | Path) -> list[Path]:
+    """The run that was begun last, or the group that it is of; nothing where there is none."""
+    newest = max(list_runs(root), key=_begun, default=None)
+    return [] if newest is None else [newest.parent if (newest.parent / "group.json").is_file() else newest]
+
+
+def _begun(run: Path) -> int:
+    return (run / "config.yaml").stat().st_ctime_ns
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """`seed_10` after `seed_9`."""
+    name = path.parent.name
+    return len(name), name

@@ -1,0 +1,338 @@
+"""`SingleLearner`: runs of one policy, in environments with one agent; hindsight replay in them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from palaestra.algorithms import Algorithm
+from palaestra.buffers import HindsightSampler, ReplayBuffer
+from palaestra.config.config import ExperimentConfig
+from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
+from palaestra.distributed import CollectorFactory, ShardedReplay
+from palaestra.envs import (
+    EnvConfig,
+    Environment,
+    SingleEnvironment,
+    create_environment,
+    load_lane,
+    row_specs,
+    space_from_spec,
+)
+from palaestra.envs.contract.gym_environment import gym_env_of
+from palaestra.envs.contract.spaces import sample_allowed
+from palaestra.envs.supervision.faults import describe
+from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
+from palaestra.rollout import Collector, OfflineFirst, buffer_for
+from palaestra.runs import learner, making
+from palaestra.runs.data import DataSummary, collect_data, going_online, load_for, mixed
+from palaestra.runs.learner import Collecting, Evaluate, PolicyLearner, Scene
+from palaestra.training.learning import episodes_of_each
+
+__all__ = ["SingleLearner"]
+
+
+class SingleLearner(PolicyLearner):
+    """One policy."""
+
+    has_window: ClassVar[bool] = True
+
+    @cached_property
+    def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
+        algorithm, specs = making.make_from_specs(self.config)
+        going_online(algorithm, self.config, self.config.algorithm_name)
+        return algorithm, specs
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """What learns."""
+        return self._made[0]
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+        return {POLICY: self.algorithm}
+
+    @cached_property
+    def _sampler(self) -> Any:
+        return hindsight_sampler(self.config, self.algorithm)
+
+    def require(self) -> None:
+        super().require()
+        env, distributed = self.config.env, self.config.distributed
+        if isinstance(self.algorithm.policy, PopulationPolicy) and env.num_envs < 2:
+            raise ConfigError(
+                f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
+                "--env.num-envs"
+            )
+        if env.on_fault == "drop" and distributed.runtime is not None and env.num_envs == distributed.num_workers:
+            raise ConfigError(
+                f"env.on_fault is drop, and each of {env.num_envs} workers has one environment, without which it "
+                "cannot go on; give env.on_fault as restart, or several environments for each worker"
+            )
+        if (number := self.config.trainer.episodes_per_iteration) is not None:
+            episodes_of_each(number, env.num_envs)
+            if env.on_fault == "drop":
+                raise ConfigError(
+                    "trainer.episodes_per_iteration asks every environment for episodes, and one that is dropped plays "
+                    "none; give env.on_fault as restart or raise"
+                )
+        _ = self._sampler  # an environment is played to see that hindsight is possible
+
+    def load_data(self) -> dict[str, ReplayBuffer]:
+        given = self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name
+        loaded = load_for(*given, reward_shape=self._made[1][2].shape)
+        return {} if loaded is None else {POLICY: loaded}
+
+    def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
+        env = self.config.env
+        return {POLICY: buffer_for(self.algorithm, env.num_envs, fragments=fragments, **row_specs(env))}
+
+    def workers(self) -> Any:
+        config, (observation_spec, action_spec, _) = self.config, self._made[1]
+        seeds, kind = RunSeeds(config.run.seed), cast(Any, type(self.algorithm))
+        make = functools.partial(kind, observation_spec, action_spec, config.algorithm, seeds)
+        number = config.distributed.num_workers
+        return CollectorFactory(env=config.env, algorithm=make, num_workers=number, seed=config.run.seed)
+
+    @contextmanager
+    def collecting(self, data: Mapping[str, ReplayBuffer]) -> Iterator[Collecting]:
+        with super().collecting(data) as made:
+            if self._sampler is not None:
+                for buffer in (*made.collector.buffers.values(), *data.values()):
+                    assert isinstance(buffer, ReplayBuffer | ShardedReplay)
+                    buffer.sampler = self._sampler(base=buffer.sampler)
+            yield made
+
+    def environments(self) -> Environment:
+        return create_environment(self.config.env, seed=self.config.run.seed)
+
+    def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector | OfflineFirst:
+        collector = Collector.of(env, self.algorithm)
+        making.compile_if_asked(self.config, collector)
+        if POLICY in data:
+            collector.source = mixed(self.config, collector.buffer, data[POLICY])
+        updates = self.config.offline.updates
+        return OfflineFirst(collector, data, updates) if updates else collector
+
+    def evaluation(self) -> Evaluate:
+        return functools.partial(learner.evaluate_one, self.config)
+
+    def kept_policies(self, path: Path) -> dict[str, Policy]:
+        return {POLICY: load_policy(path / "policy")}  # without making an environment
+
+    def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
+        render_mode = "human" if window else "rgb_array"
+        config = dataclasses.replace(self.config.env.for_evaluation(1, render_mode=render_mode), vectorization="serial")
+        try:
+            env = create_environment(config, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
+        except MissingExtraError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"{config.name} cannot be drawn as {render_mode!r}: {error}") from error
+        with env:
+            fps = _fps(env)
+            try:
+                for number in range(1, episodes + 1):
+                    for lines, returns in _episode(policies[POLICY], env, number):
+                        yield Scene(None if window else env.render(), lines, returns, fps)
+            except Exception as error:
+                if "pygame" in str(error):
+                    raise MissingExtraError("pygame", "video", "drawing this environment") from error
+                raise
+
+    def record(
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+    ) -> DataSummary:
+        return collect_data(policies[POLICY], env, directory, steps=steps, seed=seed)
+
+
+@torch.inference_mode()
+def _episode(policy: Policy, env: Environment, number: int) -> Iterator[tuple[list[str], list[float]]]:
+    """What there is to say at each step, and at the last one the return."""
+    time_step, state = env.reset(), policy.initial_state(1)
+    total, length = 0.0, 0
+    while int(time_step.step_type[0]) != StepType.LAST:
+        step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)
+        action = policy.env_action(step.action)
+        reward = float(time_step.reward.sum())
+        said = f"reward {reward:.3g}, return {total:.4g}"
+        yield [f"episode {number}, step {length}", f"action {_short(action)}", said], []
+        time_step, state = env.step(action), step.state
+        if env.ended is not None:  # it began again in the same step
+            time_step = env.ended
+        total, length = total + float(time_step.reward.sum()), length + 1
+    yield [f"episode {number}, step {length}", "", f"the end, return {total:.4g}"], [total]
+
+
+def _fps(env: Environment) -> int:
+    """Pictures in a second, as Gymnasium's environments say it in `metadata["render_fps"]`; 30 where none is said."""
+    try:
+        metadata = env.get_attr("metadata")[0]
+    except (ConfigError, EnvError):
+        return 30
+    rate = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    return max(1, round(rate)) if isinstance(rate, int | float) else 30
+
+
+def _short(action: Any) -> str:
+    """An action of one environment in a few characters."""
+    if isinstance(action, torch.Tensor):
+        values = action[0].flatten().tolist()
+        return " ".join(f"{value:.3g}" for value in values[:6]) + (" ..." if len(values) > 6 else "")
+    return " | ".join(f"{key} {_short(value)}" for key, value in action.items())
+
+
+_KEYS = ("observation", "achieved_goal", "desired_goal")
+_MOST_STEPS = 50
+_NEEDED = (
+    "hindsight needs `compute_reward(achieved_goal, desired_goal, info)` of a Gymnasium environment, on arrays of many "
+    "rows, as the environments of Gymnasium-Robotics have it"
+)
+
+
+class _Played(NamedTuple):
+    """T steps of one episode, twice: an environment that computes only single rows does not give this shape."""
+
+    achieved: np.ndarray
+    """[2, T, goal]."""
+    desired: np.ndarray
+    """[2, T, goal]."""
+    reward: np.ndarray
+    """[2, T] as the environment emitted it."""
+    discount: np.ndarray
+    """[2, T]."""
+
+
+def hindsight_sampler(config: ExperimentConfig, algorithm: Algorithm[Any]) -> Callable[..., HindsightSampler] | None:
+    """What makes the sampler of every buffer that a run learns from, given the buffer's own one as `base`.
+
+    One environment is made and plays an episode of at most 50 random steps, from which the reward function has to give
+    the rewards that came through all wrappers. The environment is closed before the function is called.
+
+    Args:
+        config: of the run.
+        algorithm: that learns.
+
+    Returns:
+        `None` where the run has no hindsight.
+
+    Raises:
+        ConfigError: nothing is replayed, observations have no goals, or rewards do not follow from the goals alone.
+        EnvError: the environment raised something.
+    """
+    if not config.hindsight.share:
+        return None
+    problem = _unfit(config, algorithm)
+    if problem:
+        raise ConfigError(f"hindsight.share is {config.hindsight.share}, but {problem}; leave hindsight out")
+    lane = _lane(config.env)
+    try:
+        gym_env = gym_env_of(lane)
+        task: Any = None if gym_env is None else gym_env.unwrapped
+        if not callable(getattr(task, "compute_reward", None)):
+            made = type(lane if task is None else task).__name__
+            raise ConfigError(f"{config.env.name} is a {made}, which has no compute_reward; {_NEEDED}")
+        played = _played(lane, RunSeeds(config.run.seed).integer("environments", 0))
+    finally:
+        lane.close()
+    reward = task.compute_reward
+    _require_agreement(reward, played, config.env.name)
+    return functools.partial(
+        HindsightSampler,
+        reward,
+        strategy=config.hindsight.strategy,
+        share=config.hindsight.share,
+        terminated=_terminated(task, played),
+    )
+
+
+def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any]) -> str:
+    """Why nothing could be replayed with other goals; empty where it can."""
+    name, data = config.algorithm_name, algorithm.plan.data
+    if data != "replay":
+        how = "only from its own newest steps" if data == "on-policy" else "from loaded data alone"
+        return f"{name} learns {how}, and hindsight needs an algorithm that collects and replays, such as sac or dqn"
+    spec = algorithm.policy.observation_spec
+    given = list(spec) if isinstance(spec, Mapping) else None
+    if given is None or not set(_KEYS) <= set(given):
+        what = "are no dict" if given is None else f"have the keys {given}"
+        return f"observations of {config.env.name} {what}, and hindsight needs the keys {', '.join(_KEYS)}"
+    assert isinstance(spec, Mapping)
+    if shown := sorted({"reward", "env_info"} & set(config.env.inputs)):
+        return f"env.inputs shows {shown[0]}, which is of the goal that was given; leave it out of env.inputs"
+    goals = [spec[name] for name in _KEYS[1:]]
+    layouts = [(goal.shape, goal.dtype) if isinstance(goal, TensorSpec) else None for goal in goals]
+    if layouts[0] is None or len(layouts[0][0]) != 1 or layouts[0] != layouts[1]:
+        return f"achieved_goal is {goals[0]} and desired_goal is {goals[1]}, and both need to be vectors of one kind"
+    return ""
+
+
+def _lane(env: EnvConfig) -> SingleEnvironment:
+    """One environment as the run has many."""
+    if env.vectorization == "native":
+        raise ConfigError(f"env.vectorization=native steps all environments as one pool; {_NEEDED}")
+    try:
+        return load_lane(dataclasses.replace(env, chaos="", untransformed=False), 0)
+    except ConfigError as error:  # pools and batched environments cannot be made one by one
+        raise ConfigError(f"{_NEEDED}: {error}") from error
+
+
+def _played(lane: SingleEnvironment, seed: int) -> _Played:
+    """Random steps of one episode."""
+    space, steps = space_from_spec(lane.action_spec), []
+    space.seed(seed % 2**32)
+    lane.seed(seed)
+    step = lane.reset()
+    while len(steps) < _MOST_STEPS and step.step_type != StepType.LAST:
+        step = lane.step(sample_allowed(space, step.observation))
+        steps.append(step)
+    columns = [
+        [step.observation["achieved_goal"] for step in steps],
+        [step.observation["desired_goal"] for step in steps],
+        [step.reward for step in steps],
+        [step.discount for step in steps],
+    ]
+    return _Played(*(np.stack([column, column]) for column in columns))
+
+
+def _require_agreement(reward: Callable[..., Any], played: _Played, name: str) -> None:
+    try:
+        given = np.asarray(reward(played.achieved, played.desired, {}))
+    except Exception as error:
+        raise ConfigError(
+            f"compute_reward of {name} raised {describe(error)[0]} for goals {played.achieved.shape} and an empty "
+            f"info; {_NEEDED}"
+        ) from error
+    if given.shape != played.reward.shape:
+        raise ConfigError(
+            f"compute_reward of {name} gave shape {given.shape} for goals {played.achieved.shape} and rewards "
+            f"{played.reward.shape}; {_NEEDED}"
+        )
+    wrong = ~np.isclose(given, played.reward, rtol=1e-4, atol=1e-6)[0]
+    if wrong.any():
+        step = int(wrong.argmax())
+        raise ConfigError(
+            f"compute_reward of {name} gives {given[0, step]:g} for the goals of a step for which the run gets the "
+            f"reward {played.reward[0, step]:g}: a wrapper changes rewards, or they depend on more than the goals; "
+            "leave out the wrapper, or hindsight"
+        )
+
+
+def _terminated(task: Any, played: _Played) -> Callable[..., Any] | None:
+    """The function that says where reaching a goal ends the episode; `None` where ends stay as they were.
+
+    It has to compute many rows, and to give the ends that the environment emitted: there may be others.
+    """
+    function = getattr(task, "compute_terminated", None)
+    try:
+        over = np.asarray(function(played.achieved, played.desired, {}))  # pyright: ignore[reportOptionalCall]
+    except Exception:  # none is there, or it is for single rows
+        return None
+    same = over.shape == played.discount.shape and np.array_equal(1 - over.astype(np.float32), played.discount)
+    return function if same else None

@@ -1,0 +1,139 @@
+"""`Health`: warns when learning goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any, final
+
+from palaestra.training.callbacks import Callback
+from palaestra.training.parts import TrainingRun
+
+__all__ = ["Health"]
+
+_log = logging.getLogger(__name__)
+_PERSISTENT = 3  # rows in a row; one bad row is noise
+_MANY_STEPS = 100_000
+_NORMS = 100  # of which the median is what is usual
+
+_CAUSES = {
+    "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_epochs, or set a target KL",
+    "entropy": "the policy stopped exploring while returns do not rise: raise entropy_cost, lower the learning rate, "
+    "or look at the scale of rewards",
+    "explained_variance": "values explain returns worse than a constant would: look at the scale of rewards, raise "
+    "value_cost, or lower gamma",
+    "gradient_norm": "the loss explodes: lower algorithm.learning_rate or max_grad_norm, normalise observations or "
+    "scale rewards down",
+    "q_mean": "action values diverge: lower algorithm.learning_rate, copy the target network less often "
+    "(target_period, tau), lower n_step, or scale rewards down",
+    "episodes": "episodes never end, so no return is known: set env.max_episode_steps",
+}
+
+
+_LEARNED = re.compile(r"learning/(?:(?P<policy>.+)/)?(?P<metric>kl|entropy|explained_variance|q_mean|gradient_norm/.+)")
+
+
+@final
+class Health(Callback):
+    """Looks at every row of metrics and warns, once for each symptom and policy, when it persists.
+
+    | symptom | warned of when |
+    |---|---|
+    | KL | the mean KL of an update's policies exceeds 0.2 |
+    | entropy | within 2% of 0, measured by what it was at first, unless learning works |
+    | explained variance | below -0.5, unless learning works: equal returns have no variance to explain |
+    | gradient norm | above 100 times its median so far |
+    | action values | beyond 20 times the largest discounted return so far, and 100 |
+    | episodes | none has ended in 100,000 env steps |
+
+    Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
+    may have entropies below 0, and those say nothing.
+
+    Args:
+        stop: whether a symptom ends the run.
+    """
+
+    def __init__(self, *, stop: bool = False) -> None:
+        self._stop = stop
+        self.warnings: list[str] = []
+        """Given so far."""
+        self._rows: Counter[str] = Counter()
+        self._first_entropies: dict[str, float] = {}
+        self._first_return = math.nan
+        self._best_return = -math.inf
+        self._largest_return = 0.0
+        self._norms: dict[str, deque[float]] = {}
+
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
+        """See `Callback.logged`; adds `health/warnings`, how many symptoms were warned of."""
+        found = self._symptoms(row)
+        for name in list(self._rows):
+            if name not in found and self._rows[name] < _PERSISTENT:
+                del self._rows[name]
+        for name, what in found.items():
+            self._rows[name] += 1
+            if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
+                cause = _CAUSES[name.partition("/")[0]]
+                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {cause}"
+                self.warnings.append(text)
+                _log.warning("%s", text)
+                if self._stop:
+                    trainer.stop(text)
+        row["health/warnings"] = len(self.warnings)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "warnings": list(self.warnings),
+            "rows": dict(self._rows),
+            "first": [dict(self._first_entropies), self._first_return],
+            "largest": [self._best_return, self._largest_return],
+            "norms": {name: list(norms) for name, norms in self._norms.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.warnings, self._rows = list(state["warnings"]), Counter(state["rows"])
+        first, self._first_return = state["first"]  # older checkpoints have one number, which is seen anew
+        self._first_entropies = dict(first) if isinstance(first, Mapping) else {}
+        self._best_return, self._largest_return = state["largest"]
+        self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
+
+    def _symptoms(self, row: Mapping[str, float]) -> dict[str, str]:
+        """What looks wrong in a row, by cause and policy; metrics that it lacks are NaN, which compares as false."""
+        found: dict[str, str] = {}
+        mean = row.get("return_mean", math.nan)
+        self._first_return = mean if math.isnan(self._first_return) else self._first_return
+        self._best_return = max(self._best_return, mean)
+        self._largest_return = max(self._largest_return, abs(row.get("discounted_return_mean", 0.0)))
+        works = mean == self._best_return > self._first_return
+        if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
+            found["episodes"] = "no episode has ended"
+        for name, value in row.items():
+            if (match := _LEARNED.fullmatch(name)) and (wrong := self._wrong(name, match["metric"], value, works)):
+                cause, policy = match["metric"].partition("/")[0], match["policy"]
+                found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
+        return found
+
+    def _wrong(self, name: str, metric: str, value: float, works: bool) -> str | None:
+        """What looks wrong in one number of a policy's learning."""
+        if metric == "kl" and value > 0.2:
+            return f"the mean KL of an update is {value:.2g}"
+        if metric == "explained_variance" and value < -0.5 and not works:
+            return f"the explained variance is {value:.2g}"
+        if metric == "entropy" and not math.isnan(value):
+            first = self._first_entropies.setdefault(name, value)
+            if 0 <= value < 0.02 * first and not works and math.isfinite(self._first_return):
+                return f"the entropy fell from {first:.2g} to {value:.2g}"
+        largest = self._largest_return
+        if metric == "q_mean" and largest and abs(value) > max(100.0, 20 * largest):
+            return f"the mean action value is {value:.2g}, discounted returns are {largest:.2g}"
+        if metric.startswith("gradient_norm/"):
+            before, part = self._norms.setdefault(name, deque(maxlen=_NORMS)), metric.partition("/")[2]
+            usual = statistics.median(before or [value])
+            if len(before) >= 5 and value > 100 * max(usual, 1e-6):
+                return f"the gradient of {part!r} is {value:.2g} long, usually {usual:.2g}"
+            before.append(value)
+        return None

@@ -1,0 +1,170 @@
+"""Tests of `palaestra.analysis.curves`: what is averaged over which runs, and how sure it is."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from palaestra.analysis.curves import iqm, labels_of, mean_interval, one_run, shown_metric
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import curves_of, read_metrics
+from tests.experiments.parts import config_of, rows_of, written
+from tests.faults.parts import command
+
+
+def at(curve, x):
+    """Value and interval at a point."""
+    return [float(np.interp(x, curve.x, values)) for values in (curve.value, curve.low, curve.high)]
+
+
+def test_one_run_is_its_own_curve_without_an_interval(tmp_path):
+    (curve,) = curves_of([written(tmp_path, rows_of([1, 2, 3]))])
+    assert at(curve, 20) == pytest.approx([2, 2, 2])
+    assert (curve.x[0], curve.x[-1], set(curve.num_runs.tolist())) == (10, 30, {1})
+
+
+def test_seeds_of_one_configuration_are_averaged_and_others_are_kept_apart(tmp_path):
+    """Grouped by configuration: seed and name do not count, gamma does."""
+    runs = [
+        written(tmp_path, rows_of([0, value, value]), f"s{seed}", run__seed=seed) for seed, value in enumerate((2, 4))
+    ]
+    runs.append(written(tmp_path, rows_of([9, 9, 9]), "other", algorithm__gamma=0.5))
+    first, other = curves_of(runs)
+    assert (first.label, other.label) == (
+        "ppo palaestra.envs.tiny:Chain algorithm.gamma=0.99",
+        "ppo palaestra.envs.tiny:Chain algorithm.gamma=0.5",
+    )
+    mean, low, high = at(first, 30)
+    assert (mean, low, high) == (3, 2, 4)  # two runs: drawn again, either may come twice
+    assert at(other, 30) == [9, 9, 9]
+
+
+def test_the_interval_covers_the_true_mean_as_often_as_it_says():
+    """A percentile bootstrap of 20 normal draws covers in about 93%; a mutant of half the width would in 66%."""
+    generator = np.random.default_rng(0)
+    covered = sum(low < 0 < high for low, high in (mean_interval(generator.normal(size=20)) for _ in range(200)))
+    assert 0.88 <= covered / 200 <= 0.98
+
+
+def test_the_interquartile_mean_ignores_an_outlier():
+    values = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1000.0])[:, None]
+    assert iqm(values).tolist() == [3.5]
+    assert iqm(values[:3]).tolist() == [1.0]  # nothing is cut off from three
+
+
+def test_a_run_that_broke_off_is_left_out_from_there_on(tmp_path):
+    runs = [
+        written(tmp_path, rows_of([1] * 10), "whole", run__seed=1),
+        written(tmp_path, rows_of([3] * 4), "broken", run__seed=2),
+    ]
+    (curve,) = curves_of(runs)
+    assert at(curve, 39)[0] == 2
+    assert at(curve, 60)[0] == 1
+    assert (curve.num_runs[0], curve.num_runs[-1]) == (2, 1)
+
+
+def test_a_curve_ends_where_the_first_whole_run_does(tmp_path):
+    """The last rows of finished runs lie a few env steps apart; nothing jumps there."""
+    runs = [
+        written(tmp_path, [*rows_of([1] * 9), {**rows_of([1])[0], "env_steps": last}], f"s{last}", run__seed=last)
+        for last in (100, 104)
+    ]
+    (curve,) = curves_of(runs)
+    assert curve.x[-1] == 100
+    assert set(curve.num_runs.tolist()) == {2}
+
+
+@pytest.mark.parametrize(("x", "last"), [("steps", 30), ("time", 1.5), ("episodes", 3)])
+def test_the_x_axis_may_be_steps_time_or_episodes(x, last, tmp_path):
+    (curve,) = curves_of([written(tmp_path, rows_of([1, 2, 3]))], x=x)
+    assert curve.x[-1] == last
+
+
+def test_half_a_line_of_a_killed_process_is_left_out(tmp_path):
+    run = written(tmp_path, rows_of([1, 2]))
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 30, "ret')
+    assert [row["env_steps"] for row in read_metrics(run.path)] == [10, 20]
+
+
+def test_a_metric_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    """F27."""
+    run = written(tmp_path, rows_of([1, 2]))
+    with pytest.raises(ConfigError, match=r"there is no metric 'learning/k' — did you mean 'learning/kl'\?"):
+        curves_of([run], metric="learning/k")
+    empty = written(tmp_path, [], "empty")
+    with pytest.raises(CheckpointError, match=r"nothing to draw yet: no return_mean has been logged in .*empty"):
+        curves_of([empty])
+
+
+def test_a_run_of_which_nothing_is_drawn_is_named(tmp_path, caplog):
+    """One that learned from data alone has no episodes of training; its evaluations compare with those of others."""
+    rows = [row | {"eval/return_mean": 3.0} for row in rows_of([1, 2])]
+    run = written(tmp_path, rows)
+    offline = written(tmp_path, [{k: v for k, v in row.items() if k != "return_mean"} for row in rows], "offline")
+    assert shown_metric([run]) == "return_mean"
+    assert shown_metric([run, offline]) == "eval/return_mean"
+    assert len(curves_of([run, offline], metric="return_mean")) == 1
+    assert f"no return_mean has been logged in {offline.path}" in caplog.text
+
+
+def test_labels_say_only_what_differs(tmp_path):
+    same = [config_of(tmp_path, run__seed=seed) for seed in (1, 2)]
+    assert labels_of(same) == ["ppo palaestra.envs.tiny:Chain"] * 2
+
+
+def test_a_thinned_curve_keeps_its_ends():
+    points = np.stack([np.arange(5000.0), np.arange(5000.0) ** 2], axis=1)
+    thin = one_run(points)
+    assert len(thin.x) == len(thin.value) == len(thin.low) == 200
+    assert (thin.x[0], thin.x[-1], thin.value[-1]) == (0, 4999, 4999**2)
+    assert one_run(points[:7]).x.tolist() == list(range(7))
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """Of 200,000 rows, with a metric that only three have, and half a line at the end."""
+    run = written(tmp_path_factory.mktemp("runs"), [])
+    row = rows_of([0.0])[0]
+    with (run.path / "metrics.jsonl").open("w") as file:
+        for i in range(200_000):
+            rare = {"rare": float(i)} if i % 70_000 == 9 else {}
+            file.write(json.dumps(row | {"env_steps": 10 * i, "return_mean": i / 1000, **rare}) + "\n")
+        file.write('{"env_steps": 20')
+    return run
+
+
+@pytest.mark.slow
+def test_a_curve_of_many_rows_is_read_in_places(long_run, monkeypatch):
+    """D13: from the first row to the last, without reading what no picture can show; the values are the file's."""
+    parsed, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), loads(text))[1])
+    (curve,) = curves_of([long_run])
+    assert len(parsed) <= 2_002  # with run.json
+    assert (curve.x[0], curve.x[-1]) == (0, 1_999_990)
+    assert curve.value == pytest.approx(curve.x / 10_000)
+
+
+def test_a_metric_that_few_of_many_rows_have_is_found(long_run):
+    """D13."""
+    (curve,) = curves_of([long_run], metric="rare")
+    assert (curve.x[0], curve.x[-1], curve.value[-1]) == (90, 1_400_090, 140_009)
+    with pytest.raises(ConfigError, match="there is no metric 'return_men' — did you mean 'return_mean'"):
+        curves_of([long_run], metric="return_men")
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_drawn_in_five_seconds_and_500_mb(tmp_path):
+    """D13: `plot` and `report` in processes of their own; seconds of the processor, whatever else the machine does."""
+    run = written(tmp_path, [])
+    row = rows_of([0.0])[0] | {f"learning/metric_{i}": 0.123456789 for i in range(18)}
+    with (run.path / "metrics.jsonl").open("w") as file:
+        for i in range(1_000_000):
+            file.write(json.dumps(row | {"env_steps": 10 * i, "return_mean": i / 1000}) + "\n")
+    used = "import time; print('cpu', time.process_time(), open('/proc/self/status').read())"
+    program = f"from palaestra.cli import main\ntry: main()\nfinally: {used}"
+    for verb in ("plot", "report"):
+        text = command(verb, str(run.path), folder=tmp_path, program=program)
+        assert float(re.search(r"cpu ([\d.]+)", text)[1]) < 5
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) < 500_000  # ru_maxrss has that of who started it

@@ -1,0 +1,124 @@
+"""Tests of `palaestra.analysis.diagnosis`: logs as broken runs leave them, beside one of a healthy run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import palaestra
+from palaestra import preset
+from palaestra.core import CheckpointError
+from palaestra.experiments import RunDirectory, write_report
+
+HEALTHY = {
+    "env_steps": 6000,
+    "gradient_steps": 480,
+    "updates_skipped": 0,
+    "length_mean": 47.0,
+    "discounted_return_mean": 23.5,
+    "learning/kl": 0.004,
+    "learning/entropy": 0.6,
+    "learning/explained_variance": 0.87,
+}
+
+
+def made(tmp_path: Path, *, returns=(14.0, 60.0), settings=None, **metrics) -> RunDirectory:
+    config = preset("ppo", "CartPole-v1")
+    place = dataclasses.replace(config.run, directory=str(tmp_path), name="it")
+    algorithm = dataclasses.replace(config.algorithm, **(settings or {}))
+    run = RunDirectory.create(dataclasses.replace(config, run=place, algorithm=algorithm))
+    row = {**HEALTHY, **metrics}
+    (run.path / "metrics.jsonl").write_text("\n".join([json.dumps(row)] * 4) + "\n")
+    lines = [f"{100 + i},{returns[i % len(returns)]},14,0," for i in range(30)]
+    (run.path / "episodes.csv").write_text("\n".join(["env_steps,return,length,env_id,info", *lines]) + "\n")
+    return run
+
+
+def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
+    assert palaestra.diagnose(made(tmp_path).path).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("returns", "found"),
+    [
+        ([20, 440, 441, 130, 141], ["performance_collapse"]),
+        ([20, 440, 130, 300], []),
+        ([20, 440, 130], []),
+        ([400, 300, 200, 100], []),
+        ([20, 100, 100, 500], []),
+    ],
+)
+def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns, found):
+    """Twice in a row, after at least four evaluations; one that never gained has lost nothing."""
+    run = made(tmp_path)
+    rows = [{**HEALTHY, "eval/return_mean": value} for value in returns for _ in range(2)]
+    (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert [one.name for one in palaestra.diagnose(run.path).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("not_finite", {"learning/ppo": float("nan")}),
+        ("no_updates", {"gradient_steps": 0}),
+        ("policy_jumps", {"learning/kl": 3.0}),
+        ("policy_stands_still", {"learning/kl": 1e-10}),
+        ("acts_at_random", {"learning/entropy": 0.6931}),
+        ("entropy_collapse", {"learning/entropy": 1e-4}),
+        ("short_sighted", {"settings": {"gamma": 0.0}}),
+        ("no_reward_signal", {"returns": (0.0,)}),
+        ("reward_scale", {"discounted_return_mean": 2e7}),
+        ("value_worse_than_constant", {"learning/explained_variance": -4.0}),
+    ],
+)
+def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
+    (finding,) = palaestra.diagnose(made(tmp_path, **broken).path).findings
+    assert finding.name == name
+
+
+def test_values_are_not_blamed_where_all_returns_are_nearly_the_same(tmp_path):
+    """In a solved run there is no variance to explain."""
+    solved = made(tmp_path, returns=(500.0, 500.0, 490.0, 500.0), **{"learning/explained_variance": -4.0})
+    assert palaestra.diagnose(solved.path).findings == ()
+
+
+def test_each_policy_of_many_agents_is_looked_at(tmp_path):
+    """F24: its metrics are called after it."""
+    broken = {"learning/red/kl": 3.0, "learning/blue/kl": 0.004, "learning/blue/explained_variance": -4.0}
+    jumps, value = palaestra.diagnose(made(tmp_path, **broken).path).findings
+    assert jumps.evidence.startswith("an update moves policy 'red' by KL 3")
+    assert value.evidence.startswith("explained variance of the value of policy 'blue': -4")
+
+
+def test_what_is_most_severe_comes_first(tmp_path):
+    run = made(tmp_path, **{"learning/entropy": 1e-4, "gradient_steps": 0})
+    assert [f.name for f in palaestra.diagnose(run.path).findings] == ["no_updates", "entropy_collapse"]
+
+
+def test_a_run_without_metrics_is_refused(tmp_path):
+    run = made(tmp_path)
+    (run.path / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="has logged no metrics yet"):
+        palaestra.diagnose(run.path)
+
+
+def test_the_command_ends_with_1_where_something_is_found(tmp_path, capsys):
+    from palaestra.cli.diagnose import diagnose
+
+    assert diagnose([str(made(tmp_path, **{"learning/kl": 3.0}).path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["findings"][0]["name"] == "policy_jumps"
+
+
+def test_the_command_ends_with_0_where_nothing_is_found(tmp_path, capsys):
+    from palaestra.cli.diagnose import diagnose
+
+    assert diagnose([str(made(tmp_path).path)]) == 0
+    assert "nothing found" in capsys.readouterr().out
+
+
+def test_the_report_has_what_the_log_says(tmp_path):
+    broken, healthy = made(tmp_path / "a", **{"learning/kl": 3.0}), made(tmp_path / "b")
+    texts = [write_report([run.path], tmp_path / "report.html").read_text() for run in (broken, healthy)]
+    assert "policy_jumps" in texts[0] and "Findings" in texts[0]
+    assert "Findings" not in texts[1]

@@ -1,0 +1,87 @@
+"""Findings from episodes that a policy plays, each with a policy that was broken so."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from palaestra import EnvConfig, RunSeeds
+from palaestra.algorithms import ALGORITHMS
+from palaestra.analysis.played import play, played_symptoms
+from palaestra.envs import create_environment
+
+LOUD = 1e4
+
+
+class LoudPendulum(gymnasium.ObservationWrapper):
+    """Observations are far from 1."""
+
+    def __init__(self) -> None:
+        env = gymnasium.make("Pendulum-v1")
+        super().__init__(env)
+        space = env.observation_space
+        self.observation_space = gymnasium.spaces.Box(space.low * LOUD, space.high * LOUD, dtype=np.float32)
+
+    def observation(self, observation):
+        return observation * LOUD
+
+
+def found(algorithm, name, break_it=lambda policy: None):
+    """Names of what an untrained policy shows after `break_it`."""
+    with create_environment(EnvConfig(name=name, num_envs=1), lane_seeds=[3]) as env:
+        made = ALGORITHMS[algorithm]
+        policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
+        with torch.no_grad():
+            break_it(policy)
+        return {one.name for one in played_symptoms(policy, play(policy, env, episodes=8, gamma=0.9))}
+
+
+def layers(policy):
+    return [module for module in policy.modules() if isinstance(module, torch.nn.Linear)]
+
+
+def kill_first_layer(policy):
+    layers(policy)[0].bias.fill_(-1e6)
+
+
+def believe_in_riches(policy):
+    layers(policy)[-1].bias.fill_(1e4)
+
+
+def prefer_one(policy):
+    layers(policy)[-1].weight.fill_(0.0)
+    layers(policy)[-1].bias.copy_(torch.tensor([0.5, 0.0]))
+
+
+def push_to_the_end(policy):
+    layers(policy)[-1].bias.fill_(50.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "env", "break_it"),
+    [
+        ("dead_units", "dqn", "CartPole-v1", kill_first_layer),
+        ("values_too_high", "dqn", "CartPole-v1", believe_in_riches),
+        ("one_action", "dqn", "CartPole-v1", prefer_one),
+        ("saturated_actions", "td3", "Pendulum-v1", push_to_the_end),
+        ("large_observations", "sac", "tests.analysis.test_played:LoudPendulum", lambda policy: None),
+    ],
+)
+def test_what_is_broken_is_found(name, algorithm, env, break_it):
+    assert name in found(algorithm, env, break_it)
+
+
+def test_nothing_is_found_where_nothing_is_broken():
+    assert found("sac", "Pendulum-v1") == set()
+
+
+def test_a_tanh_unit_that_is_always_at_its_end_is_dead():
+    assert "dead_units" in found("ppo", "CartPole-v1", kill_first_layer)
+
+
+def test_hooks_are_gone_after_playing():
+    with create_environment(EnvConfig(name="CartPole-v1", num_envs=1), lane_seeds=[3]) as env:
+        made = ALGORITHMS["dqn"]
+        policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
+        play(policy, env, episodes=1, gamma=0.9)
+        assert not any(layer._forward_hooks for layer in layers(policy))

@@ -1,0 +1,148 @@
+"""Tests of `palaestra.runs.data`: data sets from runs, policies and chance."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import palaestra
+from palaestra import EnvConfig
+from palaestra.buffers import ReplayBuffer, from_minari
+from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, StepType, TensorSpec, TimeStep
+from palaestra.experiments import collect_data, export_data, export_minari, find_run, policy_of_run
+from palaestra.training import CheckpointStore
+from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
+from tests.experiments.parts import trained
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run of SAC with two environments."""
+    folder = str(tmp_path_factory.mktemp("runs"))
+    settings = SMALL | HYBRID | {"env__num_envs": 2}
+    return palaestra.train("sac", "Pendulum-v1", run__directory=folder, run__name="run", **settings).directory
+
+
+def test_chance_makes_data_in_the_units_of_the_environment(tmp_path):
+    summary = collect_data(None, PENDULUM, tmp_path / "data", steps=60, seed=1)
+    buffer = ReplayBuffer.load(tmp_path / "data")
+    assert (summary.steps, summary.episodes) == (60, 6)
+    rows = buffer.starts(1)
+    assert len(rows) == 60
+    assert 1.5 < float(buffer.take("action", rows).abs().max()) <= 2.0
+    returns = [float(buffer.take("reward", rows[1:]).sum()) for rows in buffer.episodes()]
+    assert summary.return_mean == pytest.approx(sum(returns) / 6)
+
+
+def test_the_same_seed_gives_the_same_data(tmp_path):
+    """And another seed other data."""
+    one, two, other = (
+        ReplayBuffer.load(saved(tmp_path / name, seed=seed)) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert torch.equal(one[one.in_time_order(0)[:-1]].action, two[two.in_time_order(0)[:-1]].action)
+    assert torch.equal(one[one.in_time_order(0)].observation, two[two.in_time_order(0)].observation)
+    assert not torch.equal(one[one.in_time_order(0)].observation, other[other.in_time_order(0)].observation)
+
+
+def test_several_environments_are_lanes(tmp_path):
+    summary = collect_data(None, dataclasses.replace(PENDULUM, num_envs=3), tmp_path / "data", steps=60)
+    buffer = ReplayBuffer.load(tmp_path / "data")
+    assert buffer.num_lanes == 3
+    assert summary.steps >= 60
+
+
+def test_data_has_the_rewards_of_the_task(tmp_path):
+    """What is for training alone, such as normalised rewards, is left out."""
+    env = EnvConfig(name="CartPole-v1", train_wrappers=("NormalizeReward",))
+    collect_data(None, env, tmp_path / "data", steps=40)
+    buffer = ReplayBuffer.load(tmp_path / "data")
+    rows = buffer.starts(1)
+    assert set(buffer.take("reward", buffer.next(rows)).tolist()) == {1.0}
+
+
+def test_the_policy_of_a_run_makes_data(run, tmp_path):
+    """Its actions are executed ones, so that any other algorithm can learn from them."""
+    directory = find_run(run)
+    for which in ("best", "last"):
+        policy = policy_of_run(directory, which)
+        collect_data(policy, directory.config.env.for_evaluation(1), tmp_path / which, steps=30)
+        buffer = ReplayBuffer.load(tmp_path / which)
+        assert buffer.options["action_spec"] == policy.action_spec
+        assert len(buffer.starts(1)) == 30
+
+
+def test_a_policy_with_a_memory_makes_data_too(tmp_path):
+    done = trained(
+        tmp_path,
+        algorithm__network__recurrent="gru",
+        algorithm__network__recurrent_size=4,
+        algorithm__mini_batch_length=8,
+    )
+    directory = find_run(done.directory)
+    env = directory.config.env.for_evaluation(2)
+    assert collect_data(policy_of_run(directory), env, tmp_path / "data", steps=20).steps >= 20
+
+
+@pytest.mark.slow
+def test_the_replay_buffer_of_a_run_is_exported(run, tmp_path):
+    """The rows of the newest checkpoint, with a SAC action of 0.5 as the torque 1."""
+    summary = export_data(run, tmp_path / "data")
+    buffer = ReplayBuffer.load(tmp_path / "data")
+    _, state = CheckpointStore(run / "checkpoints").load_newest()
+    assert (summary.steps, buffer.num_lanes) == (60, 2)
+    stored = state["buffer"]["field.observation"]
+    assert torch.equal(buffer[buffer.in_time_order(1)].observation, torch.as_tensor(stored)[: len(stored), 1])
+    raw, executed = torch.as_tensor(state["buffer"]["field.action"]), buffer[buffer.in_time_order(0)[:-1]]
+    acted = executed.step_type != 2
+    assert torch.allclose(executed.action[acted], 2 * raw[: len(acted), 0][acted])
+    again = palaestra.train(
+        "iql", "Pendulum-v1", offline__data=str(tmp_path / "data"), run__directory=str(tmp_path), **SMALL
+    )
+    assert again.result.status == "done"
+
+
+def test_a_run_without_a_replay_buffer_has_nothing_to_export(tmp_path):
+    done = trained(tmp_path)
+    with pytest.raises(ConfigError, match=r"ppo keeps no replay buffer .* `palaestra data collect"):
+        export_data(done.directory, tmp_path / "data")
+    with pytest.raises(CheckpointError, match="there is no run 'nope'"):
+        export_data("nope", tmp_path / "data", root=tmp_path)
+
+
+def test_nothing_is_overwritten(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        export_data(run, tmp_path / "data")
+    with pytest.raises(ConfigError, match="exists already"):
+        collect_data(None, PENDULUM, tmp_path / "data", steps=10)
+    with pytest.raises(ConfigError, match="--steps is 0; it must be at least 1"):
+        collect_data(None, PENDULUM, tmp_path / "new", steps=0)
+
+
+def test_a_data_set_goes_to_minari(tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    folder = saved(tmp_path / "data")
+    assert export_minari(folder, "pendulum/test-v0").episodes == 6
+    before = ReplayBuffer.load(folder)
+    options = {name: before.options[name] for name in ("observation_spec", "action_spec")}
+    after = from_minari("pendulum/test-v0", **options)
+    assert len(after.episodes()) == 6
+    assert torch.equal(before[before.episodes()[3]].reward[1:], after[after.episodes()[3]].reward[1:])
+    with pytest.raises(ConfigError, match="Minari cannot write"):
+        export_minari(folder, "pendulum/test-v0")
+
+
+def test_pictures_do_not_go_to_minari(tmp_path, monkeypatch):
+    """Of which it makes JPEG; nothing is written then."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    spec = TensorSpec((40, 40), torch.uint8)
+    buffer = ReplayBuffer(4, 1, observation_spec=spec, action_spec=DiscreteSpec(num=2))
+    for kind in (StepType.FIRST, StepType.LAST):
+        seen = TimeStep(torch.tensor([kind], dtype=torch.int32), torch.zeros(1), torch.ones(1), spec.zeros(1))
+        buffer.open(seen) if kind == StepType.FIRST else buffer.append(torch.tensor([0]), seen)
+    buffer.save(tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"^Minari stores uint8 arrays such as observation .* as JPEG"):
+        export_minari(tmp_path / "data", "catch/test-v0")
+    assert not (tmp_path / "datasets").exists()
