@@ -265,7 +265,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
         write(*arguments)
 
     module = "records" if what == "write_fault" else "run_directory"
-    monkeypatch.setattr(f"palaestra.experiments.{module}.{what}", failing)
+    monkeypatch.setattr(f"palaestra.runs.{module}.{what}", failing)
     with pytest.raises(NonFiniteError):
         trained(tmp_path, env__name="tests.rollout.test_collector:Poisoned", env__kwargs={"reward": float("nan")})
     assert "run ended could not be written: [Errno 28] No space left on device" in caplog.text

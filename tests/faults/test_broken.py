@@ -18,8 +18,8 @@ from palaestra.envs import (
     ProcessDriver,
     SerialDriver,
     ThreadDriver,
-    watchdog,
 )
+from palaestra.envs.supervision import watchdog
 from tests.faults import broken
 
 QUICK = {"timeout_s": 0.2, "reset_timeout_s": 0.3}

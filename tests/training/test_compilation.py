@@ -47,7 +47,7 @@ def early(monkeypatch):
 def pretended(monkeypatch, early):
     """Nothing is compiled: `compiled` has the gradient steps made by what would be, `sent` what would compile it."""
     steps = importlib.import_module("palaestra.algorithms.compiled_steps")
-    later = importlib.import_module("palaestra.training.callbacks")
+    later = importlib.import_module("palaestra.training.compilation")
     made = {"compiled": [], "sent": []}
 
     def compiled_method(owner, method, example, changed):
@@ -137,7 +137,7 @@ def test_all_is_prepared_that_a_pass_needs(monkeypatch, gradient_steps, policy_p
 
 
 def test_a_short_run_is_eager_starts_no_process_and_says_so_in_its_record(tmp_path, monkeypatch):
-    monkeypatch.setattr("palaestra.training.callbacks.Companion", None)
+    monkeypatch.setattr("palaestra.training.compilation.Companion", None)
     record = said(train(tmp_path))
     assert record["after"] == {}
     assert "about 80 gradient steps" in record["eager"]["policy"]

@@ -1,4 +1,4 @@
-"""Tests of `palaestra.training.callbacks`: crafted runs that go wrong, and runs that do not."""
+"""Tests of `palaestra.training.health`: crafted runs that go wrong, and runs that do not."""
 
 import logging
 import shutil

@@ -7,7 +7,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from palaestra.core import EnvError
 from palaestra.envs import space_from_spec
-from palaestra.envs.nest import neutral
+from palaestra.envs.contract.nest import neutral
 from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
 
 __all__ = ["AsAECEnv", "AsParallelEnv"]
