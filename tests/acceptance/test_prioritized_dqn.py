@@ -27,7 +27,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, algorithm: Any, buffer: Any) -> list[
 
         def called(*args: Any, **kwargs: Any) -> Any:
             calls.append((method, args, (algorithm.policy.training, algorithm.policy.updating)))
-            return original(*args, **kwargs)
+            return None if original is None else original(*args, **kwargs)
 
         monkeypatch.setattr(owner, method, called)
 

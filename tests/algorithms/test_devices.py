@@ -124,11 +124,12 @@ def test_compiled_code_is_for_one_device(monkeypatch):
 
 @pytest.mark.parametrize(
     ("steps", "period", "done", "together"),
-    [(16, 0, 5, 16), (40, 0, 0, 10), (17, 0, 0, 1), (16, 2, 4, 2), (16, 2, 5, 1), (16, 1, 0, 1), (16, 1000, 8, 8)],
+    [(16, 1, 5, 16), (40, 1, 0, 10), (17, 1, 0, 1), (16, 2, 4, 2), (16, 2, 5, 1), (16, 1000, 8, 8)],
 )
 def test_a_graph_on_a_gpu_has_steps_with_no_copy_into_target_networks_between(steps, period, done, together):
-    algorithm, _ = collected("dqn", "discrete", target_period=period or 1)
-    algorithm.device, algorithm.target_period, algorithm.num_gradient_steps = torch.device("cuda"), period, done
+    """After each step they are part of it."""
+    algorithm, _ = collected("dqn", "discrete", target_period=period)
+    algorithm.device, algorithm.num_gradient_steps = torch.device("cuda"), done
     assert CompiledSteps(algorithm, 0)._in_a_row(steps) == together
 
 
@@ -158,16 +159,15 @@ def test_statistics_of_a_batch_are_followed_after_a_step():
     """Targets follow running averages, too, which move first."""
     algorithm, _ = collected("sac", "continuous")
     algorithm.device, algorithm.mixes_rows = torch.device("cuda"), True
-    assert not algorithm._follows
-    assert not algorithm.steps_in_a_row
+    assert algorithm.steps_in_a_row == 1
 
 
 @pytest.mark.parametrize("name", ["ppo", "td3"])
 def test_steps_on_a_gpu_are_apart_where_something_is_asked_in_between(name):
     algorithm, _ = collected(name, "continuous")
-    assert algorithm.steps_in_a_row == (name == "ppo")
-    algorithm.may_stop = True
-    assert not algorithm.steps_in_a_row
+    assert algorithm.steps_in_a_row == (0 if name == "ppo" else 1)
+    algorithm.stop_early = lambda metrics: False
+    assert algorithm.steps_in_a_row == 1
 
 
 def test_metrics_of_an_update_on_a_gpu_are_those_when_it_was_begun(monkeypatch):

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     DataSource,
@@ -194,6 +195,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         model: what is learned, with optimizers.
         plan: the data it wants.
         seeds: of the run.
+        targets: which components of the model follow which others, and when; none by default.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]]
@@ -210,7 +212,14 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
 
     def __init__(
-        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+        self,
+        config: Any,
+        *,
+        policy: PolicyT,
+        model: CoreModel,
+        plan: Plan,
+        seeds: RunSeeds | None = None,
+        targets: Targets | None = None,
     ) -> None:
         if policy.state_spec and not self.recurrent:
             name = type(self).__name__
@@ -227,6 +236,9 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
+        self.targets = targets or Targets({}, period=1)
+        """Which components of the model follow which others."""
+        self.targets.attach(model)
         self.rewards = _reward_weights(config, model)
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(getattr(config, "optimizers", {}))
@@ -272,6 +284,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         target = require_device(str(device))
         self.model.to(target)
         self.policy.to(target)
+        self.targets.to(target)
         self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
         self.device, self._moves = target, target.type != "cpu"
         return self
@@ -433,6 +446,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         for schedule, value in self._scheduled.values():
             value.fill_(schedule_value(schedule, progress))
         self.model.set_progress(progress)
+        self.targets.set_progress(progress)
         if self.policy.exploration is not None:
             self.policy.exploration.set_progress(progress)
 

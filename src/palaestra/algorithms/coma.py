@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     DataSource,
@@ -156,7 +157,8 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({**networks, "target_critic": self.target_critic}, dict.fromkeys(networks, adam))
         self.term_periods = {"actor": config.num_epochs}
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, period=config.target_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> COMABatch:

@@ -109,11 +109,9 @@ class CompiledSteps:
 
     def _in_a_row(self, number: int) -> int:
         """Which part of so many gradient steps a graph makes: nothing may have to happen between them."""
-        algorithm = self._algorithm
-        if algorithm.device.type != "cuda" or not algorithm.steps_in_a_row:
+        if self._algorithm.device.type != "cuda":
             return 1
-        if period := algorithm.target_period:  # of copies into target networks
-            number = math.gcd(number, period, algorithm.num_gradient_steps)
+        number = math.gcd(number, self._algorithm.steps_in_a_row)
         return next(count for count in range(min(number, _AT_ONCE), 0, -1) if number % count == 0)
 
     def _parts(self, minibatches: Minibatches, place: int) -> list[Batch]:

@@ -12,6 +12,7 @@ from typing import Any
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
@@ -96,15 +97,17 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
             self.critic = EnsembleNetwork(policy.feature_spec, 1, 1, critic, action_size=size)
         self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": self.remembered.head, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         memory = self.remembered.components
         trained = [*networks, *(["memory"] if memory else [])]
-        model = CoreModel(networks | targets | memory, dict.fromkeys(trained, adam))
-        model.sync("target_actor", source="actor")
+        model = CoreModel(networks | copies | memory, dict.fromkeys(trained, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.trains = self.remembered.trains
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets(
+            {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows, tau=config.tau
+        )
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

@@ -14,6 +14,7 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber
@@ -79,7 +80,8 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         self._target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel({"q": policy.network, "target_q": self._target_network}, {"q": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_q": "q"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

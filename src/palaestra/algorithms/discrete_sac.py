@@ -14,6 +14,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -95,7 +96,8 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self._temperature}, options)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -17,6 +17,7 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
@@ -107,7 +108,8 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
         self.target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_q": "q"}, period=config.target_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

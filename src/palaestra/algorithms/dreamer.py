@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     DataSource,
@@ -210,7 +211,8 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.behaviour_learning_rate}, config.max_grad_norm)
         model = CoreModel(components, {"world_model": adam, "actor": slow, "critic": slow})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
         length, self._burn_in = config.mini_batch_length, config.burn_in
         self._starts = torch.linspace(0, length - 1, min(config.num_starts, length)).long() + config.burn_in
 

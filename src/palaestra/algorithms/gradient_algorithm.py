@@ -13,6 +13,7 @@ from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.compiled_steps import AwaitedMetrics, CompiledSteps, StepResult, num_valid
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -76,23 +77,31 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
+    # Hooks: `None`, or a method of the algorithm's file.
+    after_step: Any = None
+    """`()`: after each gradient step, when target networks have followed."""
+    stop_early: Any = None
+    """`(metrics) -> bool`: whether an update ends after this gradient step, with minibatches left."""
+    after_update: Any = None
+    """`(batch)`: after an update's last gradient step, on all that `preprocess` returned: running statistics. A GPU is
+    waited for: they may not learn from what is not finite."""
+
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
     _asks_later = False  # whether gradients that are not finite are asked for when all steps of an update are made
 
     def __init__(
-        self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, seeds: RunSeeds | None = None
+        self,
+        config: Any,
+        *,
+        policy: PolicyT,
+        model: CoreModel,
+        plan: Plan,
+        seeds: RunSeeds | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds)
-        self._targets = [name for name in model.component if name.startswith("target_")]
-        period = 0 if hasattr(config, "tau") else getattr(config, "target_period", 0)
-        self.target_period = int(period) if math.isfinite(period) else 0
-        """Gradient steps from one copy into target networks to the next; 0 where there are none."""
-        self.may_stop = type(self).stop_early is not GradientAlgorithm.stop_early
-        """Whether `stop_early` is asked after each gradient step."""
-        self.keeps_statistics = type(self).after_update is not GradientAlgorithm.after_update
-        """Whether `after_update` learns running statistics of an update's data."""
+        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds, targets=targets)
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
 
@@ -126,26 +135,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             batch: one minibatch.
         """
 
-    def after_step(self) -> None:
-        """After each gradient step: target networks.
-
-        Every component `target_<name>` follows the component `<name>` as the configuration says: by the share `tau` of
-        the way after each step, or as a copy of it every `target_period` steps.
-        """
-        if hasattr(self.config, "tau"):
-            self._follow(float(self.value_of("tau")))
-        elif self.target_period and self.num_gradient_steps % self.target_period == 0:
-            for name in self._targets:
-                self.model.sync(name, source=name.removeprefix("target_"))
-
-    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether an update ends after this gradient step, with minibatches left.
-
-        Args:
-            metrics: of the step.
-        """
-        return False
-
     def diagnostics(self, batch: Any) -> dict[str, Tensor]:
         """Once per update, on all of its data: what to report besides the metrics of `losses`.
 
@@ -153,13 +142,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             batch: after `preprocess`.
         """
         return {}
-
-    def after_update(self, batch: Any) -> None:
-        """Once per update, after its last gradient step: running statistics of its data.
-
-        Args:
-            batch: after `preprocess`.
-        """
 
     # -- what every gradient algorithm does
 
@@ -218,7 +200,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     @final
     def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
-        """One gradient step: combine, clip, optimizer steps, `after_step`.
+        """One gradient step: combine, clip, optimizer steps, target networks, `after_step`.
 
         Args:
             gradients: of a minibatch, or of each of its shards, weighted by their valid rows.
@@ -291,7 +273,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         steps = own if gradient_step is None else functools.partial(map, gradient_step)
         info = UpdateInfo(self.policy_version + 1, 0, 0)
         self._asks_later = compiled and gradient_step is None and self.device.type == "cuda" and not self.mixes_rows
-        later = self._asks_later and not self.keeps_statistics and self.policy.normalizer is None
+        later = self._asks_later and self.after_update is None and self.policy.normalizer is None
         with self.policy.in_phase(Phase.UPDATE):
             drawn = self.draw(source)
             nothing = _nothing_valid(drawn)  # asked first: later a GPU would be waited for
@@ -321,7 +303,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                             source.write_back(minibatches[place]["index"], priority)
                         info.records.append(metrics)
                         info.rows += rows
-                        if self.may_stop and self.stop_early(metrics):
+                        if self.stop_early is not None and self.stop_early(metrics):
                             break
                     if self._asks_later and not later:
                         AwaitedMetrics(self, info.records).require_finite()
@@ -330,7 +312,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     raise
             if diagnostics := self.diagnostics(batch):
                 info.records.append(diagnostics)
-            self.after_update(batch)
+            if self.after_update is not None:
+                self.after_update(batch)
         self.finish_update(drawn, info)
         if later:
             info.awaited = AwaitedMetrics(self, info.records).require_finite
@@ -408,9 +391,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
         for optimizer in self.model.optimizers.values():
             optimizer.require_compilable()
-        if hasattr(self.config, "tau") and type(self).after_step is GradientAlgorithm.after_step:
-            for name in self._targets:
-                self.model.pair(name, source=name.removeprefix("target_"))
+        self.targets.pair()
         self._compiled = CompiledSteps(self, after)
 
     def leave_eager(self) -> None:
@@ -446,7 +427,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         metrics = {**gradients.metrics, **norms}
         if self._follows:
             finite = torch.stack(list(norms.values())).isfinite().all()
-            self._follow(finite * self.value_of("tau"))
+            self.targets.move(finite * self.targets.share)
         return (metrics, gradients.priority, gradients.num_valid), gradients.moments
 
     @final
@@ -467,23 +448,24 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         if moments is not None:
             self.model.follow(moments)
         if not (compiled and self._follows):
+            self.targets.step(self.num_gradient_steps)
+        if self.after_step is not None:
             self.after_step()
 
     @property
-    def steps_in_a_row(self) -> bool:
-        """Whether nothing has to happen between two gradient steps of an update, but copies into target networks."""
-        own = type(self).after_step is not GradientAlgorithm.after_step
-        return not (own or self.may_stop or self.mixes_rows or self.term_periods)
+    def steps_in_a_row(self) -> int:
+        """A multiple of how many gradient steps have nothing to be done between them, from now on; 0 is any number."""
+        if self.after_step or self.stop_early or self.mixes_rows or self.term_periods:
+            return 1
+        if self._follows or not self.targets.follows:
+            return 0
+        return math.gcd(self.targets.period, self.num_gradient_steps)  # up to the next move of a target network
 
     @property
     def _follows(self) -> bool:
         """Whether targets follow inside of `one_step`: on a GPU, which would have to be waited for."""
-        own = type(self).after_step is not GradientAlgorithm.after_step
-        return self.device.type == "cuda" and hasattr(self.config, "tau") and not (own or self.mixes_rows)
-
-    def _follow(self, share: float | Tensor) -> None:
-        for name in self._targets:
-            self.model.polyak_update(name, source=name.removeprefix("target_"), tau=share)
+        after_each = bool(self.targets.follows) and self.targets.period == 1
+        return after_each and self.device.type == "cuda" and not self.mixes_rows
 
     def _optimize(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None

@@ -14,6 +14,7 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import expectile_loss, squared_errors, td_target
@@ -81,8 +82,8 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
         components = {"actor": policy.network, "critic": self._critic, "value": self._value}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         model = CoreModel({**components, "target_critic": self._target_critic}, dict.fromkeys(components, adam))
-        model.sync("target_critic", source="critic")
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import td_target
@@ -95,10 +96,11 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.target_actor, self.target_critic = copy.deepcopy(policy.network), copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel({**networks, **targets}, dict.fromkeys(networks, adam))
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        model = CoreModel({**networks, **copies}, dict.fromkeys(networks, adam))
+        targets = Targets({"target_actor": "actor", "target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

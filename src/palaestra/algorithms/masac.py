@@ -16,6 +16,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
@@ -106,7 +107,8 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self.temperature}, options)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

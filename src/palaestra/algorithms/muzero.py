@@ -17,6 +17,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     DataSource,
@@ -158,7 +159,8 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         )
         self.target_network: Any = copy.deepcopy(policy.network)
         model = CoreModel({"network": policy.network, "target_network": self.target_network}, {"network": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_network": "network"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:

@@ -435,6 +435,8 @@ class Remembered:
         """Parts of the model: the memory with its encoder, and its target."""
         self.trains: dict[str, tuple[str, ...]] = {}
         """Which components the loss terms train, where that is not the one of their name."""
+        self.follows: dict[str, str] = {}
+        """The target memory, as `Targets` takes it."""
         network: Any = policy.network
         self.head: nn.Module = network.head if policy.state_spec else network
         """The actor apart from its memory."""
@@ -449,7 +451,7 @@ class Remembered:
         self._target: Any = copy.deepcopy(network)
         target = {"target_memory": nn.ModuleList((self._target.encoder, self._target.memory))}
         self.components = {"memory": nn.ModuleList((network.encoder, network.memory)), **target}
-        self.trains = {"critic": ("critic", "memory")}
+        self.trains, self.follows = {"critic": ("critic", "memory")}, {"target_memory": "memory"}
 
     def prepared(self, batch: Any, gamma: Any) -> Any:
         """What `preprocess` makes of a draw: transitions, or sequences for a memory.

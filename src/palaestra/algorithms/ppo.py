@@ -6,7 +6,6 @@ clipped by default. With a recurrent network, the value looks at the policy's hi
 through time as far as the beginning of a minibatch's sequences.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,8 +140,10 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
         self.preprocesses_each_epoch = config.recompute_advantage
-        self.keeps_statistics = self.return_scale is not None
-        self.may_stop = config.target_kl is not None or type(self).stop_early is not PPO.stop_early
+        if config.target_kl is not None and self.stop_early is None:
+            self.stop_early = self._moved_too_far
+        if config.normalize_return and self.after_update is None:
+            self.after_update = self._take_returns
 
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
@@ -175,15 +176,14 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
             return (value - batch.value_target).square()
         return clipped_value_error(value, batch.value, batch.value_target, epsilon=self.config.value_clip)
 
-    def stop_early(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether the policy has moved as far as `target_kl` allows."""
-        return float(metrics["kl"]) > (self.config.target_kl or math.inf)
+    def _moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
+        return float(metrics["kl"]) > self.config.target_kl
 
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""
         return {"explained_variance": explained_variance(batch.value, batch.value_target, batch.valid)}
 
-    def after_update(self, batch: PPOBatch) -> None:
-        """Takes the update's returns into the unit of later values, where there is one."""
-        if self.return_scale is not None:
-            self.return_scale.merge(batch.value_target[batch.valid > 0] * self.return_scale())
+    def _take_returns(self, batch: PPOBatch) -> None:
+        """Takes the update's returns into the unit of later values."""
+        assert self.return_scale is not None
+        self.return_scale.merge(batch.value_target[batch.valid > 0] * self.return_scale())

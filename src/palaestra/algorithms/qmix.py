@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, td_target
@@ -166,7 +167,8 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
         self.target = copy.deepcopy(networks)
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"qmix": networks, "target_qmix": self.target}, {"qmix": option})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_qmix": "qmix"}, period=config.target_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows of the team's mean reward to transitions."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.core.plan import DataSource, Replay
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
@@ -137,7 +138,8 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         self.target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_q": "q"}, period=config.target_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:

@@ -17,6 +17,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Offline, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, td_target, weighted_sum
@@ -116,13 +117,14 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
             self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
         self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | targets, dict.fromkeys(networks, adam))
-        model.sync("target_actor", source="actor")
+        model = CoreModel(networks | copies, dict.fromkeys(networks, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        follows = {"target_actor": "actor", "target_critic": "critic"}
+        targets = Targets(follows, tau=config.tau, period=config.policy_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
@@ -169,8 +171,3 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
         distance = (action - batch.next_action).square().sum(-1) * batch.has_next
         value = self.target_critic(after, action).squeeze(-1).amin(0) - self.value_of("critic_penalty") * distance
         return td_target(value, batch.reward, batch.bootstrap)
-
-    def after_step(self) -> None:
-        """Target networks follow, as often as the actor moves."""
-        if self.num_gradient_steps % self.config.policy_period == 0:
-            super().after_step()

@@ -14,6 +14,7 @@ import torch
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
@@ -119,7 +120,8 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         options |= {"memory": adam} if memory else {}
         model = CoreModel({**networks, **memory, "temperature": self.temperature}, options)
         self.trains = self.remembered.trains
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"} | self.remembered.follows, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

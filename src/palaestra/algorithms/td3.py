@@ -15,6 +15,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
@@ -112,16 +113,17 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
             self.critic = EnsembleNetwork(policy.feature_spec, 1, 2, critic, action_size=size)
         self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": self.remembered.head, "critic": self.critic}
-        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         memory = self.remembered.components
         trained = [*networks, *(["memory"] if memory else [])]
-        model = CoreModel(networks | targets | memory, dict.fromkeys(trained, adam))
-        model.sync("target_actor", source="actor")
+        model = CoreModel(networks | copies | memory, dict.fromkeys(trained, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         self.trains = self.remembered.trains
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        follows = {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows
+        targets = Targets(follows, tau=config.tau, period=config.policy_period)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))
@@ -139,8 +141,3 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
             action = self.policy.head(seen.fixed).tanh()
             terms["actor"] = -mean_of(self.critic(seen.fixed, action, members=slice(1)))
         return Losses(terms, {"q_mean": mean_of(q)})
-
-    def after_step(self) -> None:
-        """Target networks follow, as often as the actor moves."""
-        if self.num_gradient_steps % self.config.policy_period == 0:
-            super().after_step()

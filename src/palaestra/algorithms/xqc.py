@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
+from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -127,7 +128,8 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         others = {"temperature": self.temperature, "reward_scale": self.reward_scale}
         model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        targets = Targets({"target_critic": "critic"}, tau=config.tau)
+        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -156,9 +156,7 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
                 f"{error} (there: {path}; here: {learner.config.algorithm_name} on {learner.config.env.name}). Give "
                 "this run the same environment, algorithm and network"
             ) from error
-        component = algorithm.model.component
-        for target in [target for target in component if target.startswith("target_")]:
-            algorithm.model.sync(target, source=target.removeprefix("target_"))
+        algorithm.targets.copy()
     return {"path": str(path), "weights_sha256": hashes}
 
 

@@ -1,0 +1,93 @@
+"""`Targets`: which networks follow which others, and when. An algorithm's file says it; no name of a setting does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palaestra.core import ConfigError
+from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
+from palaestra.nn import CoreModel
+
+__all__ = ["Targets"]
+
+
+class Targets:
+    """Target networks: components of a model, each of which begins as a copy of another one and follows it.
+
+    With `period` they become copies again after so many gradient steps. With `tau` they go that share of the way after
+    each step, or with both after each `period` of them.
+
+    Args:
+        follows: by the name of a component, that of the one it follows: `{"target_q": "q"}`.
+        period: gradient steps from one move to the next, at least 1.
+        tau: share of the way in each move, in [0, 1]; a number or a schedule.
+
+    Raises:
+        ConfigError: neither `period` nor `tau` is given, or `period` is below 1.
+
+    Examples:
+        >>> Targets({"target_q": "q"}, period=250).period
+        250
+        >>> Targets({"target_actor": "actor", "target_critic": "critic"}, tau=0.005).period
+        1
+    """
+
+    def __init__(self, follows: Mapping[str, str], *, period: int | None = None, tau: Schedule | None = None) -> None:
+        if (period is None and tau is None) or (period is not None and period < 1):
+            raise ConfigError(
+                f"Targets were given period={period} and tau={tau}; say after how many gradient steps they become "
+                "copies again, at least 1, or which share of the way they go after each"
+            )
+        self.follows = dict(follows)
+        self.period = 1 if period is None else int(period)
+        """Gradient steps from one move to the next."""
+        self._tau: Schedule = 1.0 if tau is None else tau
+        self.share: Any = self._tau
+        """Of the way in each move, now; a 0-dim tensor where it follows a schedule."""
+        if isinstance(self._tau, Linear | Piecewise):
+            self.share = torch.tensor(schedule_value(self._tau, 0.0))
+
+    def attach(self, model: CoreModel) -> None:
+        """Says in which model they are, and makes them copies.
+
+        Raises:
+            ConfigError: it lacks a component.
+            ShapeError: a target network differs from what it follows.
+        """
+        if missing := sorted({*self.follows, *self.follows.values()} - set(model.component)):
+            raise ConfigError(f"Targets name {missing}, but the components are {sorted(model.component)}")
+        self._model = model
+        self.copy()
+
+    def copy(self) -> None:
+        """Makes each a copy of what it follows."""
+        for target, source in self.follows.items():
+            self._model.sync(target, source=source)
+
+    def pair(self) -> None:
+        """Prepares moves inside of compiled code."""
+        for target, source in self.follows.items():
+            self._model.pair(target, source=source)
+
+    def step(self, number: int) -> None:
+        """After gradient step `number`, counted from 1: a move, if it is time for one."""
+        if self.follows and number % self.period == 0:
+            share = float(self.share)
+            self.copy() if share == 1 else self.move(share)
+
+    def move(self, share: float | Tensor) -> None:
+        """Goes a share of the way; 0-dim inside of compiled code."""
+        for target, source in self.follows.items():
+            self._model.polyak_update(target, source=source, tau=share)
+
+    def to(self, device: torch.device) -> None:
+        """Follows the model to a device."""
+        if isinstance(self.share, Tensor):
+            self.share = self.share.to(device)
+
+    def set_progress(self, progress: float) -> None:
+        """Moves `tau` along its schedule."""
+        if isinstance(self.share, Tensor):
+            self.share.fill_(schedule_value(self._tau, progress))
