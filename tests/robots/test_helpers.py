@@ -1,6 +1,6 @@
 """Tests of `palaestra.robots.helpers`: what an agent asks, stores and learns from."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import torch
 
 from palaestra.algorithms import A2C, DQN, PPO, A2CConfig, DQNConfig, PPOConfig
 from palaestra.core import (
+    ConfigError,
     DiscreteSpec,
     StepType,
     TensorSpec,
@@ -234,3 +235,16 @@ def test_storing_twice_without_a_choice_is_refused():
     play(helper, clock, 1)
     with pytest.raises(Exception, match="store_data of the task 'act' was called without a prediction"):
         helper.store_data(transition(seen(2), 1.0))
+
+
+@pytest.mark.parametrize("make", [on_policy, off_policy])
+def test_parl_20_another_thread_is_refused_and_the_agent_is_told(make):
+    """Rows would be lost, doubled and mixed; an error in that thread alone would end nothing."""
+    helper, communicator, clock = helper_of(make(learning="agent"))
+    step = play(helper, clock, 2)
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as pool:
+        refused = pool.submit(helper.learn).exception()
+    assert isinstance(refused, ConfigError) and "learn" not in communicator.asked
+    needed = r"learn of the task 'act' was called in the thread 'mine_0', .* learning='background'.* learning='agent'"
+    with pytest.raises(ConfigError, match=needed):
+        helper.predict(step)

@@ -13,7 +13,7 @@ from palaestra import policies
 from palaestra.algorithms.algorithm import AlgorithmConfig
 from palaestra.core import Batch, ConfigError, RunSeeds, SpecTree, StepType
 from palaestra.core.errors import require_kind
-from palaestra.nn import EncoderOption, Network, NetworkConfig
+from palaestra.nn import EncoderOption, Network, NetworkConfig, handed_over
 from palaestra.ops import (
     Moments,
     gae,
@@ -58,7 +58,8 @@ def settings(
         kind: the algorithm's configuration, with a field `network`.
         config: hyperparameters; those of `kind` by default.
         seeds: of the run; seed 0 by default.
-        network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`.
+        network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`. A module
+            is not copied.
 
     Raises:
         ConfigError: settings of another algorithm, or something else than seeds.
@@ -67,7 +68,7 @@ def settings(
     require_kind(config, kind, "an algorithm, as config,", f"a {kind.__name__}(...)")
     require_kind(seeds, RunSeeds, "an algorithm, as seeds,", "a RunSeeds(...)")
     if network is not None:
-        own: Any = {"network": dataclasses.replace(config.network, encoder=network)}  # pyright: ignore
+        own: Any = {"network": dataclasses.replace(config.network, encoder=handed_over(network))}  # pyright: ignore
         config = dataclasses.replace(config, **own)
     return config, seeds
 

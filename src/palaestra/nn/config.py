@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 from torch import nn
 
 from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
+from palaestra.nn.core_model import CoreModel
 from palaestra.nn.mlp import Activation, Initialisation, Layers
 
-__all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name"]
+__all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name", "handed_over"]
 
 Recurrent: TypeAlias = Literal["lstm", "gru", "attention"]
 """Kinds of memory: recurrent cells, or attention over the last steps."""
@@ -22,12 +23,41 @@ CNN: TypeAlias = Literal["auto", "nature", "impala", "small", "minatar"]
 
 EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 """A network of your own: its name as `my_package:MyNet`, an `nn.Module` class, a function that makes one of an
-observation spec, or a module, of which every network gets a copy; or one of these for each part of the algorithm."""
+observation spec, or a module; or one of these for each part of the algorithm. A module that an algorithm is given, as
+`network`, is trained itself; of one in a configuration, from which many may be made, every network gets a copy."""
 
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
 _BLOCKS = ("simba", "simba2", "xqc")
+
+
+class HandedOver:
+    """Makes the very module that an algorithm was given, which others may hold as well.
+
+    Args:
+        module: to be trained itself, not a copy.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, observation_spec: SpecTree) -> nn.Module:
+        return self.module
+
+    def __repr__(self) -> str:
+        return repr(self.module)
+
+
+def handed_over(option: EncoderOption) -> EncoderOption:
+    """An option whose modules are taken as they are.
+
+    Args:
+        option: of an algorithm, or one for each part.
+    """
+    if isinstance(option, Mapping):
+        return {part: handed_over(one) for part, one in option.items()}
+    return HandedOver(option) if isinstance(option, nn.Module) else option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +193,8 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
             "give its entry alone, see NetworkConfig.parts"
         )
     made = import_maker(option, "an nn.Module", _is_module) if isinstance(option, str) else option
-    name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
+    kind = type(made.module if isinstance(made, HandedOver) else made)
+    name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", kind.__name__)
     if isinstance(made, nn.Module):
         return _repeatable(copy.deepcopy(made).cpu(), name)
     if isinstance(option, str) and isinstance(made, FunctionType) and "return" not in made.__annotations__:
@@ -188,7 +219,17 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
 
 
 def _repeatable(module: nn.Module, name: str) -> nn.Module:
-    """The module, unless it trains with parts that depend on other rows, or on numbers that no run can draw again."""
+    """The module, unless it trains with parts that depend on other rows, or on numbers that no run can draw again.
+
+    Or by optimizers of its own, which no algorithm would use.
+    """
+    for part in module.modules():
+        if isinstance(part, CoreModel) and part.optimizers:
+            raise ConfigError(
+                f"the encoder {name} has a {type(part).__name__}, a CoreModel with optimizers of its own for "
+                f"{', '.join(part.optimizers)}, but an algorithm trains its networks by its own, set by `optimizers` "
+                "in its config; give a plain nn.Module, or a CoreModel without optimizers"
+            )
     was_training = module.training
     for path, part in module.train().named_modules():
         mixes = isinstance(part, _MIXING)

@@ -93,7 +93,8 @@ class CoreModel(MovableModule):
             for key, parameter in parameters.items():
                 if other := owner.get(id(parameter)):
                     raise ConfigError(
-                        f"the components {other!r} and {name!r} both train {key!r}; leave it to one of them"
+                        f"the components {other!r} and {name!r} both train {key!r}; leave it to one of them. An "
+                        f"encoder is given to one part of an algorithm by network={{{other!r}: module}}"
                     )
                 owner[id(parameter)] = name
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
@@ -434,8 +435,11 @@ def create_algorithm_func(
     model_args: Mapping[str, Any],
     algorithm_class: Callable[..., Any],
     algorithm_args: Mapping[str, Any],
-) -> Callable[[], Any]:
-    """A function without arguments that makes an algorithm with a model of its own: PARL's way of cloning.
+) -> Callable[..., Any]:
+    """A function that makes an algorithm with a model of its own: PARL's way of cloning.
+
+    Its algorithms share nothing. Those of this library begin with equal weights, for these follow from `seeds`;
+    `make(seeds=RunSeeds(1))` gives others.
 
     Args:
         model_class: makes a model; for an algorithm of this library, a network from observations to features.

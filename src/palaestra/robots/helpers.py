@@ -1,5 +1,6 @@
 """`AgentHelper`: an agent's side of one task: what it asks, stores and learns from."""
 
+import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Any, Protocol, final
@@ -32,6 +33,9 @@ class Clock(Protocol):
 class AgentHelper(ABC):
     """What an agent does with one task: `predict` blocks, `store_data` may learn, `learn` blocks.
 
+    It belongs to the thread that begins its episodes. A task that is to learn beside the agent has
+    `learning="background"`: then it learns in a thread of its own, and pauses with the robot.
+
     A task sees a stream of time steps, which need not be the environment's: a task that decides every tenth step sees
     the reward of ten. `predict(step)` begins an episode where `step` is FIRST, and remembers its choice;
     `store_data(step)` says what came of it.
@@ -54,6 +58,8 @@ class AgentHelper(ABC):
         self._asked = (-1, -1)  # episode and env step of the newest prediction
         self._rows = 0  # stored since learning was last asked for
         self._pending: Future[Any] | None = None
+        self._thread: threading.Thread | None = None  # that begins episodes
+        self._misuse: ConfigError | None = None
 
     # -- for agents
 
@@ -72,6 +78,7 @@ class AgentHelper(ABC):
         Args:
             time_step: bare.
         """
+        self._require_own_thread("begin")
         self._choice, self._hidden = None, None
         self.open_stream(time_step_row(time_step, self.spec.observation_spec))
 
@@ -87,7 +94,9 @@ class AgentHelper(ABC):
         Raises:
             RequestError: the task failed, has stopped, or does not answer.
             AgentStopped: the robot stops.
+            ConfigError: another thread uses this helper.
         """
+        self._require_own_thread("predict")
         self.clock.wait()
         row = time_step_row(time_step, self.spec.observation_spec)
         if int(time_step.step_type) == 0:
@@ -110,9 +119,10 @@ class AgentHelper(ABC):
             action: [1, ...] instead of the task's own choice, for a task that only watches.
 
         Raises:
-            ConfigError: nothing was chosen since the last one.
+            ConfigError: nothing was chosen since the last one, or another thread uses this helper.
             RequestError: learning failed.
         """
+        self._require_own_thread("store_data")
         choice = self._choice if action is None else {"action": action, "version": torch.zeros(1, dtype=torch.int64)}
         if choice is None:
             why = "was called without a prediction since the last call; call predict before it, or give the action"
@@ -131,9 +141,11 @@ class AgentHelper(ABC):
 
         Raises:
             RequestError: learning failed.
+            ConfigError: another thread than the agent's calls it.
         """
         if not self._rows:
             return None
+        self._require_own_thread("learn")
         self._rows = 0
         self.finish()
         data = self.learning_data()
@@ -152,6 +164,22 @@ class AgentHelper(ABC):
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.metrics = self.communicator.finish(pending)
+
+    def _require_own_thread(self, what: str) -> None:
+        """Rows that one thread stores while another draws them would be lost, doubled or mixed.
+
+        The agent's own thread is told as well: an error of another one would not end the run.
+        """
+        here = threading.current_thread()
+        self._thread = self._thread or here
+        if here is not self._thread:
+            self._misuse = ConfigError(
+                f"{what} of the task {self.spec.name!r} was called in the thread {here.name!r}, but its helper is for "
+                f"the agent's own, {self._thread.name!r}. Give the task learning='background', which learns in another "
+                "thread while the agent goes on; or learning='agent', and call learn between the agent's steps"
+            )
+        if self._misuse is not None:
+            raise self._misuse
 
     # -- what the two kinds do with rows
 
