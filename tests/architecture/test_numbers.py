@@ -9,6 +9,7 @@ import ast
 import collections
 import contextlib
 import functools
+import graphlib
 import io
 import subprocess
 import sys
@@ -158,6 +159,26 @@ def levels_of_imports(room: str) -> Number:
 
     highest = max((tower(name, ()) for name in below), key=len)
     return Number(len(highest), " > ".join(highest))
+
+
+def circles_of_imports() -> Number:
+    """Whether modules import each other, however: at the top, for types only, inside a function; packages count too."""
+    names = {_module(source) for source in package()}
+    try:
+        graphlib.TopologicalSorter({_module(source): _imported(source, names) for source in package()}).prepare()
+    except graphlib.CycleError as error:
+        return Number(1, " < ".join(error.args[1]))
+    return Number(0, "")
+
+
+def _imported(source: Source, names: set[str]) -> set[str]:
+    """Modules of the package that a file imports; `from palaestra.nn import fast` is `palaestra.nn.fast`."""
+    found = set[str]()
+    for item in imports(source):
+        parts = item.node.names if isinstance(item.node, ast.ImportFrom) else []
+        inside = {f"{item.module}.{alias.name}" for alias in parts} & names
+        found |= inside or {item.module if item.module in names else item.module.rpartition(".")[0]}
+    return found & names - {_module(source)}
 
 
 def _module(source: Source) -> str:
@@ -326,6 +347,7 @@ LIMITS = {
     "share of imports and __all__": Limit(share_of_imports, 0.11, 0.11),
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
+    "circles of imports": Limit(circles_of_imports, 0, 0),
     "levels of imports in envs": Limit(functools.partial(levels_of_imports, "envs"), 9, 9),
     "levels of imports in config": Limit(functools.partial(levels_of_imports, "config"), 5, 5),
     "levels of imports in runs": Limit(functools.partial(levels_of_imports, "runs"), 5, 5),

@@ -14,6 +14,7 @@ import torch
 
 from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
 from palaestra.core.fields import Fields, joined, padded, require_same_fields
+from palaestra.core.files import join_state, load_tensors, save_tensors, split_state
 from palaestra.core.tree import array_of, as_array, as_tensor, register_batch, tree_paths
 
 __all__ = ["Batch"]
@@ -395,8 +396,6 @@ class Batch(Fields):
         Raises:
             TypeError: a leaf holds objects.
         """
-        from palaestra.core.files import save_tensors, split_state  # files know batches
-
         values, arrays = split_state(self)
         save_tensors(path, {"": json.dumps(values), **arrays})
 
@@ -410,8 +409,6 @@ class Batch(Fields):
         Raises:
             CheckpointError: the file is missing, damaged, or holds no batch.
         """
-        from palaestra.core.files import join_state, load_tensors
-
         arrays = load_tensors(path)
         try:
             return cls(**join_state(json.loads(arrays.pop("")), arrays).__dict__)

@@ -22,8 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError
+from palaestra.core.fields import Fields
+from palaestra.core.tree import plain_batch
 
 __all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
 
@@ -72,7 +73,7 @@ def _split(value: Any, path: str, arrays: _Arrays) -> Any:
             return parts
         names = getattr(value, "_fields", None)
         return {"$tuple": parts} if names is None else {"$record": dict(zip(names, parts, strict=True))}
-    if isinstance(value, Batch):
+    if isinstance(value, Fields):
         return {"$batch": {key: _split(child, _path(path, key), arrays) for key, child in value.__dict__.items()}}
     if not isinstance(value, Mapping):
         where = f" (at {path!r})" if path else ""
@@ -126,7 +127,7 @@ def _join(value: Any, arrays: Mapping[str, Any]) -> Any:
     if kind not in ("$batch", "$record"):
         raise CheckpointError(f"the saved state holds {kind!r}, which this version does not know")
     parts = {key: _join(child, arrays) for key, child in content.items()}
-    return Batch.of(parts) if kind == "$batch" else _record(parts)
+    return plain_batch(parts) if kind == "$batch" else _record(parts)
 
 
 def _record(fields: dict[str, Any]) -> Any:

@@ -138,6 +138,18 @@ class _Fields(tuple[str, ...]):
     """In the order in which they were set."""
 
 
+_batch_classes: list[Any] = []
+
+
+def plain_batch(fields: dict[str, Any]) -> Any:
+    """A batch of any fields: of the class that was registered first, which those of layouts extend.
+
+    Args:
+        fields: by name, taken as they are.
+    """
+    return _batch_classes[0].of(fields)
+
+
 def register_batch(cls: Any) -> None:
     """Makes a batch class a node of optree's and torch's trees.
 
@@ -163,6 +175,7 @@ def register_batch(cls: Any) -> None:
         children, keys = torch_flatten(batch)
         return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys, children, strict=True)], keys
 
+    _batch_classes.append(cls)
     optree.register_pytree_node(
         cls,
         flatten,
