@@ -28,3 +28,10 @@ def test_the_first_hour_is_three_files():
 def test_every_room_is_on_the_map():
     rooms = {room for layer in LAYERS[1:] for room in layer}
     assert {room for room in rooms if not re.search(rf"\| {room} \||{room}/", REST)} == set()
+
+
+def test_what_the_page_says_to_look_for_is_there():
+    for path, text in re.findall(r"\| `([^`]+\.py)` \| (.*) \|$", PAGE, re.MULTILINE):
+        code = (ROOT / path).read_text(encoding="utf-8")
+        missing = [name for name in re.findall(r"`(\w+)`", text) if not re.search(rf"\b{name}\b", code)]
+        assert not missing, f"{path} has no {missing}"
