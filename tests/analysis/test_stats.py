@@ -130,7 +130,7 @@ def test_tensorboard_events_of_cleanrl_and_tianshou_are_read(tmp_path, tag):
         ("progress.csv", "a,b\n1,2,3\n", "line 2: more fields"),
         ("0.monitor.csv", "r,l,t\n", "line 1: it must be"),
         ("0.monitor.csv", '#{"env_id": "x"}\nr,l,t\n1,2,inf\n', "line 3: t is 'inf'"),
-        ("result.json", '{"a": 1}\n[', "line 2: not a JSON object"),
+        ("result.json", '{"a": 1}\n[\n', "line 2: not a JSON object"),
         ("table.csv", "algorithm,score\na,1\n", "line 2: no environment"),
         ("evaluations.npz", "no archive", "not an evaluations.npz"),
     ],

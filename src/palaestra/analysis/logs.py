@@ -1,11 +1,15 @@
-"""Learning curves in the logs of other libraries: Stable-Baselines3, CleanRL, RLlib and Tianshou, and plain tables."""
+"""Learning curves in the logs of other libraries: Stable-Baselines3, CleanRL, RLlib and Tianshou, and plain tables.
+
+A log whose steps go back was continued: what comes later replaces all that the log had from there on, as after a return
+to a checkpoint. So a log that begins anew counts from its last beginning. `LoggedRun.replaced` says how much went.
+"""
 
 import csv
 import json
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +50,14 @@ class LoggedRun:
     """As far as the log says."""
     algorithm: str = ""
     """Of a table; logs do not say."""
+    replaced: int = 0
+    """Points of earlier sessions, which a later one replaced."""
 
     def score(self, until: float = math.inf) -> float:
-        """Mean score over the last tenth of its env steps.
-
-        Args:
-            until: env steps at which the run is taken to end.
+        """Mean score over the last tenth of its env steps, of which those after `until` do not count.
 
         Raises:
-            ConfigError: the run begins after them.
+            ConfigError: the run begins after `until`.
         """
         points = self.points[self.points[:, 0] <= until]
         if not len(points):
@@ -70,13 +73,12 @@ def read_logs(path: str | Path) -> list[LoggedRun]:
 
     Known are runs of this library, `evaluations.npz`, `progress.csv` and `*.monitor.csv` of Stable-Baselines3,
     `result.json` and `progress.csv` of RLlib, TensorBoard events (CleanRL, Tianshou), and tables with the columns
-    algorithm, environment, seed, score and, if they are curves, step. Nothing in a log is executed.
-
-    Args:
-        path: a file or folder.
+    algorithm, environment, seed, score and, if they are curves, step, which rises within a seed. Nothing in a log is
+    executed.
 
     Raises:
-        CheckpointError: there is no log, or it is damaged; the message names file and line.
+        ConfigError: there is no log, or none with a return yet; or a table has two rows of one seed.
+        CheckpointError: a log is damaged; the message names file and line.
         MissingExtraError: TensorBoard events need tensorboard.
     """
     path = Path(path)
@@ -87,7 +89,7 @@ def read_logs(path: str | Path) -> list[LoggedRun]:
     for folder in sorted(folders):
         found += _folder(folder)
     if not found:
-        raise CheckpointError(f"there is no log in {path}; known are {', '.join(_READERS)}, and runs of palaestra")
+        raise ConfigError(f"there is no log in {path}; known are {', '.join(_READERS)}, and runs of palaestra")
     return found
 
 
@@ -95,7 +97,7 @@ def _files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for number, file in enumerate(folder.rglob("*")):
         if number >= _MOST_FILES:
-            raise CheckpointError(f"{folder} has more than {_MOST_FILES} files; name the folders of the runs")
+            raise ConfigError(f"{folder} has more than {_MOST_FILES} files; name the folders of the runs")
         if file.name == "metrics.jsonl" or any(file.match(pattern) for pattern in _READERS):
             found.append(file)
     return found
@@ -121,7 +123,7 @@ def _with_environment(runs: list[LoggedRun], folder: Path) -> list[LoggedRun]:
     """What a monitor file beside the log says about the environment."""
     monitors = sorted(folder.glob("*monitor.csv"))
     env = _monitor(monitors).environment if monitors else ""
-    return [LoggedRun(r.path, r.metric, r.points, r.environment or env, r.algorithm) for r in runs]
+    return [replace(run, environment=run.environment or env) for run in runs]
 
 
 def _file(path: Path) -> list[LoggedRun]:
@@ -132,14 +134,14 @@ def _file(path: Path) -> list[LoggedRun]:
             return [reader(path)]
     if path.suffix == ".csv":
         return _table(path)
-    raise CheckpointError(f"{path} is not a log that is known; known are {', '.join(_READERS)}, and tables as .csv")
+    raise ConfigError(f"{path} is not a log that is known; known are {', '.join(_READERS)}, and tables as .csv")
 
 
 def _own(folder: Path) -> LoggedRun:
     config = RunDirectory(folder).config
     if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
         points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
-        return LoggedRun(folder / "metrics.jsonl", "eval/return_mean", _ordered(points), config.env.name)
+        return _logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name)
     rows = thinned_metrics(folder, "eval/return_mean")
     return _curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name)
 
@@ -150,13 +152,13 @@ def _small(path: Path) -> Path:
     return path
 
 
-def _rows(path: Path, skip: int = 0) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and fields of each row."""
+def _rows(path: Path, skip: int = 0, *, table: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and fields of each row; of a log half a last line is left out, whose numbers may be cut."""
     try:
         with _small(path).open(newline="", encoding="utf-8-sig") as file:
             for _ in range(skip):
                 file.readline()
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file if table else (line for line in file if line.endswith("\n")))
             for row in reader:
                 if None in row:
                     raise CheckpointError(f"{path}, line {reader.line_num + skip}: more fields than columns")
@@ -186,15 +188,23 @@ def _curve(path: Path, rows: list[tuple[int, Mapping[str, Any]]], environment: s
             if str(row.get(metric)).lower() not in ("none", "", "nan") and row.get(step) not in (None, "")
         ]
         if points:
-            return LoggedRun(path, metric, _ordered(points), environment)
-    raise CheckpointError(
-        f"{path} has no return that is known against env steps; it has {', '.join(names) or 'no row'}"
-    )
+            return _logged(path, metric, points, environment)
+    if not rows:
+        raise ConfigError(f"{path} has no row yet; leave it out, or wait for one")
+    raise CheckpointError(f"{path} has no return that is known against env steps; it has {', '.join(names)}")
 
 
-def _ordered(points: Any) -> np.ndarray:
-    array = np.asarray(points, np.float64)
-    return array[np.argsort(array[:, 0], kind="stable")]
+def _logged(
+    path: Path, metric: str, points: Sequence[tuple[float, float]], environment: str = "", algorithm: str = ""
+) -> LoggedRun:
+    """A run of points as they were written: where steps go back, what follows replaces what is there from that step."""
+    kept: list[tuple[float, float]] = []
+    for point in points:
+        if kept and point[0] < kept[-1][0]:
+            while kept and kept[-1][0] >= point[0]:
+                kept.pop()
+        kept.append(point)
+    return LoggedRun(path, metric, np.asarray(kept, np.float64), environment, algorithm, len(points) - len(kept))
 
 
 def _progress(path: Path) -> LoggedRun:
@@ -212,6 +222,8 @@ def _result(path: Path) -> LoggedRun:
                 environment = environment or str((record.get("config") or {}).get("env") or "")
                 rows.append((number, dict(_flat(record))))
             except (ValueError, AttributeError, RecursionError) as error:
+                if rows and not line.endswith("\n"):
+                    break  # half a last line
                 raise CheckpointError(f"{path}, line {number}: not a JSON object: {error}") from error
     return _curve(path, rows, environment)
 
@@ -226,23 +238,36 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _monitor(paths: list[Path]) -> LoggedRun:
-    """Stable-Baselines3: an episode a line (r return, l length, t seconds), a file for each parallel environment."""
-    episodes: list[tuple[float, float, float]] = []
+    """Stable-Baselines3: an episode a line (r return, l length, t seconds), a file for each parallel environment.
+
+    Seconds that go back are a new session, without a head of its own; they say nothing of env steps, so the last one
+    counts alone, and of several files those that have it.
+    """
+    sessions: dict[Path, list[list[tuple[float, float, float]]]] = {}
     environment = ""
     for path in paths:
         with _small(path).open(encoding="utf-8", errors="replace") as file:
-            head = file.readline(2**16)
+            text = file.readline(2**16)
         try:
-            environment = environment or str(json.loads(head.removeprefix("#")).get("env_id") or "")
+            head = json.loads(text.removeprefix("#"))
+            environment = environment or str(head.get("env_id") or "")
         except (ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}, line 1: it must be a JSON object behind #: {error}") from error
+        start, last = _number(path, 1, "t_start", head.get("t_start", 0)), math.inf
         for line, row in _rows(path, skip=1):
             time, length, value = (_number(path, line, name, row.get(name)) for name in "tlr")
-            episodes.append((time, length, value))
-    if not episodes:
-        raise CheckpointError(f"{paths[0]} has no episode yet")
-    table = np.asarray(sorted(episodes))
-    return LoggedRun(paths[0], "episode return", np.stack([table[:, 1].cumsum(), table[:, 2]], axis=1), environment)
+            if time < last:
+                sessions.setdefault(path, []).append([])
+            sessions[path][-1].append((start + time, length, value))
+            last = time
+    if not sessions:
+        raise ConfigError(f"{paths[0]} has no episode yet; leave it out, or wait for one")
+    newest = max(map(len, sessions.values()))
+    counted = sorted(episode for parts in sessions.values() if len(parts) == newest for episode in parts[-1])
+    every = sum(len(episodes) for parts in sessions.values() for episodes in parts)
+    lengths, values = np.asarray(counted)[:, 1:].T
+    points = np.stack([lengths.cumsum(), values], axis=1)
+    return LoggedRun(paths[0], "episode return", points, environment, replaced=every - len(counted))
 
 
 def _evaluations(path: Path) -> LoggedRun:
@@ -253,47 +278,62 @@ def _evaluations(path: Path) -> LoggedRun:
                 raise ValueError("unpacked it is too large")
         with np.load(path, allow_pickle=False) as arrays:
             steps, results = (np.asarray(arrays[name], np.float64) for name in ("timesteps", "results"))
-        points = np.stack([steps, results.reshape(len(steps), -1).mean(axis=1)], axis=1)
-        if not len(points) or not np.isfinite(points).all():
-            raise ValueError("no evaluation, or one that is not finite")
+        points = np.stack([steps, results.reshape(len(steps), -1).mean(axis=1) if len(steps) else steps], axis=1)
+        if not np.isfinite(points).all():
+            raise ValueError("an evaluation is not finite")
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is not an evaluations.npz of plain numbers: {error}") from error
-    return LoggedRun(path, "eval/mean_reward", _ordered(points))
+    if not len(points):
+        raise ConfigError(f"{path} has no evaluation yet; leave it out, or wait for one")
+    return _logged(path, "eval/mean_reward", points.tolist())
 
 
 def _events(path: Path) -> LoggedRun:
-    """TensorBoard: a file, or a folder with the files of one run."""
+    """TensorBoard: a file, or a folder with the files of one run; scalars as numbers or, newer, as tensors."""
     for file in [path] if path.is_file() else path.glob("events.out.tfevents.*"):
         _small(file)
-    module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard", f"reading {path}")
+    why = f"reading {path}"
+    module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard", why)
+    array = import_extra("tensorboard.util.tensor_util", "tensorboard", why).make_ndarray
     events = module.EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
     try:
         events.Reload()
-        tags = events.Tags()["scalars"]
-        tag = next((name for name in _METRICS if name in tags), None)
-        points = [] if tag is None else [(event.step, event.value) for event in events.Scalars(tag)]
+        plain, kinds = events.Tags()["scalars"], events.summary_metadata
+        tensors = [name for name in events.Tags()["tensors"] if kinds[name].plugin_data.plugin_name == "scalars"]
+        names = [*plain, *tensors]
+        metric = next((name for name in _METRICS if name in names), "")
+        points = [(event.step, event.value) for event in (events.Scalars(metric) if metric in plain else ())]
+        if metric in tensors:
+            points += [(event.step, float(array(event.tensor_proto))) for event in events.Tensors(metric)]
     except Exception as error:  # the library raises what its parts raise
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if not names:
+        raise ConfigError(f"{path} has no scalar yet; leave it out, or wait for one")
     finite = [point for point in points if math.isfinite(point[1])]
-    if tag is None or not finite:
-        raise CheckpointError(f"{path} has no return that is known; its scalars: {', '.join(tags) or 'none'}")
+    if not finite:
+        raise CheckpointError(f"{path} has no return that is known; its scalars: {', '.join(names)}")
     folder = path.parent if path.is_file() else path
     parts = folder.name.split("__")  # CleanRL: environment__file__seed__time
-    return LoggedRun(path, tag, _ordered(finite), parts[0] if len(parts) == 4 else "")
+    return _logged(path, metric, finite, parts[0] if len(parts) == 4 else "")
 
 
 def _table(path: Path) -> list[LoggedRun]:
     needed = ("algorithm", "environment", "seed", "score")
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for line, row in _rows(path):
+    for line, row in _rows(path, table=True):
         if missing := [name for name in needed if row.get(name) is None]:
             raise CheckpointError(f"{path}, line {line}: no {missing[0]}; columns are {', '.join(needed)} (and step)")
         step = _number(path, line, "step", row.get("step") or 0)
-        point = (step, _number(path, line, "score", row["score"]))
-        runs.setdefault((row["algorithm"], row["environment"], row["seed"]), []).append(point)
+        name, env, seed = key = (row["algorithm"], row["environment"], row["seed"])
+        if (points := runs.setdefault(key, [])) and step <= points[-1][0]:
+            raise ConfigError(
+                f"{path}, line {line}: step {step:,.0f} of seed {seed} of {name} in {env} stands behind its step "
+                f"{points[-1][0]:,.0f}; a seed is one run, whose steps rise: give each run its own seed, and sort its rows"
+            )
+        points.append((step, _number(path, line, "score", row["score"])))
     if not runs:
-        raise CheckpointError(f"{path} has no row; columns are {', '.join(needed)} (and step)")
-    return [LoggedRun(path, "score", _ordered(p), env, name) for (name, env, _), p in runs.items()]
+        raise ConfigError(f"{path} has no row; columns are {', '.join(needed)} (and step)")
+    return [_logged(path, "score", points, env, name) for (name, env, _), points in runs.items()]
 
 
 _READERS = {

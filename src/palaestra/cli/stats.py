@@ -51,7 +51,15 @@ def stats(arguments: list[str]) -> int:
     text += f"\n\nup to where the shortest run ends, env steps: {', '.join(at)}" if at else ""
     if len({tuple(kinds) for kinds in metrics.values()}) > 1:
         text += "\n\nnote: the scores are of different kinds: " + str(metrics)
-    record = {"stats": [result.to_json() for result in results], "metrics": metrics, "env_steps": until}
+    replaced = {str(r.path): r.replaced for t in groups.values() for runs in t.values() for r in runs if r.replaced}
+    for path, count in replaced.items():
+        text += f"\n\nnote: {path} goes back; {count:,} points from before were replaced by what was logged after"
+    record = {
+        "stats": [result.to_json() for result in results],
+        "metrics": metrics,
+        "env_steps": until,
+        "replaced": replaced,
+    }
     record["plot"] = options.output
     if options.output is not None:
         curves = {n: {e: [r.points for r in runs] for e, runs in table.items()} for n, table in groups.items()}
