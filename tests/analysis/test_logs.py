@@ -142,7 +142,7 @@ def test_the_command_says_what_was_replaced(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed,score\n0,1\n0,9\n", "line 3: step 0 of seed 0 of a in W stands behind its step 0; .* its own seed"),
+        ("seed,score\n0,1\n0,9\n", "line 3: step 0 of seed 0 of a in W stands behind its step 0; .* its seed"),
         ("seed,step,score\n0,10,1\n1,10,1\n0,10,9\n", "line 4: step 10 of seed 0 of a in W stands behind its step 10"),
         ("seed,step,score\n0,10,1\n0,20,1\n0,5,9\n", "line 4: step 5 of seed 0 of a in W stands behind its step 20"),
     ],

@@ -33,6 +33,25 @@ from tests.training.parts import trainer
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
 
 
+@pytest.mark.parametrize("name", ["speed (m/s)", "a,b", "a\nb", 'a"b', "\0", "漢", "\ud800"])
+def test_an_entry_may_have_any_name(tmp_path, name):
+    """In JSON, CSV and for TensorBoard; what is no text is replaced before any logger sees it."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    written, shown = loggers.plain_row({"env_steps": 10, name: 1.5}), name.replace("\ud800", "?")
+    for logger in (FileLogger(tmp_path), TensorBoardLogger(tmp_path)):
+        logger.start(START)
+        logger.metrics(written)
+        logger.episodes(10, [Episode(1.5, 7, 2, {name: 3.0})])
+        logger.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())[shown] == 1.5
+    with (tmp_path / "episodes.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert json.loads(row["info"]) == {name: 3.0}
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == [shown]
+
+
 def test_metrics_are_json_lines_and_episodes_are_csv(tmp_path):
     """ALF-57: a row per period, a row per episode; an episode's infos are JSON in one column."""
     logger = FileLogger(tmp_path)

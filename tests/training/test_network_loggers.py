@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import posixpath
+import re
 import socket
 import sys
 import threading
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from palaestra.core import MissingExtraError
@@ -150,7 +153,7 @@ CALLS: dict[str, dict[str, Callable[[Any], Any]]] = {
         name: lambda real, name=name: getattr(real.MlflowClient, name)
         for name in (
             *("get_experiment_by_name", "create_experiment", "search_runs", "create_run"),
-            *("log_param", "log_metric", "set_terminated"),
+            *("log_param", "log_batch", "set_terminated"),
         )
     },
     "trackio": {
@@ -168,6 +171,7 @@ class Fake:
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.info = types.SimpleNamespace(run_id="r1")
+        self.entities = types.SimpleNamespace(Metric=lambda key, value, timestamp, step: (key, value, step))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -216,14 +220,71 @@ def test_weights_and_biases_gets_rows_against_env_steps(tmp_path, monkeypatch):
 
 
 def test_mlflow_gets_every_number_under_a_name_it_allows(tmp_path, monkeypatch):
-    """`@` becomes a dot; histograms are left out; settings are parameters of a new run."""
+    """`@` becomes a dot; histograms are left out; settings are parameters of a new run; a row is one call."""
     calls = told("mlflow", tmp_path, monkeypatch)
-    logged = [(*args[1:], named["step"]) for name, args, named in calls if name == "log_metric"]
-    assert ("return_mean", 1.5, 100) in logged
-    assert ("info/x.max", 3.0, 200) in logged
-    assert len(logged) == 6
+    first, second = [named["metrics"] for name, _, named in calls if name == "log_batch"]
+    assert first == [("env_steps", 100.0, 100), ("return_mean", 1.5, 100), ("info/x.max", 3.0, 100)]
+    assert ("info/x.max", 3.0, 200) in second
     assert ("log_param", ("r1", "lr", 1), {}) in calls
     assert calls[-1] == ("set_terminated", ("r1",), {})
+
+
+def mlflow_refuses(name: str) -> bool:
+    """MLflow's rule of names, as its messages say it."""
+    return not re.fullmatch(r"[/\w.\- :]{1,250}", name) or posixpath.normpath(name) != name or name[0] in "/."
+
+
+def test_every_name_is_one_that_mlflow_allows_and_no_two_become_one(tmp_path, monkeypatch):
+    """`speed (m/s)` once stopped the logger: the first row was tried for ever."""
+    letters = [*"ab/. :-_@()[]%+#,;'\"\\\n\t\0éß漢", "..", "//"]
+    rng = np.random.default_rng(0)
+    names = ["info/speed (m/s)", "info/speed [m/s]", "", "/", "a/../b", "x" * 600, "x" * 601]
+    names += ["".join(rng.choice(letters, rng.integers(1, 12))) for _ in range(300)]
+    names = list(dict.fromkeys(names))
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    logger = SERVICES["mlflow"](tmp_path)
+    logger.start(START)
+    for step in (1, 2):
+        logger.metrics({"env_steps": step, **dict.fromkeys(names, 1.0)})
+    logger.close()
+    first, second = [[name for name, *_ in named["metrics"]] for call, _, named in fake.calls if call == "log_batch"]
+    assert first == second
+    assert len(set(first)) == len(names) + 1
+    assert not [name for name in first if mlflow_refuses(name)]
+    assert first[1:3] == ["info/speed _m/s_", "info/speed _m/s_ 2"]
+
+
+class RefusedError(Exception):
+    """As MLflow says that it will never take something."""
+
+    error_code = "INVALID_PARAMETER_VALUE"
+
+
+@pytest.mark.parametrize("error", [RefusedError("a value"), TypeError("a value"), UnicodeError("half a letter")])
+def test_a_row_that_is_refused_for_good_is_given_up_and_said(tmp_path, monkeypatch, caplog, error):
+    """The rows behind it arrive, each once."""
+    sent: list[int] = []
+
+    def log_batch(run: str, metrics: Any) -> None:
+        step = metrics[0][2]
+        if step in (1, 2):
+            raise error
+        sent.append(step)
+
+    fake = Fake()
+    fake.log_batch = log_batch
+    fake.MlflowClient = lambda **named: fake
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    logger = SERVICES["mlflow"](tmp_path)
+    with caplog.at_level(logging.WARNING):
+        logger.start(START)
+        for step in range(5):
+            logger.metrics({"env_steps": step})
+        with pytest.raises(TimeoutError, match=r"^2 row\(s\) were refused; metrics.jsonl has all"):
+            logger.close()
+    assert sent == [0, 3, 4]
+    assert caplog.text.count("rows are left out which the service refuses") == 1
 
 
 def test_trackio_gets_rows_against_env_steps(tmp_path, monkeypatch):

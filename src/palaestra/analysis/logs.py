@@ -328,7 +328,7 @@ def _table(path: Path) -> list[LoggedRun]:
         if (points := runs.setdefault(key, [])) and step <= points[-1][0]:
             raise ConfigError(
                 f"{path}, line {line}: step {step:,.0f} of seed {seed} of {name} in {env} stands behind its step "
-                f"{points[-1][0]:,.0f}; a seed is one run, whose steps rise: give each run its own seed, and sort its rows"
+                f"{points[-1][0]:,.0f}; a seed is one run, whose steps rise: sort them, or give each run its seed"
             )
         points.append((step, _number(path, line, "score", row["score"])))
     if not runs:

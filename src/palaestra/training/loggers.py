@@ -70,7 +70,7 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(
                     f"a callback put {name!r} into a row of metrics, which is no number: {value!r}"
                 ) from error
-        plain[name] = value
+        plain[name.encode(errors="replace").decode()] = value  # a name may hold what is no text
     return plain
 
 

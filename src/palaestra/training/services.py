@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import queue
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ __all__ = ["MLflowLogger", "NetworkLogger", "TrackioLogger", "WandbLogger"]
 _log = logging.getLogger(__name__)
 _CAPACITY = 10_000
 _TAG = "palaestra.run"
+_MLFLOW_BATCH, _MLFLOW_NAME = 1000, 240  # metrics a call, letters a name
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 
@@ -26,14 +28,16 @@ class NetworkLogger(ABC):
     """Sends rows of metrics to a service; training never waits for it.
 
     Rows go into a bounded queue, and a thread sends them in order. A call that fails is tried again, at first after a
-    second, then after longer and longer, so a service that comes back gets what it missed. What still waits at the end
-    of the run, or does not fit into the queue, is left out with a warning: `metrics.jsonl` has all of it.
+    second, then after longer and longer, so a service that comes back gets what it missed. A row that the service will
+    never take is given up at once. That, what still waits at the end of the run, and what does not fit into the queue
+    are left out with a warning: `metrics.jsonl` has all of it.
 
-    A service is a subclass with `open`, `send` and `end`; all three are called on the thread.
+    A service is a subclass with `open`, `send` and `end`; all three are called on the thread. `refused` says which
+    errors of `send` are for good.
 
     Args:
-        package: that has to be installed.
-        extra: of this project that brings it.
+        package: the package to import.
+        extra: the extra of this project that brings it.
         close_s: how long `close` waits for rows to be sent.
 
     Raises:
@@ -45,24 +49,19 @@ class NetworkLogger(ABC):
         self._close_s = close_s
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue(_CAPACITY)
         self._thread: threading.Thread | None = None
-        self._left_out, self._closing = 0, threading.Event()
+        self._left_out, self._refused, self._closing = 0, 0, threading.Event()
 
     @abstractmethod
     def open(self, position: Mapping[str, int]) -> None:
-        """Begins or continues a run at the service.
-
-        Args:
-            position: see `Logger.start`.
-        """
+        """Begins or continues a run at the service, at the `position` of `Logger.start`."""
 
     @abstractmethod
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
-        """Sends one row of metrics.
+        """Sends one row: numbers by name, and histograms where they were asked for; `env_steps` is the x axis."""
 
-        Args:
-            row: numbers, and histograms where they were asked for.
-            env_steps: the x axis.
-        """
+    def refused(self, error: Exception) -> bool:
+        """Whether a row that failed so will never be taken. May be replaced; by default what cannot be written down."""
+        return isinstance(error, TypeError | UnicodeError)
 
     @abstractmethod
     def end(self) -> None:
@@ -80,7 +79,7 @@ class NetworkLogger(ABC):
     def metrics(self, row: Mapping[str, Any]) -> None:
         """See `Logger.metrics`."""
         copied = dict(row)
-        self._put(lambda: self.send(copied, int(copied["env_steps"])))
+        self._put(lambda: self._send(copied))
 
     def episodes(self, env_steps: int, episodes: Sequence[Episode]) -> None:  # noqa: B027 - nothing to send
         """Episodes are in the metrics as averages."""
@@ -89,7 +88,7 @@ class NetworkLogger(ABC):
         """See `Logger.close`; returns after `close_s` at the latest.
 
         Raises:
-            TimeoutError: rows are left that were not sent.
+            TimeoutError: rows were not sent.
         """
         if self._thread is None:
             return
@@ -97,10 +96,21 @@ class NetworkLogger(ABC):
         self._closing.set()
         self._thread.join(self._close_s)
         missing = self._queue.qsize() + self._thread.is_alive() + self._left_out
-        self._thread, self._left_out = None, 0
-        if missing:
-            within = f"{self._close_s:g} s"
-            raise TimeoutError(f"{missing} call(s) could not be made in {within}; metrics.jsonl has all of the metrics")
+        said = [f"{missing} call(s) could not be made in {self._close_s:g} s"] if missing else []
+        said += [f"{self._refused} row(s) were refused"] if self._refused else []
+        self._thread, self._left_out, self._refused = None, 0, 0
+        if said:
+            raise TimeoutError(f"{', '.join(said)}; metrics.jsonl has all of the metrics")
+
+    def _send(self, row: Mapping[str, Any]) -> None:
+        try:
+            self.send(row, int(row["env_steps"]))
+        except Exception as error:
+            if not self.refused(error):
+                raise
+            self._refused += 1
+            if self._refused == 1:
+                _log.warning("%s: rows are left out which the service refuses: %r", type(self).__name__, error)
 
     def _put(self, call: Callable[[], None]) -> None:
         try:
@@ -210,7 +220,8 @@ class WandbLogger(_RunLogger):
 class MLflowLogger(NetworkLogger):
     """Sends metrics to an MLflow server, or into a local database; a resumed run continues there as well.
 
-    MLflow allows no `@` in names: `info/x@max` becomes `info/x.max`.
+    A name has what MLflow allows in it: `info/x@max` becomes `info/x.max`, and `info/speed (m/s)` becomes
+    `info/speed _m/s_`. Two names that would become one are told apart by a number behind the second.
 
     Args:
         experiment: at the server.
@@ -235,7 +246,7 @@ class MLflowLogger(NetworkLogger):
         self._name, self._identity = _named(directory)
         self._tracking_uri = tracking_uri
         self._client: Any = None
-        self._run_id = ""
+        self._run_id, self._names = "", dict[str, str]()
 
     def open(self, position: Mapping[str, int]) -> None:
         """See `NetworkLogger.open`."""
@@ -250,13 +261,37 @@ class MLflowLogger(NetworkLogger):
                 return
             self._run_id = client.create_run(experiment, run_name=self._name, tags={_TAG: self._identity}).info.run_id
         for name, value in self._config.items():
-            client.log_param(self._run_id, name, value)
+            client.log_param(self._run_id, self._name_of(name), value)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
-        for name, value in row.items():
-            if isinstance(value, float | int):
-                self._client.log_metric(self._run_id, name.replace("@", "."), float(value), step=env_steps)
+        metric, now_ms = self.package.entities.Metric, int(1000 * time.time())
+        values = [
+            metric(self._name_of(name), float(value), now_ms, env_steps)
+            for name, value in row.items()
+            if isinstance(value, float | int)
+        ]
+        for first in range(0, len(values), _MLFLOW_BATCH):
+            self._client.log_batch(self._run_id, metrics=values[first : first + _MLFLOW_BATCH])
+
+    def refused(self, error: Exception) -> bool:
+        """See `NetworkLogger.refused`."""
+        return getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE" or super().refused(error)
+
+    def _name_of(self, name: str) -> str:
+        """MLflow allows letters, digits, `_-.: /`, and paths that stay as they are."""
+        if name not in self._names:
+            allowed = re.sub(r"[^\w\-.: /]", "_", name.replace("@", "."))
+            path = (
+                "/".join(part for part in allowed.split("/") if part.strip(".")).lstrip(".")[:_MLFLOW_NAME].rstrip("/")
+                or "_"
+            )
+            taken, number, own = set(self._names.values()), 1, path
+            while own in taken:
+                number += 1
+                own = f"{path} {number}"
+            self._names[name] = own
+        return self._names[name]
 
     def end(self) -> None:
         """See `NetworkLogger.end`."""
