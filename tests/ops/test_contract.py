@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import optree
 import pytest
 import torch
 from jaxtyping import TypeCheckError
@@ -117,6 +118,56 @@ def test_functions_change_no_argument(name):
     before = [x.clone() if isinstance(x, Tensor) else x for x in tensors]
     getattr(ops, name)(*arguments, **options)
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True) if isinstance(x, Tensor))
+
+
+def in_double(value: Any) -> Any:
+    """The same with every number in float64, also inside functions and tuples."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return type(value)(*map(in_double, value)) if isinstance(value, ops.Moments) else value
+
+
+def close_and_double(found: Any, single: Any) -> None:
+    """Every number is float64, and what float32 gives but for its rounding."""
+    if isinstance(found, tuple | list):
+        for one, other in zip(found, single, strict=True):
+            close_and_double(one, other)
+    elif isinstance(found, Tensor):
+        assert not found.is_floating_point() or found.dtype == torch.float64
+        assert_close(found, single, check_dtype=False, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_float64_in_is_float64_out(name):
+    arguments, options = CALLS[name]
+    function = getattr(ops, name)
+    found = function(*map(in_double, arguments), **{key: in_double(value) for key, value in options.items()})
+    close_and_double(found, function(*arguments, **options))
+
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "Categorical": lambda logits: ops.Categorical(logits, MASK),
+    "DiagonalGaussian": lambda logits: ops.DiagonalGaussian(logits, logits[0]),
+    "SquashedGaussian": lambda logits: ops.SquashedGaussian(logits, logits),
+    "MultiCategorical": lambda logits: ops.MultiCategorical(logits, (2, 2)),
+    "MultiBernoulli": ops.MultiBernoulli,
+    "Joint": lambda logits: ops.Joint({"a": ops.Categorical(logits), "b": ops.DiagonalGaussian(logits, logits)}),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_of_float64_are_float64(name):
+    double, single = DISTRIBUTIONS[name](LOGITS.double()), DISTRIBUTIONS[name](LOGITS)
+    action = single.sample(torch.Generator().manual_seed(0))
+    given = optree.tree_map(in_double, action, namespace="palaestra")
+    close_and_double(double.log_prob(given), single.log_prob(action))
+    close_and_double(optree.tree_leaves(double.mode()), optree.tree_leaves(single.mode()))
+    drawn = optree.tree_leaves(double.sample(torch.Generator().manual_seed(0)))
+    assert all(not x.is_floating_point() or x.dtype == torch.float64 for x in drawn)
+    for method in ("entropy", "kl"):
+        if hasattr(single, method):
+            arguments = [(DISTRIBUTIONS[name](2 * x),) if method == "kl" else () for x in (LOGITS.double(), LOGITS)]
+            close_and_double(getattr(double, method)(*arguments[0]), getattr(single, method)(*arguments[1]))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -247,7 +247,7 @@ def episode_returns(reward: Float[Tensor, "T1 B"], step_type: Integer[Tensor, "T
     require_time_steps(reward=reward, step_type=step_type)
     require_same_shape("[T+1, B]", reward=reward, step_type=step_type)
     episode = (step_type == _FIRST).long().cumsum(0)  # [T+1, B] 0 for what began before the unroll
-    zeros = torch.zeros(reward.shape[0] + 1, reward.shape[1], device=reward.device)
+    zeros = reward.new_zeros(reward.shape[0] + 1, reward.shape[1])
     total = zeros.scatter_add(0, episode, reward)  # [E, B] by episode
     whole = zeros.scatter_add(0, episode, (step_type == _LAST).to(reward.dtype))
     whole[0] = 0.0

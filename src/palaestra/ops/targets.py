@@ -262,5 +262,5 @@ def two_hot(value: Float[Tensor, "*N"], bins: Float[Tensor, "Q"]) -> Float[Tenso
     below = (torch.bucketize(value, bins, right=True) - 1).clamp(0, len(bins) - 2)
     low, high = bins[below], bins[below + 1]
     share = ((value - low) / (high - low)).clamp(0, 1).unsqueeze(-1)  # of the bin above
-    empty = torch.zeros(*value.shape, len(bins), device=value.device)
+    empty = share.new_zeros(*value.shape, len(bins))
     return empty.scatter(-1, below.unsqueeze(-1), 1 - share).scatter(-1, below.unsqueeze(-1) + 1, share)
