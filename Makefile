@@ -39,6 +39,7 @@ lint: $(DEV_READY) ## Style, format and types
 
 .PHONY: docs
 docs: $(DEV_READY) ## Build the documentation into site/; a broken link is an error
+	$(BIN)/python tools/commands_page.py
 	$(BIN)/zensical build --strict --clean
 
 .PHONY: coverage

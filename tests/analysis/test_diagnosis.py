@@ -10,6 +10,7 @@ import palaestra
 from palaestra import preset
 from palaestra.core import CheckpointError
 from palaestra.experiments import RunDirectory, write_report
+from tests.cli.parts import exit_code
 
 HEALTHY = {
     "env_steps": 6000,
@@ -104,16 +105,12 @@ def test_a_run_without_metrics_is_refused(tmp_path):
 
 
 def test_the_command_ends_with_1_where_something_is_found(tmp_path, capsys):
-    from palaestra.cli.diagnose import diagnose
-
-    assert diagnose([str(made(tmp_path, **{"learning/kl": 3.0}).path), "--json"]) == 1
+    assert exit_code("diagnose", str(made(tmp_path, **{"learning/kl": 3.0}).path), "--json") == 1
     assert json.loads(capsys.readouterr().out)["findings"][0]["name"] == "policy_jumps"
 
 
 def test_the_command_ends_with_0_where_nothing_is_found(tmp_path, capsys):
-    from palaestra.cli.diagnose import diagnose
-
-    assert diagnose([str(made(tmp_path).path)]) == 0
+    assert exit_code("diagnose", str(made(tmp_path).path)) == 0
     assert "nothing found" in capsys.readouterr().out
 
 

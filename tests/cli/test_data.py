@@ -95,9 +95,3 @@ def test_mistakes_are_named(typed, code, message, capsys):
     """F27."""
     assert exit_code("data", *typed.split()) == code
     assert message in output(capsys)
-
-
-@pytest.mark.parametrize("what", ["export", "collect", "minari"])
-def test_every_kind_explains_its_options(what, capsys):
-    assert exit_code("data", what, "--help") == 0
-    assert "usage: palaestra data" in output(capsys)

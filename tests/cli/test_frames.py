@@ -1,9 +1,9 @@
-"""Tests of `palaestra.cli.results`: writing on pictures, and several films as one."""
+"""Tests of `palaestra.cli.play`: writing on pictures, and several films as one."""
 
 import numpy as np
 import pytest
 
-from palaestra.cli.results import grid, labelled
+from palaestra.cli.play import grid, labelled
 
 pytest.importorskip("PIL")
 

@@ -131,7 +131,7 @@ def test_an_environment_is_checked_with_the_settings_of_a_run(capsys):
 
 def test_an_environment_to_check_is_needed(capsys):
     assert exit_code("check-env") == 2
-    assert "the environment is missing: palaestra check-env my_package:MyEnvironment" in output(capsys)
+    assert "the environment is missing: palaestra check-env ENVIRONMENT" in output(capsys)
 
 
 def test_the_doctor_says_what_there_is(capsys):

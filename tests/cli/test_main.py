@@ -10,8 +10,9 @@ import pytest
 
 import palaestra.cli.inspect
 import palaestra.cli.train
-from palaestra.cli.main import _VERBS, main
-from palaestra.cli.options import print_table
+from palaestra.cli.commands import COMMANDS
+from palaestra.cli.main import main
+from palaestra.cli.options import NoOptions, print_table
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
 from tests.cli.parts import exit_code, output
 from tests.faults.parts import COMMAND, TIMEOUT_S, command
@@ -21,7 +22,7 @@ from tests.faults.parts import COMMAND, TIMEOUT_S, command
 def test_help_lists_every_verb(arguments, capsys):
     assert exit_code(*arguments) == 0
     text = output(capsys)
-    assert all(f"\n {verb} " in text for verb in _VERBS)
+    assert all(f"\n {verb} " in text for verb in COMMANDS if " " not in verb)
     codes = "0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage"
     assert f"xit codes: {codes}, 130 Ctrl-C (saved), 143 SIGTERM (saved" in " ".join(text.split())
 
@@ -72,9 +73,9 @@ def test_without_a_verb_the_help_is_an_error(capsys):
     assert "usage: palaestra VERB" in output(capsys)
 
 
-@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_explains_its_options(verb, capsys):
-    assert exit_code(verb, "--help") == 0
+    assert exit_code(*verb.split(), "--help") == 0
     text = output(capsys)
     assert f"usage: palaestra {verb}" in text
     assert "--help" in text
@@ -83,7 +84,7 @@ def test_every_verb_explains_its_options(verb, capsys):
 def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
     """Every field with the docstring under it, and the preset's value as its default."""
     assert exit_code("train", "ppo", "CartPole-v1", "--help-all") == 0
-    text = " ".join(output(capsys).replace("│", " ").split())
+    text = " ".join(output(capsys).split())
     assert "--trainer.eval-episodes INT Episodes of one evaluation; with 0 there are none" in text
     assert "--algorithm.learning-rate NUMBER|SCHEDULE" in text
     assert "(default: 'linear(0.001, 0)')" in text
@@ -93,7 +94,7 @@ def test_the_help_of_a_training_shows_the_tuned_settings_of_the_pair(capsys):
 
 def test_the_help_shows_the_wrappers_of_a_preset(capsys):
     assert exit_code("train", "ppo", "HalfCheetah-v5", "--help-all") == 0
-    text = " ".join(output(capsys).replace("│", " ").split())
+    text = " ".join(output(capsys).split())
     assert "(default: NormalizeReward)" in text
 
 
@@ -112,31 +113,31 @@ def test_the_help_shows_the_wrappers_of_a_preset(capsys):
 def test_each_kind_of_failure_has_its_exit_code(error, code, monkeypatch, capsys):
     """RELIABILITY.md, mechanism 9; a disk may also be full outside the checkpoints (F10)."""
 
-    def fail(arguments: list[str]) -> int:
+    def fail(options: NoOptions) -> int:
         raise error
 
-    monkeypatch.setattr(palaestra.cli.train, "train", fail)
-    assert exit_code("train") == code
+    monkeypatch.setattr(palaestra.cli.inspect, "doctor", fail)
+    assert exit_code("doctor") == code
     assert output(capsys).strip() == f"{type(error).__name__} {error}"
 
 
 def test_an_interrupt_before_training_ends_with_130(monkeypatch, capsys):
     """F22: while the environments are being made, say."""
 
-    def interrupt(arguments: list[str]) -> int:
+    def interrupt(algorithm: str, environment: str, options: NoOptions) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(palaestra.cli.train, "train", interrupt)
-    assert exit_code("train") == 130
+    assert exit_code("train", "ppo", "CartPole-v1") == 130
     assert "Traceback" not in output(capsys)
 
 
 def test_an_interrupt_of_what_saves_nothing_speaks_of_no_checkpoint(monkeypatch, capsys):
-    def interrupt(arguments: list[str]) -> int:
+    def interrupt(options: NoOptions) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(palaestra.cli.inspect, "list_all", interrupt)
-    assert exit_code("list") == 130
+    monkeypatch.setattr(palaestra.cli.inspect, "doctor", interrupt)
+    assert exit_code("doctor") == 130
     assert output(capsys) == "stopped at once\n"
 
 
@@ -156,11 +157,11 @@ sys.meta_path.insert(0, Interrupting)
 def test_a_message_is_printed_as_it_is(monkeypatch, capsys):
     """Brackets are no markup, and a long line is not broken."""
 
-    def fail(arguments: list[str]) -> int:
+    def fail(options: NoOptions) -> int:
         raise ConfigError("[red] " + "word " * 60 + "[/]")
 
-    monkeypatch.setattr(palaestra.cli.train, "train", fail)
-    assert exit_code("train") == 2
+    monkeypatch.setattr(palaestra.cli.inspect, "doctor", fail)
+    assert exit_code("doctor") == 2
     assert "[red] word" in (text := output(capsys))
     assert len(text.splitlines()) == 1
 

@@ -109,13 +109,13 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "environment missing": (
         "train ppo",
         2,
-        "ConfigError the environment is missing: palaestra train ALGORITHM ENVIRONMENT [--config FILE] "
-        "[--seeds K] [options]",
+        "ConfigError the environment is missing: palaestra train ALGORITHM ENVIRONMENT [options], "
+        "or palaestra train --config FILE",
     ),
     "run missing": (
         "eval",
         2,
-        "ConfigError the run is missing: palaestra eval RUN... [--episodes N]",
+        "ConfigError the run is missing: palaestra eval RUN... [options]",
     ),
     "wrong type": (
         "train ppo CartPole-v1 --algorithm.gamma high",
@@ -290,7 +290,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "no list": (
         "list algos",
         2,
-        "ConfigError there is no list of 'algos' — did you mean 'algorithms'?",
+        "ConfigError `palaestra list` has no 'algos' — did you mean 'algorithms'?",
     ),
     "a name without a fork": (
         "resume last --name x",

@@ -1,86 +1,71 @@
-"""`palaestra completion`: scripts that let a shell complete verbs and options; tyro writes them."""
+"""`palaestra completion`: scripts that let a shell complete what is typed after `palaestra`.
 
-import functools
-import importlib
-import operator
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-import tyro
-
-from palaestra.cli.options import REGISTRY
-from palaestra.core import ConfigError, did_you_mean
-
-__all__ = ["completion"]
-
-_SHELLS = {
-    "bash": "~/.local/share/bash-completion/completions/palaestra",
-    "zsh": "a file _palaestra in a folder of $fpath",
-    "fish": "~/.config/fish/completions/palaestra.fish",
-}
-_USAGE = f"""\
-usage: palaestra completion bash|zsh|fish
-
-prints a script; write it to
-{"".join(f"{chr(10)}  {shell:<6}{place}" for shell, place in _SHELLS.items())}
-
-  -h, --help   this text
+One program for `sh`, made from the table of commands, answers all three shells in milliseconds: what a word can be is
+written into it, but for names of runs, which it looks up.
 """
-_OPTIONS = {
-    "train": "train:TrainCommand",
-    "resume": "train:ResumeOptions",
-    "eval": "results:EvalOptions",
-    "rate": "results:RateOptions",
-    "play": "results:PlayOptions",
-    "serve": "deploy:ServeOptions",
-    "plot": "results:PlotOptions",
-    "report": "results:ReportOptions",
-    "compare": "results:CurveOptions",
-    "stats": "stats:StatsOptions",
-    "share": "deploy:ShareOptions",
-    "pull": "deploy:PullOptions",
-    "tune": "tune:TuneCommand",
-    "verify": "verify:VerifyOptions",
-    "diagnose": "diagnose:DiagnoseOptions",
-    "export": "deploy:ExportOptions",
-    "data": "data:CollectOptions",
-    "list": "options:RunOptions",
-    "show-code": "inspect:ShowOptions",
-    "bench": "inspect:BenchOptions",
-    "check-env": "inspect:CheckOptions",
-    "doctor": "options:JsonOptions",
-    "completion": "completion:NoOptions",
-}
-"""The options of each verb."""
+
+from pathlib import Path
+
+from palaestra.algorithms import ALGORITHMS
+from palaestra.cli.commands import COMMANDS, Argument, Command
+from palaestra.cli.help import choices, options_of
+from palaestra.cli.options import NoOptions, defaults_of
+from palaestra.envs.suites.gym import registered_environments
+
+_RUNS = "RUNS"  # which the program looks up
+_SHELLS = Path(__file__).parent / "shells"
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a verb that has none."""
-
-
-def completion(arguments: list[str]) -> int:
-    """Prints a completion script.
-
-    Args:
-        arguments: the name of a shell.
-    """
-    if {"-h", "--help"} & set(arguments):
-        print(_USAGE, end="")
-        return 0
-    (shell,) = arguments if len(arguments) == 1 else ("",)
-    if shell not in _SHELLS:
-        raise ConfigError(
-            f"completion was given {' '.join(arguments)!r}{did_you_mean(shell, _SHELLS)}; give one of "
-            f"{', '.join(_SHELLS)}"
-        )
-    verbs = [Annotated[_kind(verb), tyro.conf.subcommand(name=verb)] for verb in _OPTIONS]
-    program: Any = functools.reduce(operator.or_, verbs)
-    tyro.cli(program, prog="palaestra", args=["--tyro-print-completion", shell], registry=REGISTRY)
+def completion(shell: str, options: NoOptions) -> int:
+    """Prints a script; its first lines say where to write it."""
+    words = {"": [name for name in COMMANDS if " " not in name]}
+    for command in COMMANDS.values():
+        words |= _words(command)
+    verbs = "|".join(f'"1 {group} {verb}"' for group, _, verb in (name.rpartition(" ") for name in COMMANDS))
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for key, given in words.items():
+        keys.setdefault(tuple(given), []).append(f'"{key[:-1]}"[1-9]*' if key.endswith(" *") else f'"{key}"')
+    entries = "\n".join(_entry(of, given) for given, of in keys.items() if given)
+    program = (_SHELLS / "program.sh").read_text().replace("COMMANDS", verbs).replace("ENTRIES", entries)
+    print((_SHELLS / f"palaestra.{shell}").read_text().replace("PROGRAM", program), end="")
     return 0
 
 
-def _kind(verb: str) -> Any:
-    """The dataclass of a verb's options."""
-    module, _, name = _OPTIONS[verb].partition(":")
-    return getattr(importlib.import_module(f"palaestra.cli.{module}"), name)
+def _words(command: Command) -> dict[str, list[str]]:
+    """What can be typed after a command: members of a group, arguments by number, options, and values by option."""
+    name, words = command.name, dict[str, list[str]]()
+    words[name] = [member.name.rpartition(" ")[2] for member in command.members]
+    if not command.function:
+        return words
+    for number, argument in enumerate(command.arguments, 1):
+        following = command.arguments[number : number + 1] if argument.is_optional else []
+        words[f"{name} {number}"] = [word for one in (argument, *following) for word in _values(one)]
+    if command.takes_many:
+        words[f"{name} *"] = words[f"{name} {len(command.arguments)}"]
+    shown = options_of(defaults_of(command))
+    if command.forms == "ALGORITHM ENVIRONMENT":  # whose options depend on the algorithm
+        shown = [option for option in shown if not option.names[0].startswith("--algorithm.")]
+        for algorithm in ALGORITHMS:
+            own = options_of(defaults_of(command, [algorithm]))
+            own = [option for option in own if option.names[0].startswith("--algorithm.")]
+            words[f"{name} -- {algorithm}"] = [option.names[0] for option in own]
+            words |= {f"{name} {option.names[0]}": choices(option.setting.hint) for option in own}
+    words[f"{name} --"] = ["--help", *(typed for option in shown for typed in option.names)]
+    return words | {f"{name} {typed}": choices(option.setting.hint) for option in shown for typed in option.names}
+
+
+def _values(argument: Argument) -> list[str]:
+    """What an argument can be; empty where that is a file, or open."""
+    if "ALGORITHM" in argument.form:
+        return list(ALGORITHMS)
+    if "ENVIRONMENT" in argument.form:
+        return [env.name for env in registered_environments()]
+    if argument.form in ("RUN", "RUN...", "RUN[@STEPS]...", "OTHER-RUN", "[NAME=]LOGS..."):
+        return [_RUNS]
+    return list(argument.choices)
+
+
+def _entry(keys: list[str], words: tuple[str, ...]) -> str:
+    """The words of some keys in the program."""
+    lookup = "runs" if words == (_RUNS,) else f'printf "%s\\n" {" ".join(words)}'
+    return f"  {'|'.join(keys)}) {lookup} ;;"

@@ -1,44 +1,45 @@
 """`palaestra data`: data sets for offline training, and what they say of a policy."""
 
 import shlex
-import sys
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
 
 from palaestra import experiments
-from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional
-from palaestra.core import ConfigError, did_you_mean, schedule_value
+from palaestra.cli.options import EnvOptions, JsonOptions, RunOptions
+from palaestra.core import ConfigError, schedule_value
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
 
-__all__ = ["data"]
-
-_USAGE = """\
-usage: palaestra data WHAT ...
-
-  export RUN FOLDER                       the replay buffer of a run's newest checkpoint
-  collect RUN FOLDER --steps N            the policy of a run acts
-  collect random ENVIRONMENT FOLDER --steps N   chance acts
-  evaluate RUN FOLDER                     what the data says the policy of a run is worth, with an interval
-  minari FOLDER DATASET                   complete episodes as a Minari dataset on this machine
-
-`palaestra data WHAT --help` has the options. Train with `--offline.data FOLDER`, or `--offline.data minari:DATASET`.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
-class CollectOptions(RunOptions):
-    """Options of `palaestra data collect`."""
+class ChanceOptions(EnvOptions):
+    """Options of `palaestra data collect random`."""
 
     steps: int = 10_000
     """Env steps, at least; several environments are stepped together."""
-    which: str = "best"
-    """Which policy of a run: best (acts without exploration noise), last, or the env steps of a checkpoint."""
     seed: int = 0
     """Seed of the environments and of the policy's choices."""
-    env: EnvConfig = field(default_factory=EnvConfig)
-    """Environment; by default that of the run, one at a time."""
     agents: AgentsConfig = field(default_factory=AgentsConfig)
     """Who acts by which policy, where chance acts for many agents: each policy has a folder of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectOptions(ChanceOptions, RunOptions):
+    """Options of `palaestra data collect`."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment; by default that of the run, one at a time."""
+    which: str = "best"
+    """Which policy of a run: best (acts without exploration noise), last, or the env steps of a checkpoint."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
+        """Those of the run."""
+        if not arguments[0]:
+            return cls()
+        config = experiments.find_run(arguments[0], (options.get("root") or [cls.root])[-1]).config
+        return cls(env=config.env.for_evaluation(1), agents=config.agents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,55 +58,34 @@ class WorthOptions(RunOptions):
     """Seed of weights, minibatches and the bootstrap."""
 
 
-def data(arguments: list[str]) -> int:
-    """Makes data sets, or says what they tell of a policy.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0 if arguments else 2
-    what, *rest = arguments
-    if what not in _WHAT:
-        raise ConfigError(f"`palaestra data` has no {what!r}{did_you_mean(what, _WHAT)}")
-    _WHAT[what](rest)
+def _made(summary: experiments.DataSummary, options: JsonOptions) -> int:
+    follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
+    options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
     return 0
 
 
-def _made(summary: experiments.DataSummary, options: JsonOptions) -> None:
-    follow = f"palaestra train ALGORITHM ENVIRONMENT --offline.data {shlex.quote(str(summary.path))}"
-    options.show(asdict(summary), f"data        {summary}\nnext        {follow}")
+def export(run: str, folder: str, options: RunOptions) -> int:
+    """Writes the replay buffer of a run's newest checkpoint."""
+    return _made(experiments.export_data(run, folder, root=options.root), options)
 
 
-def _export(arguments: list[str]) -> None:
-    usage = "palaestra data export RUN FOLDER"
-    (run, folder), options = command(RunOptions, arguments, usage, "the run", "the folder")
-    _made(experiments.export_data(run, folder, root=options.root), options)
+def collect_random(env: str, folder: str, options: ChanceOptions) -> int:
+    """Lets chance act in an environment, and writes what it saw."""
+    steps, seed = options.steps, options.seed
+    return _made(experiments.collect_by_chance(options.env, options.agents, folder, steps=steps, seed=seed), options)
 
 
-def _collect(arguments: list[str]) -> None:
-    usage, chance = "palaestra data collect RUN|random ENVIRONMENT FOLDER [--steps N]", arguments[:1] == ["random"]
-    names = ("random", "the environment", "the folder") if chance else ("the run", "the folder")
-    (*who, folder), rest = positional(arguments, usage, *names)
-    options = parse(CollectOptions, rest, usage)  # first for --root, which says where the environment is found
-    if chance:
-        options = parse(CollectOptions, rest, usage, default=replace(options, env=EnvConfig(name=who[1])))
-        env, agents, steps, seed = options.env, options.agents, options.steps, options.seed
-        _made(experiments.collect_by_chance(env, agents, folder, steps=steps, seed=seed), options)
-        return
-    run = experiments.find_run(who[0], options.root)
-    own = {"env": run.config.env.for_evaluation(1), "agents": run.config.agents}
-    options = parse(CollectOptions, rest, usage, default=replace(options, **own))
+def collect(name: str, folder: str, options: CollectOptions) -> int:
+    """Lets the policy of a run act, and writes what it saw."""
+    run = experiments.find_run(name, options.root)
     if options.agents != run.config.agents:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
     learner, policies = experiments.policies_of_run(run, options.which)
-    _made(learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed), options)
+    return _made(learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed), options)
 
 
-def _evaluate(arguments: list[str]) -> None:
-    usage = "palaestra data evaluate RUN FOLDER [--gamma 0.99]"
-    (name, folder), options = command(WorthOptions, arguments, usage, "the run", "the folder")
+def evaluate(name: str, folder: str, options: WorthOptions) -> int:
+    """Says what recorded data tells of the policy of a run: the return it would have, with an interval."""
     run = experiments.find_run(name, options.root)
     _, policies = experiments.policies_of_run(run, options.which)
     if len(policies) > 1:
@@ -116,13 +96,9 @@ def _evaluate(arguments: list[str]) -> None:
     sizes = {"updates": options.updates, "members": options.members}
     found = experiments.evaluate_offline(policy, folder, gamma=gamma, seed=options.seed, **sizes)
     options.show(asdict(found), f"worth       {found}")
+    return 0
 
 
-def _minari(arguments: list[str]) -> None:
-    usage = "palaestra data minari FOLDER DATASET"
-    (folder, dataset), options = command(JsonOptions, arguments, usage, "the folder", "the id of the dataset")
-    _made(experiments.export_minari(folder, dataset), options)
-
-
-_WHAT = {"export": _export, "collect": _collect, "evaluate": _evaluate, "minari": _minari}
-"""The function of each kind."""
+def minari(folder: str, dataset: str, options: JsonOptions) -> int:
+    """Makes a Minari dataset on this machine of the complete episodes in a folder."""
+    return _made(experiments.export_minari(folder, dataset), options)

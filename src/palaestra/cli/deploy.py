@@ -6,11 +6,9 @@ import shlex
 from dataclasses import dataclass, fields
 
 from palaestra import deployment
-from palaestra.cli.options import JsonOptions, RunOptions, command
+from palaestra.cli.options import JsonOptions, RunOptions
 from palaestra.core import require_at_least
 from palaestra.deployment import ExportFormat
-
-__all__ = ["export", "pull", "serve", "share"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +25,8 @@ class ExportOptions(RunOptions):
     """Name of the only policy to export, of a run with several."""
 
 
-def export(arguments: list[str]) -> int:
-    """Writes policies as ONNX or torch.export programs, with statistics, masks, action scale and memory inside.
-
-    Args:
-        arguments: the run, then options.
-    """
-    usage = "palaestra export RUN [--format onnx|torch] [--output FOLDER]"
-    (name,), options = command(ExportOptions, arguments, usage, "the run")
+def export(name: str, options: ExportOptions) -> int:
+    """Writes policies as ONNX or torch.export programs, with statistics, masks, action scale and memory inside."""
     made = deployment.export(
         name,
         options.output,
@@ -58,17 +50,12 @@ class ServeOptions(deployment.ServingConfig, RunOptions):
         print(json.dumps({"url": url, "pid": os.getpid()}) if self.json else text, flush=True)
 
 
-def serve(arguments: list[str]) -> int:
+def serve(name: str, options: ServeOptions) -> int:
     """Serves the policies of a run over HTTP until SIGTERM or Ctrl-C.
-
-    Args:
-        arguments: the run, then options.
 
     Returns:
         0 if every request that was accepted has been answered; 1 if a second signal, or the time, cut some off.
     """
-    usage = "palaestra serve RUN [--host 127.0.0.1] [--port 8000] [--token TOKEN]"
-    (name,), options = command(ServeOptions, arguments, usage, "the run")
     settings = {entry.name: getattr(options, entry.name) for entry in fields(deployment.ServingConfig)}
     served = deployment.serve(name, root=options.root, ready=options.started, **settings)
     record = {"answered": served.answered, "refused": served.refused, "unanswered": served.unanswered}
@@ -90,14 +77,8 @@ class ShareOptions(RunOptions):
     """Film an episode, where the environment draws pictures."""
 
 
-def share(arguments: list[str]) -> int:
-    """Makes a folder for others of a run's best policy.
-
-    Args:
-        arguments: those after the verb.
-    """
-    usage = "palaestra share RUN [--output FOLDER] [--push NAMESPACE/NAME]"
-    (name,), options = command(ShareOptions, arguments, usage, "the run")
+def share(name: str, options: ShareOptions) -> int:
+    """Makes a folder for others of a run's best policy."""
     require_at_least(options, "--", episodes=1)
     shared = deployment.share(
         name,
@@ -119,14 +100,8 @@ class PullOptions(JsonOptions):
     """Folder to put it into; by default `shared/NAME`, and a folder stays where it is."""
 
 
-def pull(arguments: list[str]) -> int:
-    """Gets a shared policy from the hub, or checks a folder.
-
-    Args:
-        arguments: those after the verb.
-    """
-    usage = "palaestra pull NAMESPACE/NAME|FOLDER [--output FOLDER]"
-    (source,), options = command(PullOptions, arguments, usage, "the model or folder")
+def pull(source: str, options: PullOptions) -> int:
+    """Gets a shared policy from the hub, or checks a folder."""
     shared = deployment.pull(source, output=options.output)
     options.show(_record(shared), f"{shared}\nnext        palaestra play {shlex.quote(str(shared.directory))}")
     return 0

@@ -7,7 +7,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,31 +18,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from palaestra import experiments
-from palaestra.cli.options import JsonOptions, RunOptions, command, parse, positional, print_table
+from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, print_table
 from palaestra.config.presets import tuned
-from palaestra.core import ConfigError, available_devices, did_you_mean
+from palaestra.core import ConfigError, available_devices
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 from palaestra.runs.records import package_version
 
-__all__ = ["bench", "check_env", "doctor", "list_all", "show_code"]
-
 _NEWEST = 20  # runs that are shown
-_WHAT = ("algorithms", "envs", "presets", "runs")
 
 
-def list_all(arguments: list[str]) -> int:
-    """Lists algorithms with what they support, environments, presets, and runs.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    what, rest = (arguments[0], arguments[1:]) if arguments and not arguments[0].startswith("-") else ("", arguments)
-    options = parse(RunOptions, rest, f"palaestra list [{'|'.join(_WHAT)}]")
-    if what and what not in _WHAT:
-        raise ConfigError(f"there is no list of {what!r}{did_you_mean(what, _WHAT)}")
+def list_all(what: str, options: RunOptions) -> int:
+    """Lists algorithms with what they support, environments, presets, and runs."""
     chosen = (what,) if what else ("algorithms", "presets", "runs")
     if options.json:
         print(json.dumps({name: _json(name, options.root) for name in chosen}))
@@ -119,13 +109,8 @@ class ShowOptions(JsonOptions):
     """Print the algorithm as one script on torch, numpy and Gymnasium alone, which learns the same (ppo, dqn, sac)."""
 
 
-def show_code(arguments: list[str]) -> int:
-    """Prints the one file that is an algorithm.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    (name,), options = command(ShowOptions, arguments, "palaestra show-code ALGORITHM", "the algorithm")
+def show_code(name: str, options: ShowOptions) -> int:
+    """Prints the one file that is an algorithm."""
     path = _single_file(name) if options.flat else experiments.algorithm_source(name)
     text = path.read_text(encoding="utf-8")
     if options.json:
@@ -176,57 +161,37 @@ _EXTRAS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(JsonOptions):
+class BenchOptions(EnvOptions):
     """Options of `palaestra bench`."""
 
-    env: EnvConfig = field(default_factory=EnvConfig)
-    """Environment."""
     duration_s: float = 1.0
     """Seconds of one repetition."""
     repetitions: int = 3
     """How often to measure."""
 
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Any:
+        """Settings of the environment; of a run where an algorithm is named, too."""
+        return (ExperimentOptions if arguments[0] else super()).defaults(arguments, options)
 
-def bench(arguments: list[str]) -> int:
-    """Measures env steps per second: of an environment under random actions, or of an algorithm that learns in it.
 
-    Args:
-        arguments: what was typed after the verb.
-    """
-    usage = "palaestra bench ENVIRONMENT, or palaestra bench ALGORITHM ENVIRONMENT"
-    names, rest = positional(arguments, usage, "the environment...")
-    if len(names) > 2:
-        raise ConfigError(f"unexpected {names[2]!r}: {usage}")
-    if len(names) == 2:
-        base = experiments.preset(*names)
-        config = parse(experiments.ExperimentConfig, [a for a in rest if a != "--json"], usage, default=base)
-        estimate = experiments.dry_run(config)
-        JsonOptions(json="--json" in rest).show(asdict(estimate), str(estimate).split("\n")[0])
+def bench(algorithm: str, env: str, options: BenchOptions | ExperimentOptions) -> int:
+    """Measures env steps per second: of an environment under random actions, or of an algorithm that learns in it."""
+    if isinstance(options, ExperimentOptions):
+        estimate = experiments.dry_run(options.experiment())
+        options.show(asdict(estimate), str(estimate).split("\n")[0])
         return 0
-    default = BenchOptions(env=EnvConfig(name=names[0] or "CartPole-v1"))
-    options = parse(BenchOptions, rest, "palaestra bench ENVIRONMENT", default=default)
     speed = experiments.bench_environment(options.env, duration_s=options.duration_s, repetitions=options.repetitions)
     options.show(asdict(speed), str(speed))
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(JsonOptions):
-    """Options of `palaestra check-env`."""
+def check_env(name: str, options: EnvOptions) -> int:
+    """Checks an environment against what its specs promise.
 
-    env: EnvConfig = field(default_factory=EnvConfig)
-    """Environment; one of it is checked, with all its wrappers."""
-
-
-def check_env(arguments: list[str]) -> int:
-    """Checks an environment against the whole contract.
-
-    Args:
-        arguments: what was typed after the verb.
+    Returns:
+        0 where it keeps every rule, 3 where it does not.
     """
-    (name,), rest = positional(arguments, "palaestra check-env my_package:MyEnvironment", "the environment")
-    default = CheckOptions(env=EnvConfig(name=name or "CartPole-v1"))
-    options = parse(CheckOptions, rest, "palaestra check-env ENVIRONMENT", default=default)
     report = _env_report(options.env) if is_multi_agent(options.env.name) else check(options.env)
     options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
@@ -238,13 +203,8 @@ def _env_report(env: EnvConfig) -> CheckReport:
     return replace(check_multi_agent_env(partial(load_multi_agent_env, env.name, env.kwargs)), name=env.name)
 
 
-def doctor(arguments: list[str]) -> int:
-    """Says what this installation has, and what is missing for what.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    options = parse(JsonOptions, arguments, "palaestra doctor")
+def doctor(options: JsonOptions) -> int:
+    """Says what this installation has, and what is missing for what."""
     devices = [d if d == "cpu" else f"{d} ({torch.cuda.get_device_name(d)})" for d in available_devices()]
     findings: list[tuple[str, bool | None, str]] = [
         ("python", sys.version_info >= (3, 11), platform.python_version()),

@@ -1,7 +1,6 @@
 """Verbs, exit codes and error messages."""
 
 import contextlib
-import importlib
 import importlib.metadata
 import io
 import logging
@@ -12,40 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from palaestra.cli.commands import COMMANDS, usage
+
 __all__ = ["main"]
-
-_USAGE = """\
-usage: palaestra VERB ...
-
-  train ALGORITHM ENVIRONMENT   train an agent            palaestra train ppo CartPole-v1 --seeds 5
-  resume RUN                    continue a run            palaestra resume last
-  eval RUN...                   evaluate its policy       palaestra eval last --episodes 100
-  rate RUN[@STEPS]...           Elo of those that play    palaestra rate first second --baseline
-  play RUN                      watch it, or film it      palaestra play last
-  serve RUN                     answer over HTTP          palaestra serve last --port 8000
-  plot RUN...                   learning curves           palaestra plot last --output curve.svg
-  report RUN...                 all of it as one page     palaestra report last
-  compare RUN RUN               settings and curves       palaestra compare first second
-  stats [NAME=]LOGS...          what seeds say            palaestra stats ours=last theirs=sb3_logs --env CartPole-v1
-  share RUN                     a folder for others       palaestra share last --push me/my-agent
-  pull MODEL|FOLDER             a policy of others        palaestra pull someone/their-agent
-  verify ROW                    train a published result  palaestra verify ppo_CartPole-v1
-  diagnose RUN                  why does it not learn     palaestra diagnose last
-  tune ALGORITHM ENVIRONMENT    search for settings       palaestra tune dqn CartPole-v1 --trials 20
-  export RUN                    its policy as ONNX        palaestra export last --format onnx
-  data WHAT                     data to learn from        palaestra data collect random Pendulum-v1 FOLDER
-  list [WHAT]                   algorithms, envs, presets, runs
-  show-code ALGORITHM           the file that is the algorithm
-  bench [ALGORITHM] ENVIRONMENT env steps per second      palaestra bench CartPole-v1
-  check-env ENVIRONMENT         check an environment      palaestra check-env my_package:MyEnvironment
-  doctor                        check this installation
-  completion bash|zsh|fish      a script that lets a shell complete verbs and options
-
-`palaestra VERB --help` has each verb's options (of `train` those that are set most; `--help-all` has all);
-`palaestra --version` is this version. `--trust` opens runs of others that name code of their own.
-exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
-143 SIGTERM (saved; `serve` answers what it has accepted and ends with 0)
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,13 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         if verb in ("", "-h", "--help", "help"):
-            print(_USAGE, end="")
+            print(usage(), end="")
             code = 0 if verb else 2
         elif verb == "--version":
             print(importlib.metadata.version("palaestra"))
             code = 0
         else:
-            code = _function(verb, rest)(rest)
+            code = _read([verb, *rest])()
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
@@ -85,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             silence_stdout()
             sys.exit(128 + signal.SIGPIPE)
         code = _exit_code(error)
-        _print(type(error).__name__, str(error), getattr(error, "__notes__", ()))
+        kind = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+        _print(kind, str(error), getattr(error, "__notes__", ()))
     sys.exit(code)
 
 
@@ -97,13 +66,23 @@ def _nobody_reads() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _function(verb: str, rest: list[str]) -> Callable[[list[str]], int]:
-    """What a verb does; code in the current folder can be imported then, but never code in a run directory."""
+def _read(typed: list[str]) -> Callable[[], int]:
+    """Reads what was typed. Code in the current folder can be imported then, but never code in a run directory."""
     from palaestra.core import ConfigError, did_you_mean, trust
     from palaestra.core.importing import in_run
 
-    if verb not in _VERBS:
-        raise ConfigError(f"unknown verb {verb!r}{did_you_mean(verb, _VERBS)}")
+    known = [n for n in range(len(typed), 0, -1) if " ".join(typed[:n]) in COMMANDS]
+    if not known:
+        raise ConfigError(
+            f"unknown verb {typed[0]!r}{did_you_mean(typed[0], [name for name in COMMANDS if ' ' not in name])}"
+        )
+    command, rest = COMMANDS[" ".join(typed[: known[0]])], typed[known[0] :]
+    if members := command.members if not command.function else []:
+        if rest and rest[0] not in ("-h", "--help"):
+            what = did_you_mean(rest[0], [member.name.rpartition(" ")[2] for member in members])
+            raise ConfigError(f"`palaestra {command.name}` has no {rest[0]!r}{what}")
+        print(usage(command.name), end="")
+        return lambda: 0 if rest else 2
     folder = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", folder)]
     if not in_run(Path(folder)):
@@ -111,8 +90,9 @@ def _function(verb: str, rest: list[str]) -> Callable[[list[str]], int]:
     if "--trust" in rest:
         rest.remove("--trust")
         trust("/")
-    module, _, function = _VERBS[verb].partition(":")
-    return getattr(importlib.import_module(module), function)
+    from palaestra.cli.options import read
+
+    return read(command, rest)
 
 
 def _exit_code(error: Exception) -> int:
@@ -124,34 +104,6 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, OSError):  # a full disk, or no permission, outside the checkpoints
         return CheckpointError.exit_code
     raise error
-
-
-_VERBS = {
-    "train": "palaestra.cli.train:train",
-    "resume": "palaestra.cli.train:resume",
-    "eval": "palaestra.cli.results:evaluate",
-    "rate": "palaestra.cli.results:rate",
-    "play": "palaestra.cli.results:play",
-    "serve": "palaestra.cli.deploy:serve",
-    "plot": "palaestra.cli.results:plot",
-    "report": "palaestra.cli.results:report",
-    "compare": "palaestra.cli.results:compare",
-    "stats": "palaestra.cli.stats:stats",
-    "share": "palaestra.cli.deploy:share",
-    "pull": "palaestra.cli.deploy:pull",
-    "verify": "palaestra.cli.verify:verify",
-    "diagnose": "palaestra.cli.diagnose:diagnose",
-    "tune": "palaestra.cli.tune:tune",
-    "export": "palaestra.cli.deploy:export",
-    "data": "palaestra.cli.data:data",
-    "list": "palaestra.cli.inspect:list_all",
-    "show-code": "palaestra.cli.inspect:show_code",
-    "bench": "palaestra.cli.inspect:bench",
-    "check-env": "palaestra.cli.inspect:check_env",
-    "doctor": "palaestra.cli.inspect:doctor",
-    "completion": "palaestra.cli.completion:completion",
-}
-"""The function of each verb; only the one that is called is imported."""
 
 
 def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:

@@ -1,31 +1,37 @@
-"""Reading options: the same paths, types and checks as in files; tyro writes the help."""
+"""Reading what was typed after a verb: arguments, and options with the paths, types and checks of files."""
 
+import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from palaestra.algorithms import ALGORITHMS
+from palaestra.cli.commands import Command
+from palaestra.cli.help import long_help, short_help, short_names
 from palaestra.config.config import Setting, algorithms_with, meant, settings_of
 from palaestra.config.values import members_of, value_from_words
-from palaestra.core import ConfigError, Schedule
+from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
-from palaestra.envs import Wrap
-from palaestra.experiments import config_from_mapping
-from palaestra.nn import EncoderOption
-
-__all__ = ["JsonOptions", "RunOptions", "command", "parse", "positional", "print_table", "typed_options"]
+from palaestra.envs import EnvConfig
+from palaestra.experiments import ExperimentConfig, config_from_mapping, preset
 
 T = TypeVar("T")
 
+_HELP = {"-h", "--help", "--help-all"}
 _NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a verb that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,34 @@ class RunOptions(JsonOptions):
     """Where runs are."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions(JsonOptions):
+    """Options of verbs about an environment."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Any:
+        """With the environment that is named first."""
+        return cls(env=EnvConfig(name=next(filter(None, arguments), EnvConfig.name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(ExperimentConfig, JsonOptions):
+    """Options of verbs about an algorithm in an environment: all settings of a run."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
+        """The preset of the pair; of PPO on CartPole where a help text asks for neither."""
+        algorithm, env = arguments
+        return cls(**vars(preset(algorithm or "ppo", env or EnvConfig.name)))
+
+    def experiment(self) -> ExperimentConfig:
+        """The settings of the run alone."""
+        return ExperimentConfig(**{entry.name: getattr(self, entry.name) for entry in fields(ExperimentConfig)})
+
+
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Prints a table without lines; what is too long for the first column continues below.
 
@@ -66,74 +100,92 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     Console(width=None if sys.stdout.isatty() else _NO_LIMIT, emoji=False).print(table)
 
 
-def positional(arguments: list[str], usage: str, *names: str) -> tuple[list[str], list[str]]:
-    """Takes the leading positional arguments.
+def read(command: Command, typed: list[str]) -> Callable[[], int]:
+    """Reads what was typed after a verb: arguments, then options; or `--help` among them.
 
     Args:
-        arguments: what was typed after the verb.
-        usage: shown where one is missing.
-        names: what the positional arguments are called; a last one that ends with "..." stands for one or more.
+        command: the verb's entry.
+        typed: what came after it.
 
     Returns:
-        As many values as names, or more, and the rest. With `--help` in the rest, missing values are "".
+        Does what was asked for, and gives the exit code.
 
     Raises:
-        ConfigError: one is missing, or empty.
+        ConfigError: an argument is missing or wrong, or an option is unknown or wrong.
     """
-    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
-    if not names[-1].endswith("..."):
-        count = min(count, len(names))
-    taken, rest = arguments[:count], arguments[count:]
-    if count < len(names) and not {"-h", "--help"} & set(rest):
-        where = "; it comes before the options" if rest else ""
-        raise ConfigError(f"{names[count].removesuffix('...')} is missing{where}: {usage}")
-    if "" in taken:
-        name = names[min(taken.index(""), len(names) - 1)].removesuffix("...")
+    given, rest = _positional(command, typed)
+    if asked := _HELP & set(rest):
+        base = defaults_of(command, given, [word for word in rest if word not in asked])
+        words = [word or argument.form for word, argument in zip(given, command.arguments, strict=False)]
+        title = " ".join(["palaestra", command.name, *words, "[options]"]) if any(given) else command.usage
+        is_short = hasattr(base, "MOST_SET") and "--help-all" not in asked
+        text = short_help(base, title) if is_short else long_help(command, base, title)
+        return lambda: print(text, end="") or 0
+    options = parse(defaults_of(command, given, rest), rest)
+    if command.takes_many:
+        before_last = len(command.arguments) - 1
+        given = [*given[:before_last], given[before_last:]]
+    return functools.partial(command.load(), *given, options)
+
+
+def defaults_of(command: Command, given: Sequence[str] = (), typed: Sequence[str] = ()) -> Any:
+    """The options of a command as they are if none is typed.
+
+    A class of options whose defaults depend on the arguments has a class method `defaults(arguments, options)`. It
+    gets what was typed: an empty text where an argument was not, and the words after each option.
+
+    Args:
+        command: the verb's entry.
+        given: its arguments.
+        typed: its options.
+    """
+    kind = command.option_class()
+    if not hasattr(kind, "defaults"):
+        return kind()
+    return kind.defaults([*given, *[""] * (len(command.arguments) - len(given))], dict(typed_options(typed, [])))
+
+
+def _positional(command: Command, typed: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments, with an empty text for each that was left out, and the words from the first option on."""
+    arguments, usage = command.arguments, command.usage
+    count = next((i for i, word in enumerate(typed) if word.startswith("-")), len(typed))
+    if not command.takes_many:
+        count = min(count, len(arguments))
+    given, rest = typed[:count], typed[count:]
+    if "" in given:
+        name = arguments[min(given.index(""), len(arguments) - 1)].called
         raise ConfigError(f"{name} is an empty text, as a shell makes of an unset variable: {usage}")
-    return taken + [""] * (len(names) - count), rest
+    needed = [argument for argument in arguments if not argument.is_optional]
+    replaced = not given and command.instead.split(" ")[0] in [f"--{name}" for name, _ in typed_options(rest, [])]
+    if len(given) < len(needed) and not replaced and not _HELP & set(rest):
+        where = "; it comes before the options" if rest else ""
+        raise ConfigError(f"{needed[len(given)].called} is missing{where}: {usage}")
+    if len(given) <= len(needed):
+        words = iter(given)
+        given = ["" if argument.is_optional else next(words, "") for argument in arguments]
+    for word, argument in zip(given, arguments, strict=False):
+        if word and argument.choices and word not in argument.choices:
+            raise ConfigError(f"`palaestra {command.name}` has no {word!r}{did_you_mean(word, argument.choices)}")
+    is_pair = command.forms.replace("[ALGORITHM]", "ALGORITHM") == "ALGORITHM ENVIRONMENT"
+    if is_pair and given[1] in ALGORITHMS and given[0] not in ALGORITHMS:
+        raise ConfigError(f"the algorithm comes first: palaestra {command.name} {given[1]} {given[0]}")
+    return given, rest
 
 
-def command(kind: type[T], arguments: list[str], usage: str, *names: str) -> tuple[list[str], T]:
-    """Reads what was typed after a verb: what it is about, then options.
-
-    Args:
-        kind: the dataclass of options.
-        arguments: what was typed after the verb.
-        usage: the command, for messages and the help text.
-        names: as in `positional`.
-
-    Returns:
-        The positional arguments, and the options.
-
-    Raises:
-        ConfigError: an argument is missing, or an option is unknown or wrong.
-        SystemExit: after `--help`.
-    """
-    taken, rest = positional(arguments, usage, *names)
-    return taken, parse(kind, rest, usage)
-
-
-def parse(kind: type[T], arguments: Sequence[str], prog: str, *, default: Any = None, description: str = "") -> T:
-    """Options as a dataclass. tyro writes the help; values are checked as those of files and of Python are.
+def parse(base: T, typed: Sequence[str]) -> T:
+    """Options as a dataclass; values are checked as those of files and of Python are.
 
     Args:
-        kind: the dataclass.
-        arguments: the options typed.
-        prog: the command, for the help text.
-        default: an instance with the defaults.
-        description: for the help text.
+        base: an instance with the defaults.
+        typed: the options.
 
     Raises:
         ConfigError: options are unknown or their values wrong; the message has all of them.
-        SystemExit: after `--help`.
     """
-    base = kind() if default is None else default
-    if {"-h", "--help"} & set(arguments):
-        tyro.cli(kind, args=["--help"], prog=prog, description=description, default=base, registry=REGISTRY)
     problems: list[str] = []
-    settings = _settings(base, arguments, problems)
+    settings = _settings(base, typed, problems)
     try:
-        config = config_from_mapping(kind, settings, base=base)
+        config = config_from_mapping(type(base), settings, base=base)
         if not problems:
             return config
     except ConfigError as error:
@@ -148,27 +200,40 @@ def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[
     """
     known, values = _known(base), dict[str, Any]()
     for option, words in typed_options(arguments, problems):
-        name = option.replace("_", "-")
-        setting, switch = known.get(name), known.get(re.sub(r"(^|\.)no-(?=[^.]*$)", r"\1", name))
-        if setting is None and switch is not None and bool in members_of(switch.hint):
-            setting, words = switch, [*words, "false"]
-        if setting is None:
-            group, _, last = name.rpartition(".")
-            others = algorithms_with(last) if group == "algorithm" else []
-            other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
-            problems.append(f"unknown option --{option}{other or '; --help says which there are'}")
-            continue
         try:
-            value, before = value_from_words(setting.hint, words), values.get(setting.path)
+            path, value = _value(option, words, known)
         except ConfigError as error:
-            problems.append(f"--{option}: {error}")
+            problems.append(str(error))
             continue
+        before = values.get(path)
         if isinstance(value, list) and isinstance(before, list):
             value = before + value
         elif isinstance(value, dict) and isinstance(before, dict):
             value = before | value
-        values[setting.path] = value
+        values[path] = value
     return values
+
+
+def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple[str, Any]:
+    """The path of the setting that an option means, and its value."""
+    name = option.replace("_", "-")
+    setting, switch = known.get(name), known.get(re.sub(r"(^|\.)no-(?=[^.]*$)", r"\1", name))
+    if setting is None and switch is not None and bool in members_of(switch.hint):
+        setting, words = switch, [*words, "false"]
+    group, _, entry = name.partition(".")
+    try:
+        if setting is not None:
+            return setting.path, value_from_words(setting.hint, words)
+        mapping = known.get(group)
+        if mapping is not None and typing.get_origin(mapping.hint) is dict:  # as of `--space.algorithm.gamma 0.9 1`
+            of = typing.get_args(mapping.hint)[1]
+            return mapping.path, {entry.replace("-", "_"): None if words == ["none"] else value_from_words(of, words)}
+    except ConfigError as error:
+        raise ConfigError(f"--{option}: {error}") from None
+    group, _, last = name.rpartition(".")
+    others = algorithms_with(last) if group == "algorithm" else []
+    other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
+    raise ConfigError(f"unknown option --{option}{other or '; --help says which there are'}")
 
 
 def typed_options(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:
@@ -191,7 +256,7 @@ def typed_options(arguments: Sequence[str], problems: list[str]) -> list[tuple[s
 
 
 def _known(base: Any) -> dict[str, Setting]:
-    """Every setting by its option and by the short forms that its field declares for tyro.
+    """Every setting by its option and by the short forms that its field declares.
 
     The name of a group can stand for one of its settings, as `--algorithm.network` does.
     """
@@ -200,34 +265,5 @@ def _known(base: Any) -> dict[str, Setting]:
     for path, (_, hint, value) in settings.items():
         if shorthand := getattr(value, "shorthand", None):
             known[path.replace("_", "-")] = settings[f"{path}.{shorthand}"]
-        for entry in getattr(hint, "__metadata__", ()):
-            known |= {alias.removeprefix("--"): settings[path] for alias in getattr(entry, "aliases", None) or ()}
+        known |= {name.removeprefix("--"): settings[path] for name in short_names(hint)}
     return known
-
-
-_FORMS = {
-    Schedule: (1, "NUMBER|SCHEDULE"),
-    EncoderOption: ("*", "MODULE:NAME|[PART MODULE:NAME ...]"),
-    dict[str, Any]: ("*", "[NAME VALUE ...]"),
-    Wrap: (1, "WRAPPER"),
-}
-"""Types that tyro does not know: number of words, and what the help shows."""
-
-
-REGISTRY = ConstructorRegistry()
-
-
-@REGISTRY.primitive_rule
-def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    if info.type not in _FORMS:
-        return None
-    nargs, metavar = _FORMS[info.type]
-    return PrimitiveConstructorSpec(
-        nargs=nargs,
-        metavar=metavar,
-        instance_from_str=list,  # never called: the help is all that tyro is asked for
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: (
-            [str(part) for item in value.items() for part in item] if isinstance(value, dict) else [str(value)]
-        ),
-    )

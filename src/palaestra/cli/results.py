@@ -1,9 +1,6 @@
-"""`palaestra eval`, `rate`, `play`, `plot`, `report` and `compare`: what runs have reached."""
+"""`palaestra eval`, `rate`, `plot`, `report` and `compare`: what runs have reached."""
 
 import json
-import math
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +10,8 @@ from rich.console import Console
 
 from palaestra import experiments
 from palaestra.analysis.curves import Axis, Statistic, require_plot_name, shown_metric
-from palaestra.cli.options import RunOptions, command, print_table
-from palaestra.core import ConfigError, import_extra, require_at_least
-
-__all__ = ["compare", "evaluate", "play", "plot", "rate", "report"]
+from palaestra.cli.options import RunOptions, print_table
+from palaestra.core import ConfigError, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +32,8 @@ class EvalOptions(RunOptions):
     """Evaluate random actions as well."""
 
 
-def evaluate(arguments: list[str]) -> int:
-    """Evaluates the policies of runs.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    names, options = command(EvalOptions, arguments, "palaestra eval RUN... [--episodes N]", "the run...")
+def evaluate(names: list[str], options: EvalOptions) -> int:
+    """Evaluates the policies of runs."""
     require_at_least(options, "--", episodes=1)
     result = experiments.evaluate_runs(
         names,
@@ -73,14 +63,8 @@ class RateOptions(RunOptions):
     """Let random actions play as well."""
 
 
-def rate(arguments: list[str]) -> int:
-    """Lets policies of runs play against each other, and rates them: Elo with 95% intervals.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    usage = "palaestra rate RUN[@STEPS]... [--games N] [--baseline]"
-    names, options = command(RateOptions, arguments, usage, "the run...")
+def rate(names: list[str], options: RateOptions) -> int:
+    """Lets policies of runs play against each other, and rates them: Elo with 95% intervals."""
     chosen = {name: getattr(options, name) for name in ("games", "seed", "deterministic", "baseline")}
     result = experiments.rate_runs(names, root=options.root, **chosen)
     options.show(asdict(result), str(result))
@@ -117,13 +101,8 @@ class PlotOptions(CurveOptions):
     """File to write: .png, .svg (both need the extra `plot`) or .csv; by default the plot is drawn here."""
 
 
-def plot(arguments: list[str]) -> int:
-    """Draws learning curves, one for each configuration, with 95% intervals over seeds.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    names, options = command(PlotOptions, arguments, "palaestra plot RUN... [--output FILE.svg]", "the run...")
+def plot(names: list[str], options: PlotOptions) -> int:
+    """Draws learning curves, one for each configuration, with 95% intervals over seeds."""
     if options.output is not None:
         require_plot_name(options.output, or_table=True)
     runs = experiments.find_runs(names, options.root)
@@ -147,13 +126,8 @@ class ReportOptions(RunOptions):
     """File to write; by default `report.html` in the run or group."""
 
 
-def report(arguments: list[str]) -> int:
-    """Writes one HTML file about runs that needs neither server nor network.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    names, options = command(ReportOptions, arguments, "palaestra report RUN... [--output FILE.html]", "the run...")
+def report(names: list[str], options: ReportOptions) -> int:
+    """Writes one HTML file about runs that needs neither server nor network."""
     if options.output is not None and Path(options.output).suffix != ".html":
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .html")
     runs = experiments.find_runs(names, options.root)
@@ -171,14 +145,8 @@ def _home(runs: list[experiments.RunDirectory]) -> Path:
     return group if alike else Path()
 
 
-def compare(arguments: list[str]) -> int:
-    """Shows how two runs, or two groups, differ: in settings, and in what they reached.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    names = ("the first run", "the second run")
-    (first, second), options = command(CurveOptions, arguments, "palaestra compare RUN RUN", *names)
+def compare(first: str, second: str, options: CurveOptions) -> int:
+    """Shows how two runs, or two groups, differ: in settings, and in what they reached."""
     metric = options.metric_of(experiments.find_runs([first, second], options.root))
     result = experiments.compare_runs(first, second, root=options.root, metric=metric, x=options.x)
     if options.json:
@@ -192,101 +160,3 @@ def compare(arguments: list[str]) -> int:
     options.draw(result.curves, metric)
     print(result)
     return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayOptions(RunOptions):
-    """Options of `palaestra play`."""
-
-    episodes: int = 1
-    """How many episodes."""
-    output: str | None = None
-    """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen; of a shared
-    folder `play.mp4` here."""
-    fps: int | None = None
-    """Frames per second of the film; by default as many as the environment says (`render_fps`), or 30."""
-    seed: int = 0
-    """Seed of the environment."""
-    which: str = "best"
-    """Which policy: best, last, or the env steps of a checkpoint."""
-    overlay: bool = True
-    """Write step, action, reward and return on the film."""
-    grid: bool = False
-    """Show the episodes side by side in one film."""
-
-
-def play(arguments: list[str]) -> int:
-    """Shows the policy of a run.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    usage = "palaestra play RUN [--episodes N] [--output FILE]"
-    (name,), options = command(PlayOptions, arguments, usage, "the run")
-    require_at_least(options, "--", episodes=1, **({} if options.fps is None else {"fps": 1}))
-    if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
-        raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
-    directory = experiments.find_run(name, options.root)
-    learner, policies = experiments.policies_of_run(directory, options.which)
-    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"))
-    window = options.output is None and not options.grid and screen and learner.has_window
-    if not window:
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
-    episodes: list[list[np.ndarray]] = [[]]
-    returns: list[float] = []
-    rate = 30
-    for scene in learner.play(policies, episodes=options.episodes, seed=options.seed, window=window):
-        rate = scene.fps
-        if scene.picture is not None:
-            write = options.overlay and scene.lines
-            episodes[-1].append(labelled(scene.picture, scene.lines) if write else scene.picture)
-        if scene.returns:
-            episodes.append([])
-        returns += scene.returns
-    films = [episode for episode in episodes if episode]
-    path, text = None, f"{len(returns)} episode(s), return {np.mean(returns):.1f}"
-    if not window:
-        frames = grid(films) if options.grid else [frame for film in films for frame in film]
-        videos = directory.path / "videos"
-        place = videos if videos.is_dir() else Path()  # a shared folder stays what its manifest says
-        path = Path(options.output or place / ("grid.mp4" if options.grid else "play.mp4"))
-        experiments.write_film(path, frames, options.fps or rate)
-        text += f"\nfilm        {path}"
-    options.show({"returns": returns, "film": path and str(path)}, text)
-    return 0
-
-
-def labelled(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
-    """A picture with text in its upper left corner, on a dark ground.
-
-    Args:
-        frame: uint8 [H, W, 3].
-        lines: of text.
-
-    Raises:
-        MissingExtraError: Pillow is not installed.
-    """
-    image, drawing = (import_extra(f"PIL.{name}", "video", "writing on a film") for name in ("Image", "ImageDraw"))
-    picture = image.fromarray(frame)
-    draw = drawing.Draw(picture, "RGBA")
-    text = "\n".join(lines)
-    left, top, right, bottom = draw.multiline_textbbox((6, 4), text)
-    draw.rectangle((left - 4, top - 3, right + 4, bottom + 3), fill=(0, 0, 0, 150))
-    draw.multiline_text((6, 4), text, fill=(255, 255, 255, 255))
-    return np.asarray(picture.convert("RGB"))
-
-
-def grid(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Episodes side by side as one film; those that have ended show their last picture.
-
-    Args:
-        episodes: frames, uint8 [H, W, 3], of each.
-    """
-    columns = math.ceil(math.sqrt(len(episodes)))
-    black = [np.zeros_like(episodes[0][0])] * (-len(episodes) % columns)
-    frames = []
-    for t in range(max(map(len, episodes))):
-        pictures = [episode[min(t, len(episode) - 1)] for episode in episodes] + black
-        rows = [np.hstack(pictures[i : i + columns]) for i in range(0, len(pictures), columns)]
-        frames.append(np.vstack(rows))
-    return frames

@@ -1,35 +1,43 @@
 """`palaestra train` and `resume`."""
 
-import dataclasses
 import json
 import logging
 import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import ClassVar, Self
 
 from palaestra import experiments
-from palaestra.algorithms import ALGORITHMS
-from palaestra.cli.options import command, parse, positional, typed_options
-from palaestra.cli.short_help import short_help
+from palaestra.cli.options import ExperimentOptions, parse
 from palaestra.config.config import as_yaml
 from palaestra.core import ConfigError, require_at_least
 from palaestra.training.console import silence_stdout
-
-__all__ = ["resume", "train"]
 
 _log = logging.getLogger(__name__)
 _UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(experiments.ExperimentConfig):
+class TrainCommand(ExperimentOptions):
     """All settings of a run, and what `palaestra train` itself can be told."""
+
+    MOST_SET: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "how long": ("trainer.total_env_steps", "time_limit", "trainer.eval_every_steps", "seeds"),
+        "how it learns": (
+            "algorithm.learning_rate",
+            "algorithm.gamma",
+            "algorithm.network.hidden_sizes",
+            "algorithm.network.cnn",
+            "algorithm.",
+        ),
+        "the environment": ("env.num_envs", "env.vectorization", "env.kwargs"),
+        "where": ("run.seed", "run.name", "run.device", "config", "print_config", "dry_run"),
+    }
+    """What people set most, by group; with a dot at the end the numbers of a group."""
 
     config: str | None = None
     """A YAML file with settings; what it leaves out comes from the preset, options here are put on top."""
@@ -54,14 +62,24 @@ class TrainCommand(experiments.ExperimentConfig):
         if self.time_limit is not None:
             seconds(self.time_limit)
 
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
+        """The preset of the pair, or what a file says."""
+        file = (options.get("config") or [None])[0]
+        if file is None:
+            return super().defaults(arguments, options)
+        base = experiments.preset(*arguments) if any(arguments) else None
+        return cls(**vars(experiments.load_config(file, base=base)))
+
     def experiment(self) -> experiments.ExperimentConfig:
         """The settings of the run alone."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(experiments.ExperimentConfig)}
+        config = super().experiment()
         if self.time_limit is not None:
-            values["trainer"] = dataclasses.replace(self.trainer, time_limit_s=seconds(self.time_limit))
+            limited = replace(config.trainer, time_limit_s=seconds(self.time_limit))
+            config = replace(config, trainer=limited)
         if self.chaos is not None:
-            values["env"] = dataclasses.replace(self.env, chaos=self.chaos)
-        return experiments.ExperimentConfig(**values)
+            config = replace(config, env=replace(config.env, chaos=self.chaos))
+        return config
 
 
 def seconds(text: str, option: str = "--time-limit") -> float:
@@ -84,53 +102,25 @@ def seconds(text: str, option: str = "--time-limit") -> float:
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
-def train(arguments: list[str]) -> int:
-    """Trains an agent.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    usage = "palaestra train ALGORITHM ENVIRONMENT [--config FILE] [--seeds K] [options]"
-    whole_help, arguments = "--help-all" in arguments, ["--help" if a == "--help-all" else a for a in arguments]
-    file = next(iter(dict(typed_options(arguments, [])).get("config", ())), None)  # known before anything else is read
-    named = None
-    if file is not None and arguments[0].startswith("-"):
-        base, rest = experiments.load_config(file), arguments
-    else:
-        (algorithm, env), rest = positional(arguments, usage, "the algorithm", "the environment")
-        if env in ALGORITHMS and algorithm not in ALGORITHMS:
-            raise ConfigError(f"the algorithm comes first: palaestra train {env} {algorithm}")
-        named = algorithm or "ppo", env or "CartPole-v1"  # of the help, where they may be missing
-        tuned = experiments.preset(*named)
-        base = tuned if file is None else experiments.load_config(file, base=tuned)
-    typed, default = f"palaestra train {base.algorithm_name} {base.env.name}", TrainCommand(**vars(base))
-    if {"-h", "--help"} & set(rest) and not whole_help:
-        print(short_help(default, typed))
-        return 0
-    command = parse(
-        TrainCommand,
-        rest,
-        typed,
-        default=default,
-        description=f"{usage}. Schedules: a number, or 'linear(start, end)'.",
-    )
-    config = command.experiment()
-    if named is not None:
-        experiments.require_same_task(config, *named)
-    if command.print_config:
+def train(algorithm: str, environment: str, options: TrainCommand) -> int:
+    """Trains an agent. Schedules are a number, or 'linear(start, end)'."""
+    config = options.experiment()
+    if algorithm:
+        experiments.require_same_task(config, algorithm, environment)
+    if options.print_config:
         sys.stdout.write(as_yaml(config))
         return 0
-    if command.dry_run:
+    if options.dry_run:
         estimate = experiments.dry_run(config)
-        each = "" if command.seeds is None else f"\nseeds       all of this for each of {command.seeds}"
-        print(json.dumps(dataclasses.asdict(estimate)) if command.json else f"{estimate}{each}")
+        each = "" if options.seeds is None else f"\nseeds       all of this for each of {options.seeds}"
+        print(json.dumps(asdict(estimate)) if options.json else f"{estimate}{each}")
         return 0
 
     def announce(path: Path) -> None:
         _say(f"run         {os.path.relpath(path)}")
 
-    if command.seeds is not None:
-        return _report_group(experiments.train_seeds(config, command.seeds, progress=True, on_start=announce))
+    if options.seeds is not None:
+        return _report_group(experiments.train_seeds(config, options.seeds, progress=True, on_start=announce))
     return _report(experiments.run(config, progress=True, on_start=announce))
 
 
@@ -140,8 +130,8 @@ class ResumeOptions:
 
     until: int | None = None
     """Go on to so many env steps in all; short for --override trainer.total_env_steps=N."""
-    override: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH=VALUE ...")] = ()
-    """Settings to continue with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
+    override: tuple[str, ...] = ()
+    """PATH=VALUE of settings to continue with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
     fork: bool = False
     """Go on in a new run directory, and leave the old one as it is."""
     name: str | None = None
@@ -150,13 +140,8 @@ class ResumeOptions:
     """Where runs are; and where a fork goes if nothing can be written beside the run."""
 
 
-def resume(arguments: list[str]) -> int:
-    """Goes on with a run, or with all seeds of a group.
-
-    Args:
-        arguments: what was typed after the verb.
-    """
-    (name,), options = command(ResumeOptions, arguments, "palaestra resume RUN|last", "the run")
+def resume(name: str, options: ResumeOptions) -> int:
+    """Goes on with a run, or with all seeds of a group."""
     if options.name is not None and not options.fork:
         raise ConfigError("--name names the new run of --fork; give both, or neither")
     typed = _overrides(options)
@@ -169,7 +154,7 @@ def resume(arguments: list[str]) -> int:
         return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True))
     (directory,) = directories
     before = directory.config
-    config = parse(experiments.ExperimentConfig, typed, "palaestra resume RUN", default=before)
+    config = parse(before, typed)
     changes = experiments.changes_between(before, config)
     nothing_left = directory.status == "done" and not changes
 

@@ -4,9 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from palaestra import experiments
-from palaestra.cli.options import JsonOptions, parse, positional, print_table
-
-__all__ = ["verify"]
+from palaestra.cli.options import JsonOptions, print_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +19,12 @@ class VerifyOptions(JsonOptions):
     """List the published rows, and whether they have hashes of weights."""
 
 
-def verify(arguments: list[str]) -> int:
+def verify(name: str, options: VerifyOptions) -> int:
     """Trains a published row again, and says whether it comes to the same bits, or to the same return.
-
-    Args:
-        arguments: those after the verb.
 
     Returns:
         0 where the row is verified, 1 where it is not.
     """
-    usage = "palaestra verify ROW [--seeds 0 1], or palaestra verify --list"
-    listing = "--list" in arguments and arguments[0].startswith("-")
-    names, rest = ([], arguments) if listing else positional(arguments, usage, "the row")
-    options = parse(VerifyOptions, rest, usage)
     if options.list:
         rows = experiments.published_rows(options.results).values()
         table = [(row.name, row.settings["trainer__total_env_steps"], len(row.seeds), row.has_hashes) for row in rows]
@@ -48,6 +39,6 @@ def verify(arguments: list[str]) -> int:
         if not options.json:
             sys.stderr.write(f"seed {seed} has been trained: return {found['here']:.2f}\n")
 
-    found = experiments.verify(names[0], seeds=options.seeds, results=options.results, on_seed=tell)
+    found = experiments.verify(name, seeds=options.seeds, results=options.results, on_seed=tell)
     options.show(found.to_json(), str(found))
     return 0 if found.ok else 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import tyro
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
@@ -32,33 +31,33 @@ _MOST_THREADS = 4096  # of which a hundred thousand take all memory before anyth
 class RunConfig:
     """What concerns a run as a whole."""
 
-    seed: Annotated[int, tyro.conf.arg(aliases=("--seed",))] = 0
+    seed: Annotated[int, "--seed"] = 0
     """The one seed that everything random derives from."""
     directory: str = "runs"
     """Where run directories are made."""
     name: str | None = None
     """Name of the run directory; by default date, algorithm, environment and seed."""
-    initial_policy: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
+    initial_policy: Annotated[str | None, "--from"] = None
     """Run or shared folder whose best policy this run begins with; critics, optimizers and data begin anew."""
-    compile: Annotated[bool | Literal["auto"], tyro.conf.arg(aliases=("--compile",))] = "auto"
+    compile: Annotated[bool | Literal["auto"], "--compile"] = "auto"
     """Compile gradient steps, and steps of tensor environments. True does so from the start, after seconds of waiting;
     auto after the first 10,000 gradient steps of a run of 50,000 or more, in which another process compiles."""
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is 1.4 to 2 times as fast for wide layers where a processor has
     instructions for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a
     GPU, rounds what is multiplied to 11 bits, when it acts as well."""
-    device: Annotated[str, tyro.conf.arg(aliases=("--device",))] = "cpu"
+    device: Annotated[str, "--device"] = "cpu"
     """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
-    deterministic: Annotated[bool, tyro.conf.arg(aliases=("--deterministic",))] = False
+    deterministic: Annotated[bool, "--deterministic"] = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: int | None = None
     """Threads of torch; by default 1 or as many as there are cores, whichever is measured to be faster at the start of
     the run, which keeps that number when it is resumed."""
     tensorboard: bool | None = None
     """Whether TensorBoard files are written; by default where TensorBoard, an extra, is installed."""
-    loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], tyro.conf.arg(aliases=("--loggers",))] = ()
+    loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], "--loggers"] = ()
     """Tracking services that get the metrics as well; each needs the extra of its name."""
-    callbacks: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--callbacks",))] = ()
+    callbacks: Annotated[tuple[str, ...], "--callbacks"] = ()
     """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
     eval_num_envs: int = 4
     """Environments that evaluation episodes are shared over."""
@@ -139,7 +138,7 @@ class HindsightConfig:
 class ExperimentConfig:
     """Everything a run depends on."""
 
-    algorithm_name: tyro.conf.Suppress[str] = "ppo"
+    algorithm_name: str = "ppo"
     """Name of the algorithm, as `palaestra list` shows it."""
     algorithm: AlgorithmConfig = field(default_factory=lambda: ALGORITHMS["ppo"].config_class())
     """Hyperparameters."""

@@ -4,8 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from palaestra.core import ConfigError, require_at_least
 from palaestra.envs import EnvConfig
 
@@ -22,11 +20,11 @@ class DistributedConfig:
     With `trainer.eval_async` one more worker evaluates, which training does not wait for.
     """
 
-    runtime: Annotated[Literal["local", "process", "ray"] | None, tyro.conf.arg(aliases=("--runtime",))] = None
+    runtime: Annotated[Literal["local", "process", "ray"] | None, "--runtime"] = None
     """Workers in this process, in processes of this machine, or on a Ray cluster; none if left out."""
-    num_workers: Annotated[int, tyro.conf.arg(aliases=("--num-workers",))] = 2
+    num_workers: Annotated[int, "--num-workers"] = 2
     """Workers that collect; env.num_envs are shared out over them."""
-    mode: Annotated[Literal["sync", "async"], tyro.conf.arg(aliases=("--mode",))] = "sync"
+    mode: Annotated[Literal["sync", "async"], "--mode"] = "sync"
     """Collect and learn in turn; or learn from whatever arrives, from actors that do not wait (asynchronous.*)."""
     num_learners: int = 1
     """Learners that make every update together, each from a part of every minibatch: the process where the policy
@@ -42,7 +40,7 @@ class DistributedConfig:
     replay_shards: int | None = None
     """Workers that the rows of replay buffers are shared out over, each with some of the environments' streams; what is
     drawn is the same with any number. They lie in the run's process if left out."""
-    address: Annotated[str | None, tyro.conf.arg(aliases=("--address",))] = None
+    address: Annotated[str | None, "--address"] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
     min_finished_workers: int | None = None
     """Workers whose data an iteration needs; all of them if left out."""
