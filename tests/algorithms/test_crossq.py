@@ -8,8 +8,8 @@ from torch.testing import assert_close
 from palaestra.algorithms import ALGORITHMS, CrossQConfig
 from palaestra.core import ConfigError, NonFiniteError
 from palaestra.nn import NetworkConfig
+from palaestra.testing.algorithms import different, whole_state
 from tests.algorithms.parts import collected, environment, first_minibatch, make
-from tests.contracts.states import different, whole_state
 
 BATCH_NORM = NetworkConfig(hidden_sizes=(8,), activation="relu", batch_norm=True)
 

@@ -10,8 +10,8 @@ import palaestra.nn.optimizer
 from palaestra.algorithms import ALGORITHMS, BonusConfig, GradientAlgorithm
 from palaestra.algorithms.compiled_steps import AwaitedMetrics, CompiledSteps
 from palaestra.core import ConfigError, Linear, Minibatches, NonFiniteError, to_device
+from palaestra.testing.algorithms import different
 from tests.algorithms.parts import FAST, any_kind, collected, collector_for, environment, make, slow_but_of
-from tests.contracts.states import different
 from tests.devices import pretend_device
 
 # every algorithm once; then actions of several parts, masks, and memories

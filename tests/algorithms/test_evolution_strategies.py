@@ -12,8 +12,8 @@ from palaestra.algorithms.evolution_strategies import _tried
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, TensorSpec, TimeStep
 from palaestra.ops import centered_ranks, episode_returns
+from palaestra.testing.buffers import FIRST, LAST, MID
 from tests.algorithms.parts import KINDS, collected, collector_for, environment, make
-from tests.buffers.model import FIRST, LAST, MID
 
 
 class Source:

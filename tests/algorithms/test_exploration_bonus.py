@@ -8,8 +8,8 @@ from palaestra.algorithms import BonusConfig
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
 from palaestra.nn import OptimizerOption
+from palaestra.testing.algorithms import different, parameters
 from tests.algorithms.parts import collected, environment, make
-from tests.contracts.states import different, parameters
 
 CASES = pytest.mark.parametrize(
     ("name", "kind"),

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from palaestra.algorithms import ALGORITHMS
 from palaestra.nn import NormalizedLinear, ResidualBlock, SphereBlock
 from palaestra.nn.ensemble import EnsembleBlock
+from palaestra.testing.algorithms import different, parameters
 from tests.algorithms.parts import TINY, any_kind, collected
-from tests.contracts.states import different, parameters
 
 
 @pytest.mark.parametrize("block", ["simba", "simba2"])

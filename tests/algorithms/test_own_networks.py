@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.core import ConfigError
+from palaestra.testing.algorithms import different
 from tests.algorithms.parts import TINY, any_kind, environment
-from tests.contracts.states import different
 
 PARTS = {
     **dict.fromkeys(("ppo", "a2c", "impala", "ppg", "trpo"), ("policy", "value")),

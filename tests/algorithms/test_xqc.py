@@ -10,9 +10,9 @@ from palaestra.algorithms import SAC, XQC, RewardScale, SACConfig, XQCConfig
 from palaestra.core import ConfigError, NonFiniteError
 from palaestra.nn import MLP, CoreModel, EnsembleNetwork, OptimizerOption, UnitLinear
 from palaestra.nn.network import mlp_of
+from palaestra.testing.algorithms import different, whole_state
 from tests.algorithms.parts import collected, environment, first_minibatch
 from tests.algorithms.test_crossq import actions
-from tests.contracts.states import different, whole_state
 
 
 def ready(**settings):

@@ -13,7 +13,7 @@ PACKAGE = "palaestra"
 # A package may import only those below it; packages of one line are siblings and must not import each other.
 LAYERS = (
     ("palaestra",),  # the modules beside the packages: the public front
-    ("cli",),
+    ("cli", "testing"),
     ("deployment",),
     ("experiments",),
     ("analysis",),

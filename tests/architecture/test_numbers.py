@@ -289,6 +289,7 @@ ROOMS = {
     "rollout": Room(10, 1556),
     "runs": Room(14, 2536),
     "runtime": Room(14, 1863),
+    "testing": Room(4, 500),
     "training": Room(17, 2367),
 }
 """The size of each package when the rooms were opened."""
@@ -344,7 +345,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_600, 4_500),  # decision 0025
+    "lines of imports and __all__": Limit(lines_of_imports, 4_650, 4_500),  # decision 0025
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),

@@ -11,7 +11,8 @@ import torch
 
 from palaestra.buffers import MappedFiles, ReplayBuffer
 from palaestra.core import DiscreteSpec, Replay, TensorSpec
-from tests.buffers.model import FIRST, LAST, MID, step
+from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.buffers.model import step
 
 LANES, WIDTH = 4, 1024
 

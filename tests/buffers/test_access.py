@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
-from tests.buffers.checks import check_contents
-from tests.buffers.model import FIRST, GAMMA, LAST, MID, NESTED, World, filled, generator, make_buffer, nested, step
+from palaestra.testing.buffers import FIRST, GAMMA, LAST, MID, World, check_contents
+from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, step
 from tests.core.nests import assert_same
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)

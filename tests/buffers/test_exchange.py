@@ -5,7 +5,8 @@ import torch
 
 from palaestra.buffers import ReplayBuffer, with_actions
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, ShapeError, TensorSpec
-from tests.buffers.model import FIRST, LAST, MID, step
+from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.buffers.model import step
 
 SPECS = {"observation_spec": TensorSpec((1,)), "action_spec": DiscreteSpec(num=9)}
 

@@ -6,7 +6,8 @@ import torch
 
 from palaestra.buffers import HindsightSampler, PrioritizedSampler, ReplayBuffer
 from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, TensorSpec, TimeStep
-from tests.buffers.model import FIRST, LAST, MID, filled, generator, replay
+from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.buffers.model import filled, generator, replay
 
 GOAL = 1000.0  # that nobody reaches
 SPEC = {"observation": TensorSpec((2,)), "achieved_goal": TensorSpec((1,)), "desired_goal": TensorSpec((1,))}

@@ -10,7 +10,8 @@ import torch
 
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer
 from palaestra.core import ConfigError, DiscreteSpec, Prioritized, ShapeError, TensorSpec
-from tests.buffers.model import MID, filled, generator, replay, step
+from palaestra.testing.buffers import MID
+from tests.buffers.model import filled, generator, replay, step
 from tests.core.nests import assert_same
 
 AFTER_STEPS = pytest.mark.parametrize("steps", [7, 31], ids=["not full", "wrapped"])

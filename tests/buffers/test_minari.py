@@ -19,7 +19,8 @@ from palaestra.core import (
     tree_leaves,
 )
 from palaestra.envs.contract.spaces import space_from_spec, spec_from_space
-from tests.buffers.model import FIRST, LAST, MID, filled, step
+from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.buffers.model import filled, step
 
 SPACES = {
     "observation_space": gymnasium.spaces.Dict(

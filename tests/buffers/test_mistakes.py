@@ -9,7 +9,8 @@ import torch
 from palaestra.buffers import PrioritizedSampler
 from palaestra.core import Batch, OnPolicy
 from palaestra.ops import n_step_targets
-from tests.buffers.model import FIRST, GAMMA, LAST, MID, filled, generator, make_buffer, replay, step
+from palaestra.testing.buffers import FIRST, GAMMA, LAST, MID
+from tests.buffers.model import filled, generator, make_buffer, replay, step
 from tests.core.nests import assert_same
 
 

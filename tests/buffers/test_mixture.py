@@ -13,7 +13,8 @@ from palaestra.core import (
     TensorSpec,
     minibatches,
 )
-from tests.buffers.model import FIRST, filled, generator, make_buffer, replay
+from palaestra.testing.buffers import FIRST
+from tests.buffers.model import filled, generator, make_buffer, replay
 
 
 def pair():

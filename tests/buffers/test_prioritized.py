@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import PrioritizedSampler, SumTree
 from palaestra.core import CheckpointError, ConfigError, Linear, NonFiniteError, Prioritized, ShapeError
-from tests.buffers.checks import check_windows
-from tests.buffers.model import FIRST, MID, World, filled, generator, make_buffer, replay, step
+from palaestra.testing.buffers import FIRST, MID, World, check_windows
+from tests.buffers.model import filled, generator, make_buffer, replay, step
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 

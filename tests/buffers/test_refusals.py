@@ -14,17 +14,8 @@ from palaestra.core import (
     ShapeError,
     TensorSpec,
 )
-from tests.buffers.model import (
-    FIRST,
-    MID,
-    NESTED,
-    filled,
-    generator,
-    make_buffer,
-    nested,
-    replay,
-    step,
-)
+from palaestra.testing.buffers import FIRST, MID
+from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, replay, step
 
 REFUSED = {
     "one row for two lanes": (

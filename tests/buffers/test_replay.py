@@ -12,21 +12,8 @@ from palaestra.core import (
     TensorSpec,
 )
 from palaestra.ops import n_step_end, n_step_targets, valid_starts
-from tests.buffers.checks import check_contents, check_windows
-from tests.buffers.model import (
-    FIRST,
-    GAMMA,
-    LAST,
-    MID,
-    NESTED,
-    World,
-    filled,
-    generator,
-    make_buffer,
-    nested,
-    replay,
-    step,
-)
+from palaestra.testing.buffers import FIRST, GAMMA, LAST, MID, World, check_contents, check_windows
+from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, replay, step
 from tests.core.nests import assert_same
 
 

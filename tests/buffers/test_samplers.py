@@ -20,8 +20,8 @@ from palaestra.buffers import (
 from palaestra.buffers.reader import StreamReader
 from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
 from palaestra.ops import n_step_targets
-from tests.buffers.checks import check_unroll, check_windows
-from tests.buffers.model import FIRST, LAST, MID, World, filled, generator, make_buffer, replay, step
+from palaestra.testing.buffers import FIRST, LAST, MID, World, check_unroll, check_windows
+from tests.buffers.model import filled, generator, make_buffer, replay, step
 
 bounded = settings(max_examples=40, deadline=None, derandomize=True)
 SAMPLERS = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, storage
 from palaestra.buffers import replay as replay_module
 from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
-from tests.buffers.checks import check_contents
-from tests.buffers.model import FIRST, MID, NESTED, filled, generator, make_buffer, nested, replay, step
+from palaestra.testing.buffers import FIRST, MID, check_contents
+from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, replay, step
 from tests.core.nests import assert_same
 
 

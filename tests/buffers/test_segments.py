@@ -9,9 +9,9 @@ from palaestra.buffers import PrioritizedSampler, ReplayBuffer, saving
 from palaestra.buffers.streams import WritePositions
 from palaestra.core import Batch, CheckpointError, DiscreteSpec, TensorSpec
 from palaestra.core.files import second_copy
+from palaestra.testing.buffers import FIRST, MID, World, check_contents
 from palaestra.training import CheckpointStore
-from tests.buffers.checks import check_contents
-from tests.buffers.model import FIRST, MID, World, generator, make_buffer, replay, step
+from tests.buffers.model import generator, make_buffer, replay, step
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from palaestra import EnvConfig, create_environment
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, with_actions
 from palaestra.core import Batch, ConfigError, DiscreteSpec, OnPolicy, ShapeError, TensorSpec
-from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
+from palaestra.testing.buffers import FIRST, LAST, MID, World
+from tests.buffers.model import generator, make_buffer, replay, step
 
 SPECS = {"observation_spec": TensorSpec((), torch.int64), "action_spec": DiscreteSpec(num=5)}
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import PrioritizedSampler, ReplayBuffer
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, OnPolicy, ShapeError, SpecError, TensorSpec, TimeStep
-from tests.buffers.model import FIRST, LAST, MID, generator, replay
+from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.buffers.model import generator, replay
 
 PIXELS = BoundedSpec((4, 2, 2), torch.uint8, np.full((4, 2, 2), 0), np.full((4, 2, 2), 255), stacked=4)
 

@@ -8,8 +8,8 @@ import torch
 
 from palaestra.buffers import MappedFiles, saving
 from palaestra.core import ConfigError, Offline, Replay, ShapeError
-from tests.buffers.checks import check_contents
-from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, step
+from palaestra.testing.buffers import FIRST, LAST, MID, World, check_contents
+from tests.buffers.model import generator, make_buffer, step
 from tests.buffers.test_states import filled
 
 

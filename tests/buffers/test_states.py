@@ -17,8 +17,8 @@ from palaestra.core import (
     TensorSpec,
     minibatches,
 )
-from tests.buffers.checks import check_unroll
-from tests.buffers.model import FIRST, LAST, MID, World, generator, make_buffer, replay, step
+from palaestra.testing.buffers import FIRST, LAST, MID, World, check_unroll
+from tests.buffers.model import generator, make_buffer, replay, step
 
 STATE = {"h": TensorSpec((2,)), "c": TensorSpec(())}
 bounded = settings(max_examples=60, deadline=None, derandomize=True)

@@ -13,9 +13,9 @@ import torch
 from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
 from palaestra.buffers.streams import WritePositions
 from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
-from tests.buffers.checks import check_contents, check_windows
+from palaestra.testing.buffers import World, check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
-from tests.buffers.model import World, generator, make_buffer, replay
+from tests.buffers.model import generator, make_buffer, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import palaestra.buffers
-from palaestra.buffers import DeviceMemory, ExperienceMemory, ReplayBuffer
+from palaestra.buffers import DeviceMemory, ReplayBuffer
 from palaestra.core import DataSource, Offline, OnPolicy, PalaestraError, Replay, ShapeError, load_tensors, save_tensors
-from tests.buffers.checks import check_contents, check_unroll, check_windows
-from tests.buffers.model import FIRST, LAST, World, filled, make_buffer
+from palaestra.testing.buffers import FIRST, LAST, World, check_contents, check_unroll, check_windows
+from tests.buffers.model import filled, make_buffer
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -70,7 +70,7 @@ def test_every_buffer_of_the_package_is_tested_here():
         for _, value in inspect.getmembers(palaestra.buffers, inspect.isclass)
         if hasattr(value, "draw") and hasattr(value, "state_tensors")
     }
-    assert buffers == {ReplayBuffer, ExperienceMemory}  # the last has tests of its own
+    assert buffers == {ReplayBuffer}  # `ExperienceMemory` has tests of its own
     assert isinstance(make_buffer(4, 1), DataSource)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import palaestra.envs
-from palaestra.core import Batch, RunSeeds, TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves
+from palaestra.core import RunSeeds, check_time_step, load_tensors, save_tensors, spec_leaves, tree_paths
 from palaestra.envs import (
     BatchedWrapper,
     Driver,
@@ -30,8 +30,8 @@ from palaestra.envs import (
     TensorEnvironment,
     ThreadDriver,
     load,
-    space_from_spec,
 )
+from palaestra.testing.environments import assert_same, played, random_actions
 from tests.envs.worlds import Recorder, StepRecorder
 
 SIZE = 3
@@ -101,45 +101,9 @@ exactly = pytest.mark.parametrize("vectorisation", EXACT)
 every_world = pytest.mark.parametrize("world", WORLDS)
 
 
-def actions_for(env: Environment, seed: int = 0):
-    """An endless stream of batched random actions."""
-    spaces = [space_from_spec(env.action_spec) for _ in range(env.batch_size)]
-    for lane, space in enumerate(spaces):
-        space.seed(1000 * seed + lane)
-    while True:
-        yield stack([space.sample() for space in spaces])
-
-
-def stack(values):
-    if isinstance(values[0], dict):
-        return Batch({key: stack([value[key] for value in values]) for key in values[0]})
-    return torch.from_numpy(np.stack(values))
-
-
-def play(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
-    actions = actions_for(env, seed)
-    return [env.reset(), *(env.step(next(actions)) for _ in range(steps))]
-
-
 def leaves(value):
-    """Every tensor of a time step by its path."""
-    if isinstance(value, torch.Tensor):
-        return {"": value}
-    if isinstance(value, Batch):
-        pairs = value.items()
-    elif isinstance(value, TimeStep):
-        pairs = value._asdict().items()
-    else:
-        return {}
-    return {f"{key}.{path}": leaf for key, child in pairs for path, leaf in leaves(child).items()}
-
-
-def assert_equal(one: TimeStep, two: TimeStep):
-    ours, theirs = leaves(one), leaves(two)
-    assert ours.keys() == theirs.keys()
-    for key, leaf in ours.items():
-        assert leaf.dtype == theirs[key].dtype, key
-        assert torch.equal(leaf.nan_to_num(123.0), theirs[key].nan_to_num(123.0)), key
+    """Every tensor of a tree by its path."""
+    return {} if isinstance(value, tuple) and not value else tree_paths(value)
 
 
 # Gymnasium's vector environments have no vector rewards.
@@ -150,7 +114,7 @@ def assert_equal(one: TimeStep, two: TimeStep):
 def test_the_contract_of_time_steps(vectorisation, world):
     """ALF-13 to ALF-18, ALF-27, ALF-33, ALF-42."""
     with VECTORISATIONS[vectorisation](WORLDS[world]) as env:
-        stream, size = play(env, 40), env.batch_size
+        stream, size = played(env, 40), env.batch_size
         specs = spec_leaves(env.observation_spec), spec_leaves(env.action_spec)
         reward_shape = (size, *env.reward_spec.shape)
     for before, after in zip([None, *stream], stream, strict=False):
@@ -178,7 +142,7 @@ def test_the_contract_of_time_steps(vectorisation, world):
 @pytest.mark.parametrize("world", ["CartPole", "Nested"])
 def test_what_was_returned_is_never_written_to_again(vectorisation, world):
     with VECTORISATIONS[vectorisation](WORLDS[world]) as env:
-        actions = actions_for(env)
+        actions = random_actions(env)
         kept = []
         for _ in range(20):
             step = env.step(next(actions))
@@ -205,17 +169,17 @@ REAL = [
 def test_every_vectorisation_gives_every_environment_the_same_stream_bit_for_bit(make):
     """ALF-47, ALF-48, ALF-56, acceptance scenario 2: serial, thread and process with any number of workers."""
     with serial(make) as env:
-        expected = play(env, 45)
+        expected = played(env, 45)
         specs = spec_leaves(env.observation_spec), spec_leaves(env.action_spec)
     for workers in (1, 2, 3):
         with process(make, workers) as env:
             assert (spec_leaves(env.observation_spec), spec_leaves(env.action_spec)) == specs
-            for ours, theirs in zip(play(env, 45), expected, strict=True):
-                assert_equal(ours, theirs)
+            for ours, theirs in zip(played(env, 45), expected, strict=True):
+                assert_same(ours, theirs)
     # a thread steps one environment, whose stream is that of its lane in a batch of one
     with serial(make, 1, SEEDS[:1]) as one, thread(make) as two:
-        for ours, theirs in zip(play(one, 45), play(two, 45), strict=True):
-            assert_equal(ours, theirs)
+        for ours, theirs in zip(played(one, 45), played(two, 45), strict=True):
+            assert_same(ours, theirs)
 
 
 @everywhere
@@ -224,9 +188,9 @@ def test_seeds_are_distinct_and_reproducible(vectorisation, world):
     """ALF-55, ALF-56, acceptance scenario 2."""
     make = VECTORISATIONS[vectorisation]
     with make(WORLDS[world]) as one, make(WORLDS[world]) as two:
-        streams = play(one, 30), play(two, 30)
+        streams = played(one, 30), played(two, 30)
     for ours, theirs in zip(*streams, strict=True):
-        assert_equal(ours, theirs)
+        assert_same(ours, theirs)
     if world != "Catch":
         rows = next(iter(leaves(streams[0][0].observation).values()))
         assert len({tuple(row.reshape(-1).tolist()) for row in rows}) == len(rows)
@@ -240,15 +204,15 @@ def test_a_restored_environment_goes_on_exactly(vectorisation, world, tmp_path):
     with serial(WORLDS[world]) as one, make(WORLDS[world], seeds=[4, 5, 6]) as two:
         assert two.resume == "exact"
         for cut in (0, 1, 17):
-            play(one, cut)
+            played(one, cut)
             save_tensors(tmp_path / "state", one.state_dict())
             two.load_state_dict(load_tensors(tmp_path / "state"))
             ours, theirs = two.state_dict(), one.state_dict()
             assert all(np.array_equal(ours[key], theirs[key]) for key in theirs)
-            actions = actions_for(one, seed=cut)
+            actions = random_actions(one, seed=cut)
             for _ in range(15):
                 action = next(actions)
-                assert_equal(one.step(action), two.step(action))
+                assert_same(one.step(action), two.step(action))
 
 
 @exactly
@@ -256,19 +220,19 @@ def test_an_environment_saved_before_its_first_step_starts_at_the_beginning(vect
     make = VECTORISATIONS[vectorisation]
     with make(WORLDS["CartPole"]) as one, make(WORLDS["CartPole"], seeds=[4, 5, 6]) as two:
         two.load_state_dict(one.state_dict())
-        assert_equal(one.reset(), two.reset())
+        assert_same(one.reset(), two.reset())
 
 
 @everywhere
 def test_a_step_before_any_reset_starts_the_first_episodes(vectorisation):
     with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
-        assert env.step(next(actions_for(env))).step_type.tolist() == [0] * env.batch_size
+        assert env.step(next(random_actions(env))).step_type.tolist() == [0] * env.batch_size
 
 
 @everywhere
 def test_the_last_observation_is_the_true_final_one(vectorisation):
     with VECTORISATIONS[vectorisation](WORLDS["Catch"]) as env:
-        stream = play(env, 9)
+        stream = played(env, 9)
     final = stream[9]
     assert final.step_type.tolist() == [2] * env.batch_size
     assert final.discount.tolist() == [0] * env.batch_size
@@ -281,7 +245,7 @@ def test_the_last_observation_is_the_true_final_one(vectorisation):
 def test_an_episode_that_is_cut_off_keeps_its_discount(vectorisation):
     """ALF-26, ALF-28, ALF-30."""
     with VECTORISATIONS[vectorisation](WORLDS["Endless"]) as env:
-        stream = play(env, 30)
+        stream = played(env, 30)
     last = torch.stack([step.last for step in stream])
     discount = torch.stack([step.discount for step in stream])
     assert last.any()

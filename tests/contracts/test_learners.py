@@ -17,8 +17,8 @@ from palaestra.core import (
     save_tensors,
 )
 from palaestra.nn import NetworkConfig
+from palaestra.testing.algorithms import different, global_generators, parameters, whole_state
 from tests.algorithms.parts import CASES, TINY, any_kind, collected, environment, make, tiny_config
-from tests.contracts.states import different, global_generators, parameters, whole_state
 
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)

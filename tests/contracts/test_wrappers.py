@@ -7,15 +7,15 @@ import functools
 import inspect
 import pickle
 
-import numpy as np
 import pytest
 
 import palaestra.envs.wrappers
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import check_time_step, load_tensors, save_tensors, spec_leaves
-from palaestra.envs import EnvConfig, LaneEnvironment, ProcessDriver, SerialDriver, Wrap, check, load, space_from_spec
+from palaestra.envs import EnvConfig, LaneEnvironment, SerialDriver, Wrap, load
 from palaestra.envs.contract.nest import flatten
 from palaestra.envs.wrappers import ObservationMap, RewardMap, StatefulWrapper, TimeStepMap
+from palaestra.testing import EnvironmentContract
+from palaestra.testing.environments import random_actions
 
 HERE = "tests.envs.wrappers.worlds"
 PENDULUM = functools.partial(load, "Pendulum-v1", max_episode_steps=9)
@@ -49,6 +49,8 @@ ROWS = {
     "TimeLimit": (Wrap("TimeLimit", duration=7), CARTPOLE),
 }
 
+IN_WORKERS = {"NormalizeObservation", "NormalizeReward", "EpisodicLife", "FrameStack"}
+"""Those of which worker processes step some, too: what carries state is what may differ there."""
 every_wrapper = pytest.mark.parametrize("name", ROWS)
 
 
@@ -57,75 +59,24 @@ def make(name, env_id=0, **kwargs):
     return inner(env_id=env_id, wrappers=(wrap,), **kwargs)
 
 
-def actions_for(env, seed=0):
-    """An endless stream of batched random actions."""
-    spaces = [space_from_spec(env.action_spec) for _ in range(env.batch_size)]
-    for lane, space in enumerate(spaces):
-        space.seed(1000 * seed + lane)
-    while True:
-        samples = [space.sample() for space in spaces]
-        nested = isinstance(samples[0], dict)
-        yield {key: _stack(samples, key) for key in samples[0]} if nested else np.stack(samples)
+class InFolder:
+    """A wrapper that writes does so in a folder of the test."""
 
-
-def _stack(samples, key):
-    return np.stack([sample[key] for sample in samples])
-
-
-def play(env, steps, seed=0):
-    actions = actions_for(env, seed)
-    return [env.reset(), *(env.step(next(actions)) for _ in range(steps))]
-
-
-def assert_same(one, two, spec):
-    for field in ("step_type", "reward", "discount"):
-        assert getattr(one, field).tolist() == getattr(two, field).tolist(), field
-    for ours, theirs in zip(flatten(one.observation, spec), flatten(two.observation, spec), strict=True):
-        assert ours.tolist() == theirs.tolist()
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
 
 
 @every_wrapper
-def test_a_wrapped_environment_keeps_the_rules_of_environments(name, tmp_path, monkeypatch):
-    """ALF-43: step types, specs, seeds, resets; what the checker looks at."""
-    monkeypatch.chdir(tmp_path)
-    report = check(functools.partial(make, name), steps=60)
-    assert report.ok, report
+class TestWrappers(InFolder, EnvironmentContract):
+    """ALF-15, ALF-38, ALF-43, ALF-47, ALF-50, F25: each keeps the contract that users can run on theirs, too."""
 
+    @pytest.fixture(autouse=True)
+    def _wrapper(self, name):
+        self.name, self.processes = name, name in IN_WORKERS
 
-@every_wrapper
-def test_what_comes_out_fits_the_specs(name, tmp_path, monkeypatch):
-    """ALF-43, ALF-15: dtypes and bounds exactly, rewards as well; FIRST rows carry zeros."""
-    monkeypatch.chdir(tmp_path)
-    env = make(name)
-    env.seed(5)
-    space = space_from_spec(env.action_spec)
-    space.seed(1)
-    for time_step in [env.reset(), *(env.step(space.sample()) for _ in range(50))]:
-        check_time_step(time_step)
-        for (path, spec), leaf in zip(
-            spec_leaves(env.observation_spec).items(), flatten(time_step.observation, env.observation_spec), strict=True
-        ):
-            assert spec.problem(leaf) is None, path
-        assert env.reward_spec.problem(np.asarray(time_step.reward, np.float32)) is None
-        assert time_step.step_type != 0 or time_step.reward == 0
-
-
-@every_wrapper
-def test_a_run_is_resumed_exactly(name, tmp_path, monkeypatch):
-    """F25: statistics, frame stacks, counters and lives take part, through a file."""
-    monkeypatch.chdir(tmp_path)
-    one = LaneEnvironment(SerialDriver([make(name), make(name, env_id=1)]), lane_seeds=[1, 2])
-    for cut in (3, 40):
-        play(one, cut, seed=cut)
-        save_tensors(tmp_path / "state", one.state_dict())
-        two = LaneEnvironment(SerialDriver([make(name), make(name, env_id=1)]), lane_seeds=[8, 9])
-        two.load_state_dict(load_tensors(tmp_path / "state"))
-        actions = actions_for(one, seed=7)
-        for _ in range(30):
-            action = next(actions)
-            assert_same(one.step(action), two.step(action), one.observation_spec)
-        two.close()
-    one.close()
+    def make(self, env_id=0):
+        return make(self.name, env_id=env_id)
 
 
 @every_wrapper
@@ -136,7 +87,7 @@ def test_a_buffer_gives_back_the_stacks_that_a_layer_around_them_showed(name, tm
     frames = Wrap("FrameStack", num_frames=3, **({"keys": ("speed",)} if name == "GrayscaleResize" else {}))
     with LaneEnvironment(SerialDriver([inner(wrappers=(frames, wrap))]), lane_seeds=[3]) as env:
         buffer = ReplayBuffer(100, 1, observation_spec=env.observation_spec, action_spec=env.action_spec)
-        actions, seen = actions_for(env), [env.reset()]
+        actions, seen = random_actions(env), [env.reset()]
         buffer.open(seen[0])
         for _ in range(60):
             action = next(actions)
@@ -161,18 +112,6 @@ def test_layers_that_keep_frames_leave_them_stored_once():
     assert CARTPOLE(wrappers=wrappers).observation_spec.stacked == 3
     assert CARTPOLE(wrappers=(*wrappers, "ActionRepeat")).observation_spec.stacked == 1
     assert CARTPOLE(wrappers=(wrappers[0], "ClipObservation(minimum=1, maximum=2)")).observation_spec.stacked == 1
-
-
-@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "EpisodicLife", "FrameStack"])
-def test_a_worker_process_gives_the_same_stream_and_state(name):
-    """ALF-38, ALF-47, ALF-50: it gets the wrapper as a value; and what layers carry comes back from it."""
-    serial = LaneEnvironment(SerialDriver([make(name), make(name, env_id=1)]), lane_seeds=[1, 2])
-    factories = [functools.partial(make, name, env_id=lane) for lane in range(2)]
-    with LaneEnvironment(ProcessDriver(factories, num_workers=2), lane_seeds=[1, 2]) as workers:
-        for one, two in zip(play(serial, 30), play(workers, 30), strict=True):
-            assert_same(one, two, serial.observation_spec)
-        ours, theirs = serial.state_dict(), workers.state_dict()
-        assert ours["digest"] == theirs["digest"]
 
 
 @every_wrapper

@@ -14,9 +14,9 @@ from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask, _here
 from palaestra.runtime import RemoteError, Shared
+from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import CASES, FAST, any_kind, collected, slow_but_of
-from tests.contracts.states import different, whole_state
 from tests.distributed.parts import Mortal, local, several, sources_of, twin
 
 GRADIENT = sorted({name for name, _ in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)})

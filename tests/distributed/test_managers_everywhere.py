@@ -10,9 +10,9 @@ from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers
 from palaestra.runtime import ProcessRuntime, RayRuntime, Runtime
+from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import PolicyManager, SimplePolicyManager
 from tests.algorithms.parts import any_kind, environment, make
-from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, local
 
 LEARNERS = ["ppo", "dqn", "sac"]

@@ -15,8 +15,8 @@ import torch
 
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers
 from palaestra.runtime import ClusterError, RayRuntime
+from palaestra.testing.algorithms import different, whole_state
 from tests.algorithms.parts import any_kind, collected
-from tests.contracts.states import different, whole_state
 from tests.contracts.workers import Counter
 from tests.distributed.parts import QUICK, local, twin
 from tests.faults.parts import COMMAND, child_environment, logged

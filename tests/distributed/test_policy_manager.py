@@ -14,6 +14,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
 from palaestra.runtime import LocalRuntime, ProcessRuntime, Result, WorkerDiedError
+from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import PolicyManager, SimplePolicyManager
 from tests.algorithms.parts import (
     CASES,
@@ -26,7 +27,6 @@ from tests.algorithms.parts import (
     slow_but_of,
     tiny_config,
 )
-from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, Mortal, local, several, sources_of, twin
 
 

@@ -18,9 +18,10 @@ from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, Di
 from palaestra.experiments import DataConfig, collect_data, dry_run, evaluate_run, write_report
 from palaestra.rollout import OfflineData
 from palaestra.runs.single import SingleLearner
+from palaestra.testing.buffers import FIRST, LAST, MID
 from palaestra.training import Callback
 from tests.algorithms.parts import ATTENTION, slow_but_of
-from tests.buffers.model import FIRST, LAST, MID, step
+from tests.buffers.model import step
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
 
 

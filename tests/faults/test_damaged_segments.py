@@ -9,8 +9,9 @@ import pytest
 import palaestra
 from palaestra.buffers import PrioritizedSampler, saving
 from palaestra.core import CheckpointError
+from palaestra.testing.buffers import LAST, World
 from palaestra.training import CheckpointStore
-from tests.buffers.model import LAST, World, generator, make_buffer, replay
+from tests.buffers.model import generator, make_buffer, replay
 from tests.faults.parts import differences, run_contents
 from tests.faults.test_resume import DQN, SMALL
 

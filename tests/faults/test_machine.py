@@ -223,7 +223,8 @@ FILL = f"""
 import os, signal, sys, torch
 from palaestra.buffers import MappedFiles, ReplayBuffer
 from palaestra.core import DiscreteSpec, TensorSpec
-from tests.buffers.model import FIRST, MID, step
+from palaestra.testing.buffers import FIRST, MID
+from tests.buffers.model import step
 
 def seen(serial):
     value = torch.full((10_000,), float(serial))

@@ -14,9 +14,9 @@ from palaestra.algorithms import GradientAlgorithm
 from palaestra.core import OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers
 from palaestra.runtime import ProcessRuntime
+from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import any_kind, collected
-from tests.contracts.states import different, whole_state
 from tests.distributed.parts import QUICK, twin
 from tests.faults.test_machine import listening
 

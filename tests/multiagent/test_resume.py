@@ -6,8 +6,8 @@ import torch
 from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
 from palaestra.core import EnvError
 from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies
+from palaestra.testing.algorithms import different
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
-from tests.contracts.states import different
 from tests.multiagent.parts import RandomWorld, Shop
 from tests.multiagent.test_collector import TWO_KINDS, collector_of
 

@@ -20,8 +20,8 @@ from palaestra.multiagent import (
     with_opponents,
 )
 from palaestra.runs.team import RunningPool
+from palaestra.testing.algorithms import different, parameters
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
-from tests.contracts.states import different, parameters
 
 CONFIG = SelfPlayConfig(pool_size=2, snapshot_period=2, newest_probability=0.25)
 

@@ -7,9 +7,10 @@ from palaestra import Collector, Trainer, TrainerConfig
 from palaestra.buffers import MixtureSource, ReplayBuffer, WholeSampler, sampler_of
 from palaestra.core import ConfigError, Offline, ShapeError, TensorSpec
 from palaestra.rollout import OfflineData
+from palaestra.testing.buffers import FIRST, MID
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import environment, make
-from tests.buffers.model import FIRST, MID, make_buffer, step
+from tests.buffers.model import make_buffer, step
 from tests.faults.parts import differences
 
 

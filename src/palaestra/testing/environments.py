@@ -1,0 +1,164 @@
+"""`EnvironmentContract`: what every environment, wrapped or bare, has to keep."""
+
+import functools
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palaestra.core import (
+    Batch,
+    TimeStep,
+    check_time_step,
+    load_tensors,
+    save_tensors,
+    spec_leaves,
+    tree_map,
+    tree_paths,
+)
+from palaestra.envs import (
+    Environment,
+    LaneEnvironment,
+    ProcessDriver,
+    SerialDriver,
+    SingleEnvironment,
+    check,
+    space_from_spec,
+)
+from palaestra.envs.contract.nest import flatten
+
+__all__ = ["EnvironmentContract"]
+
+
+class EnvironmentContract(ABC):
+    """A suite for one environment, with the wrappers that you put around it.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> class TestCatch(EnvironmentContract):
+        ...     def make(self, env_id=0):
+        ...         return load("palaestra.envs.tiny:Catch", env_id=env_id)
+        >>> TestCatch().test_what_comes_out_fits_the_specs()
+    """
+
+    steps: int = 60
+    """Steps of each test; several episodes should end in them."""
+    processes: bool = True
+    """Whether it has to give the same stream in worker processes; `make` is pickled then."""
+
+    @abstractmethod
+    def make(self, env_id: int = 0) -> SingleEnvironment:
+        """The environment with its wrappers, for example `load("my_package:MyEnv", env_id=env_id)`.
+
+        Args:
+            env_id: its number in a batch.
+        """
+
+    def batch(self, seeds: tuple[int, ...] = (1, 2), *, processes: bool = False) -> LaneEnvironment:
+        """A batch of it.
+
+        Args:
+            seeds: one for each lane.
+            processes: whether each lane is stepped in a worker process of its own.
+        """
+        factories = [functools.partial(self.make, env_id=lane) for lane in range(len(seeds))]
+        if processes:
+            return LaneEnvironment(ProcessDriver(factories, num_workers=len(seeds)), lane_seeds=list(seeds))
+        return LaneEnvironment(SerialDriver([make() for make in factories]), lane_seeds=list(seeds))
+
+    # -- the suite
+
+    def test_it_keeps_the_rules_of_environments(self) -> None:
+        """Step types, specs, seeds, resets, ends of episodes: what `palaestra check-env` looks at."""
+        report = check(self.make, steps=self.steps)
+        assert report.ok, f"{report}"
+
+    def test_what_comes_out_fits_the_specs(self) -> None:
+        """Shapes, dtypes and bounds of observations and rewards; a FIRST row has no reward."""
+        env = self.make()
+        env.seed(5)
+        space = space_from_spec(env.action_spec)
+        space.seed(1)
+        for time_step in [env.reset(), *(env.step(space.sample()) for _ in range(self.steps))]:
+            check_time_step(time_step)
+            leaves = flatten(time_step.observation, env.observation_spec)
+            for (path, spec), leaf in zip(spec_leaves(env.observation_spec).items(), leaves, strict=True):
+                assert spec.problem(leaf) is None, f"observation {path}: {spec.problem(leaf)}"
+            assert env.reward_spec.problem(np.asarray(time_step.reward, np.float32)) is None
+            assert time_step.step_type != 0 or not np.any(time_step.reward)
+        env.close()
+
+    def test_seeds_decide_the_whole_stream(self) -> None:
+        """Equal seeds and actions give equal streams, in this process and in worker processes."""
+        with self.batch() as one, self.batch(processes=self.processes) as two:
+            for ours, theirs in zip(played(one, self.steps), played(two, self.steps), strict=True):
+                assert_same(ours, theirs)
+
+    def test_an_interrupted_stream_goes_on_exactly(self) -> None:
+        """Through a file, from the beginning, from inside of an episode, and after several."""
+        with self.batch() as one, tempfile.TemporaryDirectory() as folder:
+            for done in (0, 3, self.steps):
+                played(one, done, seed=done)
+                save_tensors(Path(folder) / "state", one.state_dict())
+                with self.batch((8, 9)) as two:
+                    two.load_state_dict(load_tensors(Path(folder) / "state"))
+                    actions = random_actions(one, seed=7)
+                    for action in (next(actions) for _ in range(self.steps // 2)):
+                        assert_same(one.step(action), two.step(action))
+
+    def test_what_was_returned_is_never_written_to_again(self) -> None:
+        """An environment may write every observation into the same array; a batch copies it."""
+        with self.batch() as env:
+            actions, kept = random_actions(env), []
+            for _ in range(20):
+                time_step = env.step(next(actions))
+                kept.append((time_step, tree_map(torch.clone, time_step)))
+        for time_step, copy in kept:
+            assert_same(time_step, copy)
+
+
+def random_actions(env: Environment, seed: int = 0) -> Iterator[Any]:
+    """Batched random actions without an end.
+
+    Args:
+        env: whose action spec they fit.
+        seed: of all lanes.
+    """
+    spaces = [space_from_spec(env.action_spec) for _ in range(env.batch_size)]
+    for lane, space in enumerate(spaces):
+        space.seed(1000 * seed + lane)
+    while True:
+        yield _stacked([space.sample() for space in spaces])
+
+
+def played(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
+    """Time steps of random play, with that of the reset.
+
+    Args:
+        env: which is reset.
+        steps: after the reset.
+        seed: of the actions.
+    """
+    actions = random_actions(env, seed)
+    return [env.reset(), *(env.step(next(actions)) for _ in range(steps))]
+
+
+def assert_same(one: TimeStep, two: TimeStep) -> None:
+    """Fails unless two batched time steps are equal to the bit, with their dtypes."""
+    ours, theirs = tree_paths(one), tree_paths(two)
+    assert ours.keys() == theirs.keys()
+    for path, leaf in ours.items():
+        assert leaf.dtype == theirs[path].dtype, path
+        assert torch.equal(leaf.nan_to_num(123.0), theirs[path].nan_to_num(123.0)), path
+
+
+def _stacked(samples: list[Any]) -> Any:
+    if isinstance(samples[0], dict):
+        return Batch({key: _stacked([sample[key] for sample in samples]) for key in samples[0]})
+    if isinstance(samples[0], tuple):
+        return Batch({str(place): _stacked(list(parts)) for place, parts in enumerate(zip(*samples, strict=True))})
+    return torch.from_numpy(np.stack(samples))
