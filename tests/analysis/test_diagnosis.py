@@ -1,13 +1,19 @@
 """Tests of `palaestra.analysis.diagnosis`: logs as broken runs leave them, beside one of a healthy run."""
 
+import ast
 import dataclasses
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import palaestra
 from palaestra import preset
+from palaestra.algorithms import ALGORITHMS
+from palaestra.analysis import diagnosis, played
+from palaestra.config.config import algorithms_with
 from palaestra.core import CheckpointError
 from palaestra.experiments import RunDirectory, write_report
 from tests.cli.parts import exit_code
@@ -82,6 +88,44 @@ def test_values_are_not_blamed_where_all_returns_are_nearly_the_same(tmp_path):
     """In a solved run there is no variance to explain."""
     solved = made(tmp_path, returns=(500.0, 500.0, 490.0, 500.0), **{"learning/explained_variance": -4.0})
     assert palaestra.diagnose(solved.path).findings == ()
+
+
+def advised() -> list[str]:
+    """Every piece of advice that the two modules have."""
+    found = list[str]()
+    for module in (diagnosis, played):
+        for call in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(call, ast.keyword) and call.arg == "advice" and isinstance(call.value, ast.Tuple):
+                found += ast.literal_eval(call.value)
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_only_options_that_the_algorithm_has_are_advised(tmp_path, monkeypatch, algorithm):
+    """`--algorithm.epsilon` was, to those who ran MAPPO."""
+    place = palaestra.RunConfig(directory=str(tmp_path), name="it")
+    config = ALGORITHMS[algorithm].config_class()
+    run = RunDirectory.create(palaestra.ExperimentConfig(run=place, algorithm_name=algorithm, algorithm=config))
+    (run.path / "metrics.jsonl").write_text(json.dumps({"env_steps": 6000}) + "\n")
+    symptom = played.Symptom(name="all", severity=1, evidence="", threshold="", advice=tuple(advised()))
+    monkeypatch.setattr(diagnosis, "_CHECKS", (lambda log: [symptom],))
+    (finding,) = palaestra.diagnose(run.path, episodes=0).findings
+    options = re.findall(r"--(algorithm\.[\w.-]+)", " ".join(finding.advice))
+    assert all(algorithm in algorithms_with(option.split(".")[1]) for option in options)
+    assert len(finding.advice) > 10
+    assert "--algorithm.learning-rate" in str(finding) or algorithm not in algorithms_with("learning_rate")
+
+
+def test_what_a_run_has_already_is_not_advised(tmp_path):
+    run = made(tmp_path, settings={"entropy_cost": 0.0, "target_kl": 0.02}, **{"learning/entropy": 0.6931})
+    (finding,) = palaestra.diagnose(run.path).findings
+    assert finding.advice == ("more env steps",)
+
+
+def test_the_report_calls_no_solved_run_broken(tmp_path):
+    """Equal returns have no variance to explain: it said so in red where `diagnose` found nothing."""
+    solved = made(tmp_path, returns=(500.0, 500.0, 490.0, 500.0), **{"learning/explained_variance": -1.37})
+    assert "usual" not in write_report([solved.path], tmp_path / "report.html").read_text()
 
 
 def test_each_policy_of_many_agents_is_looked_at(tmp_path):

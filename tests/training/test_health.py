@@ -2,10 +2,12 @@
 
 import logging
 import shutil
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from palaestra.algorithms import PPOConfig
 from palaestra.training import CheckpointStore, Health
 from tests.training.parts import Recorder, trainer
 
@@ -20,13 +22,15 @@ CALM = {
     "episodes": 10.0,
 }
 
+CONFIG = PPOConfig()
+
 
 def warned(rows: list[dict[str, float]], **options: Any) -> list[str]:
     """The warnings that rows of metrics lead to."""
-    health = Health(**options)
+    health, run = Health(**options), SimpleNamespace(algorithms={"policy": SimpleNamespace(config=CONFIG)})
     for number, row in enumerate(rows, start=1):
         row = {"env_steps": 1000 * number, **row}
-        health.logged(None, row)
+        health.logged(cast(Any, run), row)
         assert row["health/warnings"] == len(health.warnings)
     return health.warnings
 
@@ -53,18 +57,18 @@ def test_an_agent_whose_returns_are_all_perfect_is_not_warned_of():
 @pytest.mark.parametrize(
     ("bad", "symptom", "cause"),
     [
-        ({"learning/kl": 0.9}, "the mean KL of an update is 0.9", "lower algorithm.learning_rate or num_epochs"),
+        ({"learning/kl": 0.9}, "the mean KL of an update is 0.9", "lower algorithm.learning_rate; lower algorithm.num"),
         (
             {"learning/entropy": 0.001, "return_mean": 10.0},
             "the entropy fell from 0.6 to 0.001",
-            "raise entropy_cost",
+            "raise algorithm.entropy_cost",
         ),
         ({"learning/explained_variance": -3.0}, "the explained variance is -3", "the scale of rewards"),
         ({"learning/gradient_norm/ppo": 900.0}, "the gradient of 'ppo' is 9e+02 long, usually 1", "the loss explodes"),
         (
             {"learning/q_mean": -4000.0},
             "the mean action value is -4e+03, discounted returns are 8",
-            "copy the target network less often",
+            "action values diverge. Try: lower algorithm.learning_rate; scale rewards down",
         ),
     ],
 )

@@ -4,8 +4,9 @@ import contextlib
 import csv
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,18 +65,35 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     log = _Log(directory)
     if not log.rows:
         raise CheckpointError(f"{directory.path} has logged no metrics yet; let it train until it has, and ask again")
-    found = [*logged_symptoms(directory), *_entropy(log), *(_played(directory, log, episodes) if episodes else ())]
+    played = _played(directory, log, episodes) if episodes else ()
+    found = [*logged_symptoms(directory), *(_possible(one, log.config) for one in (*_entropy(log), *played))]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
 
 
 def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
-    """What a run's log alone says; nothing is made or imported.
-
-    Args:
-        directory: of the run.
-    """
+    """What a run's log alone says; nothing is made or imported."""
     log = _Log(directory)
-    return [finding for check in _CHECKS for finding in check(log)] if log.rows else []
+    return [_possible(finding, log.config) for check in _CHECKS for finding in check(log)] if log.rows else []
+
+
+_OPTION = re.compile(r"(smaller|larger)? ?--([a-z-]+(?:\.[a-z-]+)+)(?: ([\w.]+))?")
+
+
+def _possible(finding: Symptom, config: ExperimentConfig) -> Symptom:
+    """The finding with what can be tried in such a run: options that it has, with values that it has not."""
+    return replace(finding, advice=tuple(one for one in finding.advice if _changes(one, config)))
+
+
+def _changes(advice: str, config: ExperimentConfig) -> bool:
+    for direction, option, given in _OPTION.findall(advice):
+        value: Any = config
+        for part in option.replace("-", "_").split("."):
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        if str(value) == given or (direction and value is None) or (direction == "smaller" and value == 0):
+            return False
+    return True
 
 
 def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Symptom]:
@@ -152,7 +170,7 @@ def _not_finite(log: _Log) -> Iterator[Symptom]:
             severity=3,
             evidence=f"{skipped:.0f} updates were skipped; not finite: {', '.join(bad) or 'their gradients'}",
             threshold="any: an update that is not finite destroys the weights (arithmetic)",
-            advice="a smaller --algorithm.learning-rate, a smaller reward scale, or --algorithm.max-grad-norm 0.5",
+            advice=("a smaller --algorithm.learning-rate", "--algorithm.max-grad-norm 0.5", "a smaller reward scale"),
         )
 
 
@@ -166,7 +184,7 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
             severity=3,
             evidence=f"no gradient step in {env_steps:,.0f} env steps of {budget:,}{wanted}",
             threshold="0 gradient steps (arithmetic)",
-            advice="a larger --trainer.total-env-steps, or a smaller --algorithm.learning-starts",
+            advice=("a larger --trainer.total-env-steps", "a smaller --algorithm.learning-starts"),
         )
     elif starts is not None and steps is not None and env_steps > starts:
         ratio = steps / (env_steps - starts)
@@ -176,7 +194,7 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
                 severity=2,
                 evidence=f"{ratio:.4f} gradient steps for each env step after learning_starts",
                 threshold="0.02; DQN takes 0.25 (Mnih et al. 2015, update frequency 4), SAC 1 (Haarnoja et al. 2018)",
-                advice="a larger --algorithm.gradient-steps, or a smaller --algorithm.unroll-length",
+                advice=("a larger --algorithm.gradient-steps", "a smaller --algorithm.unroll-length"),
             )
 
 
@@ -195,7 +213,10 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
             severity=3,
             evidence=evidence,
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
-            advice="a smaller --algorithm.learning-rate, such as 3e-4, or --algorithm.target-kl 0.02",
+            advice=(
+                "a smaller --algorithm.learning-rate, such as 3e-4",
+                "a --algorithm.target-kl of 0.02 or less",
+            ),
         )
     elif abs(kl) < 1e-7:
         yield Symptom(
@@ -203,7 +224,7 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
             severity=3,
             evidence=evidence,
             threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
-            advice="a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",
+            advice=("a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",),
         )
 
 
@@ -230,7 +251,7 @@ def _entropy_of(entropy: float, most: float, policy: str, gradient_steps: float)
             evidence=evidence,
             threshold="99.5% after 100 gradient steps (measured: PPO on CartPole-v1 has 87% after 6,000 env steps, "
             "and 99.8% with an entropy cost of 10)",
-            advice="a smaller --algorithm.entropy-cost (0.01 in Mnih et al. 2016), or more env steps",
+            advice=("a smaller --algorithm.entropy-cost (0.01 in Mnih et al. 2016)", "more env steps"),
         )
     elif share < 0.01:
         yield Symptom(
@@ -238,7 +259,7 @@ def _entropy_of(entropy: float, most: float, policy: str, gradient_steps: float)
             severity=2,
             evidence=evidence,
             threshold="1% (our choice): exploration has ended",
-            advice="a larger --algorithm.entropy-cost, such as 0.01, or a smaller --algorithm.learning-rate",
+            advice=("a larger --algorithm.entropy-cost, such as 0.01", "a smaller --algorithm.learning-rate"),
         )
 
 
@@ -250,7 +271,7 @@ def _horizon(log: _Log) -> Iterator[Symptom]:
             severity=3,
             evidence=f"gamma is {gamma}, which sees {1 / (1 - gamma):.1f} steps ahead; episodes last {length:.0f}",
             threshold="gamma below 0.5, episodes over 4 times 1 / (1 - gamma) (Sutton and Barto 2018, section 3.3)",
-            advice="--algorithm.gamma 0.99, if later rewards count",
+            advice=("--algorithm.gamma 0.99, if later rewards count",),
         )
 
 
@@ -262,7 +283,11 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
             severity=3,
             evidence=f"all {len(returns)} training episodes had the return {returns[0]:g}",
             threshold=f"{_EPISODES} episodes that are all alike: there is nothing to prefer (arithmetic)",
-            advice="more exploration (--algorithm.epsilon, --algorithm.entropy-cost), or a denser reward",
+            advice=(
+                "more exploration by a larger --algorithm.entropy-cost",
+                "more exploration by a larger --algorithm.epsilon",
+                "a denser reward",
+            ),
         )
     size = abs(log.late("discounted_return_mean") or 0.0)
     if size > 1e5 or 0 < size < 1e-4:
@@ -272,7 +297,7 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
             evidence=f"discounted returns are of size {size:.3g}",
             threshold="1e-4 to 1e5: sizes of returns change what is learned (van Hasselt et al. 2016, "
             "https://arxiv.org/abs/1602.07714; Henderson et al. 2018, https://arxiv.org/abs/1709.06560)",
-            advice="rewards scaled in the environment so that discounted returns are near 1 to 100",
+            advice=("rewards scaled in the environment so that discounted returns are near 1 to 100",),
         )
 
 
@@ -288,8 +313,10 @@ def _fall(log: _Log) -> Iterator[Symptom]:
             severity=2,
             evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
             threshold="half of what was gained is lost in the last two of at least four evaluations (our choice)",
-            advice="a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'; eval and play "
-            "use the best policy, which is kept",
+            advice=(
+                "a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'",
+                "the best policy, which is kept: eval and play use it",
+            ),
         )
 
 
@@ -308,7 +335,11 @@ def _value(log: _Log) -> Iterator[Symptom]:
             evidence=f"explained variance of the value of {_called(policy)}: {variance:.3g} (median of the last half)",
             threshold="-0.5, where returns differ by more than 5%; below 0 the mean return would be the better guess "
             "(definition, 1 - Var[R - V] / Var[R])",
-            advice="a larger --algorithm.value-cost, another --algorithm.learning-rate, or rewards of a smaller scale",
+            advice=(
+                "a larger --algorithm.value-cost",
+                "another --algorithm.learning-rate",
+                "rewards of a smaller scale",
+            ),
         )
 
 

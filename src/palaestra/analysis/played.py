@@ -33,11 +33,12 @@ class Symptom:
     """What was measured."""
     threshold: str
     """From where on it is reported, and who says so."""
-    advice: str
-    """What to try, with the option."""
+    advice: tuple[str, ...]
+    """What to try, one thing each, with the option."""
 
     def __str__(self) -> str:
-        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {self.advice}"
+        tried = ", or ".join(self.advice)
+        return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {tried}"
 
 
 @dataclass
@@ -143,7 +144,11 @@ def _units(played: Played) -> Iterator[Symptom]:
             "ReLU never on, or a tanh always at its end",
             threshold="90% of a layer (measured: up to 74% in ten runs that learn; Sokar et al. 2023, "
             "https://arxiv.org/abs/2302.12902, find that performance falls as such units become more)",
-            advice="a smaller --algorithm.learning-rate, --algorithm.network.layer-norm, or normalised observations",
+            advice=(
+                "a smaller --algorithm.learning-rate",
+                "--algorithm.network.layer-norm True",
+                "normalised observations",
+            ),
         )
 
 
@@ -160,7 +165,13 @@ def _values(played: Played) -> Iterator[Symptom]:
             "on average in size",
             threshold="as much as the returns themselves (our choice; van Hasselt et al. 2016, "
             "https://arxiv.org/abs/1509.06461, on overestimation)",
-            advice="--algorithm.double True, a larger --algorithm.target-period, a smaller --algorithm.learning-rate",
+            advice=(
+                "--algorithm.double True",
+                "a larger --algorithm.target-period",
+                "a smaller --algorithm.tau",
+                "a smaller --algorithm.learning-rate",
+                "rewards of a smaller scale",
+            ),
         )
 
 
@@ -174,8 +185,12 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
             severity=2,
             evidence=f"the deterministic policy took action {int(actions[0])} in all of {len(actions):,} steps",
             threshold=f"all of at least {_FEWEST_STEPS} steps: what it sees makes no difference (arithmetic)",
-            advice="more env steps, more exploration (--algorithm.entropy-cost, --algorithm.epsilon), or observations "
-            "that show what matters",
+            advice=(
+                "a larger --algorithm.entropy-cost",
+                "a larger --algorithm.epsilon",
+                "more env steps",
+                "observations that show what matters",
+            ),
         )
     if isinstance(spec, BoundedSpec):
         low, high = (
@@ -189,7 +204,7 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
                 severity=1,
                 evidence=f"{share:.1%} of all action elements are within 1% of a bound",
                 threshold="98% (our choice): a network at its bounds gets hardly a gradient; some tasks want it",
-                advice="rewards of a smaller scale, a smaller --algorithm.learning-rate, or normalised observations",
+                advice=("a smaller --algorithm.learning-rate", "rewards of a smaller scale", "normalised observations"),
             )
 
 
@@ -206,5 +221,5 @@ def _observations(policy: Policy, played: Played) -> Iterator[Symptom]:
             evidence=f"element {int(seen.abs().mean(0).argmax())} of the observation is {size:.3g} on average in size",
             threshold="100 (our choice; Andrychowicz et al. 2020, https://arxiv.org/abs/2006.05990, section 3.3, find "
             "that normalised observations are needed in most tasks)",
-            advice="--algorithm.normalize-observation True, or --env.wrappers NormalizeObservation",
+            advice=("--algorithm.normalize-observation True", "observations that are scaled in the environment"),
         )

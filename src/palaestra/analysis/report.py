@@ -29,8 +29,8 @@ from palaestra.training.console import PARTS
 __all__ = ["write_report"]
 
 _log = logging.getLogger(__name__)
-# Health metrics of which something is said unless they lie between these values.
-_HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4), "explained_variance": (0.0, 1.0)}
+# Of these something is said unless they lie between these values; of others by the findings, which know more.
+_HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4)}
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
@@ -141,7 +141,8 @@ def _evaluation(run: RunDirectory) -> Iterable[str]:
 def _findings(run: RunDirectory) -> Iterable[str]:
     """What the log says against learning; `palaestra diagnose` says more, for it lets the policy play."""
     rows = [
-        [escape(part) for part in (one.name, one.evidence, one.threshold, one.advice)] for one in logged_symptoms(run)
+        [escape(part) for part in (one.name, one.evidence, one.threshold, ", or ".join(one.advice))]
+        for one in logged_symptoms(run)
     ]
     if rows:
         yield "<h2>Findings</h2>" + _table(["", "found", "threshold", "try"], rows)

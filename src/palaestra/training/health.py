@@ -21,16 +21,27 @@ _MANY_STEPS = 100_000
 _NORMS = 100  # of which the median is what is usual
 
 _CAUSES = {
-    "kl": "each update moves the policy too far: lower algorithm.learning_rate or num_epochs, or set a target KL",
-    "entropy": "the policy stopped exploring while returns do not rise: raise entropy_cost, lower the learning rate, "
-    "or look at the scale of rewards",
-    "explained_variance": "values explain returns worse than a constant would: look at the scale of rewards, raise "
-    "value_cost, or lower gamma",
-    "gradient_norm": "the loss explodes: lower algorithm.learning_rate or max_grad_norm, normalise observations or "
-    "scale rewards down",
-    "q_mean": "action values diverge: lower algorithm.learning_rate, copy the target network less often "
-    "(target_period, tau), lower n_step, or scale rewards down",
-    "episodes": "episodes never end, so no return is known: set env.max_episode_steps",
+    "kl": "each update moves the policy too far",
+    "entropy": "the policy stopped exploring while returns do not rise",
+    "explained_variance": "values explain returns worse than a constant would",
+    "gradient_norm": "the loss explodes",
+    "q_mean": "action values diverge",
+    "episodes": "episodes never end, so no return is known",
+}
+_LOWER_RATE = "lower algorithm.learning_rate"
+_ADVICE = {  # of which a run is told what its algorithm has
+    "kl": (_LOWER_RATE, "lower algorithm.num_epochs", "set algorithm.target_kl"),
+    "entropy": ("raise algorithm.entropy_cost", _LOWER_RATE, "look at the scale of rewards"),
+    "explained_variance": ("look at the scale of rewards", "raise algorithm.value_cost", "lower algorithm.gamma"),
+    "gradient_norm": (_LOWER_RATE, "lower algorithm.max_grad_norm", "normalise observations", "scale rewards down"),
+    "q_mean": (
+        _LOWER_RATE,
+        "copy the target network less often (algorithm.target_period)",
+        "lower algorithm.tau",
+        "lower algorithm.n_step",
+        "scale rewards down",
+    ),
+    "episodes": ("set env.max_episode_steps",),
 }
 
 
@@ -77,8 +88,9 @@ class Health(Callback):
         for name, what in found.items():
             self._rows[name] += 1
             if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
-                cause = _CAUSES[name.partition("/")[0]]
-                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {cause}"
+                cause, _, policy = name.partition("/")
+                advice = "; ".join(_advice(cause, trainer.algorithms, policy))
+                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[cause]}. Try: {advice}"
                 self.warnings.append(text)
                 _log.warning("%s", text)
                 if self._stop:
@@ -137,3 +149,11 @@ class Health(Callback):
                 return f"the gradient of {part!r} is {value:.2g} long, usually {usual:.2g}"
             before.append(value)
         return None
+
+
+def _advice(cause: str, algorithms: Mapping[str, Any], policy: str) -> list[str]:
+    """What can be changed in the algorithm of a policy, or of the only one."""
+    config = algorithms[policy or next(iter(algorithms))].config
+    return [
+        one for one in _ADVICE[cause] if all(hasattr(config, name) for name in re.findall(r"algorithm\.(\w+)", one))
+    ]
