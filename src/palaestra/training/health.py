@@ -153,7 +153,7 @@ class Health(Callback):
 
 def _advice(cause: str, algorithms: Mapping[str, Any], policy: str) -> list[str]:
     """What can be changed in the algorithm of a policy, or of the only one."""
-    config = algorithms[policy or next(iter(algorithms))].config
+    config = algorithms.get(policy, next(iter(algorithms.values()))).config
     return [
         one for one in _ADVICE[cause] if all(hasattr(config, name) for name in re.findall(r"algorithm\.(\w+)", one))
     ]
