@@ -29,7 +29,7 @@ from palaestra.envs.stepping.native_vector import NativeVectorEnvironment
 from palaestra.envs.stepping.process import ProcessDriver
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.stepping.thread import ThreadDriver
-from palaestra.envs.suites import atari, envpool, gym
+from palaestra.envs.suites.suite import Native, native, pools_only, single, suite_of
 from palaestra.envs.supervision.faults import Hang, describe, is_own
 from palaestra.envs.wrappers.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.wrappers.chaos import ChaosEnv, chaos_of
@@ -78,19 +78,15 @@ def load(
     if max_episode_steps is not None and max_episode_steps < 0:
         raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be at least 0 (0: no time limit)")
     inner, outer = as_values(gym_wrappers, GYM_WRAPPERS), as_values(wrappers, STEP_WRAPPERS)
-    if name.startswith(envpool.PREFIX):
-        raise ConfigError(f"{name!r} exists as a pool only; use create_environment with vectorization=native")
-    maker, kwargs, registered = _maker(name), kwargs or {}, None
-    if maker is not None:
-        env = _made(name, maker, kwargs)
-        if isinstance(env, gymnasium.Env) and env.spec is not None:
-            registered = env.spec.max_episode_steps
+    maker = _maker(name)
+    if maker is None:
+        env, duration, layers = single(name, kwargs or {}, max_episode_steps)
+        outer = (*layers, *outer)
     else:
-        if name.startswith(atari.PREFIX):  # the game itself counts frames
-            kwargs, layer = atari.preprocessing(name, kwargs, max_episode_steps)
-            outer, max_episode_steps = (layer, *outer), 0
-        env, registered = gym.make(name, kwargs)
-    duration = (registered or 0) if max_episode_steps is None else max_episode_steps
+        env, duration = _made(name, maker, kwargs or {}), max_episode_steps
+        if duration is None:
+            spec = env.spec if isinstance(env, gymnasium.Env) else None
+            duration = (spec and spec.max_episode_steps) or 0
     if isinstance(env, gymnasium.Env):
         env = GymEnvironment(_gym_wrapped(env, duration, inner), discount=discount)
     elif isinstance(env, VectorEnv):
@@ -179,7 +175,7 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, fir
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
-    maker = None if config.name.startswith(envpool.PREFIX) else _maker(config.name)
+    maker = _maker(config.name)
     if maker is not None and getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
     if _steps_natively(config, maker):
@@ -269,8 +265,6 @@ def is_pool(config: EnvConfig) -> bool:
     Args:
         config: of the environments.
     """
-    if config.name.startswith(envpool.PREFIX):
-        return True
     maker = _maker(config.name)
     return _steps_natively(config, maker) or bool(getattr(maker, "batched", False))
 
@@ -278,7 +272,7 @@ def is_pool(config: EnvConfig) -> bool:
 def _steps_natively(config: EnvConfig, maker: Callable[..., Any] | None) -> bool:
     """Whether a pool of EnvPool, of Gymnasium, or a `VectorEnv` of the user's own steps all lanes as one."""
     own = isinstance(maker, type) and issubclass(maker, VectorEnv)
-    return own or config.name.startswith(envpool.PREFIX) or config.vectorization == "native"
+    return own or pools_only(config.name) or config.vectorization == "native"
 
 
 def _maker(name: str) -> Callable[..., Any] | None:
@@ -289,7 +283,7 @@ def _maker(name: str) -> Callable[..., Any] | None:
             f"the environment's name is {name!r}; give an id of Gymnasium's registry, such as CartPole-v1, or "
             "my_package:MyEnvironment for one of your own"
         )
-    if not colon:
+    if not colon or suite_of(name).PREFIX:
         return None
     if rest in gymnasium.registry or not rest.isidentifier():
         import_module(module, name)
@@ -347,16 +341,10 @@ def _require_native(config: EnvConfig) -> None:
 def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Sequence[int]) -> Environment:
     _require_native(config)
     name, size, limit, kwargs = config.name, config.num_envs, config.max_episode_steps, config.all_kwargs
-    stacked = 1
-    limited = kwargs if limit is None else {**kwargs, "max_episode_steps": limit or gym.NO_LIMIT}
-    if name.startswith(envpool.PREFIX):
-        pool = envpool.EnvPoolVectorEnv(name, size, limited)
-    elif name.startswith(atari.PREFIX):  # several frames are stacked along the first axis of an observation
-        pool, stacked = atari.pool(name, size, kwargs, limit)
-    elif maker is None:
-        pool = gym.pool(name, size, limited)
+    if maker is None:
+        pool, stacked = native(name, size, kwargs, limit)
     else:
-        pool = _made(name, maker, {**kwargs, "num_envs": size})
+        pool, stacked = Native(_made(name, maker, {**kwargs, "num_envs": size}))
     if not isinstance(pool, VectorEnv):
         raise ConfigError(
             f"{name!r} made a {type(pool).__name__}; vectorization=native needs a gymnasium.vector.VectorEnv, made "

@@ -8,21 +8,19 @@ next life. The bare game, without preprocessing, is `ale_py:ALE/Pong-v5`.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
-
-from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError
 from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.suites import gym
+from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.wrappers.actions import ActionRepeat
 from palaestra.envs.wrappers.atari import EpisodicLife, FireReset, GrayscaleResize, RandomNoop, action_meanings
 from palaestra.envs.wrappers.observations import FrameStack
 from palaestra.envs.wrappers.rewards import ClipReward
 
-__all__ = ["PREFIX", "pool", "preprocessing"]
+__all__ = ["PREFIX", "native", "single"]
 
 PREFIX = "ALE/"
 """Names that this suite is for."""
@@ -44,27 +42,16 @@ class _Preprocessing:
     reward_clipping: bool = False
 
 
-def preprocessing(
-    name: str, kwargs: dict[str, Any], max_episode_steps: int | None
-) -> tuple[dict[str, Any], Callable[[SingleEnvironment], SingleEnvironment]]:
+def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
     """The same in Python: a debugger works, runs resume exactly, and Gymnasium wrappers can be put inside.
 
-    Args:
-        name: such as `"ALE/Pong-v5"`.
-        kwargs: of `AtariVectorEnv` or of the bare game.
-        max_episode_steps: the time limit in env steps, those before the agent's first included; `None` for 108,000
-            frames, 0 for none.
-
-    Returns:
-        The arguments of the bare game, and the layers around it as one.
-
-    Raises:
-        ConfigError: colours are asked for.
+    The limit counts env steps, those before the agent's first included, and the game itself keeps it.
     """
-    settings, game = _split(kwargs, max_episode_steps)
+    settings, game = _split(kwargs, limit)
     if not settings.grayscale:
         raise ConfigError("grayscale=False needs vectorization=native; colours without stacking are in ale_py:" + name)
-    return {**game, "obs_type": "grayscale", "frameskip": 1}, functools.partial(_layered, settings=settings)
+    made = gym.single(name, {**game, "obs_type": "grayscale", "frameskip": 1}, 0)
+    return made._replace(layers=(functools.partial(_layered, settings=settings),))
 
 
 def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironment:
@@ -81,26 +68,10 @@ def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironm
     return ClipReward(env) if settings.reward_clipping else env
 
 
-def pool(
-    name: str, num_envs: int, kwargs: dict[str, Any], max_episode_steps: int | None = None
-) -> tuple[VectorEnv[Any, Any, Any], int]:
-    """A C++ pool of one game.
-
-    Args:
-        name: such as `"ALE/Pong-v5"`.
-        num_envs: how many.
-        kwargs: of `AtariVectorEnv`.
-        max_episode_steps: the time limit in env steps of the agent; `None` and 0 as for `preprocessing`.
-
-    Returns:
-        The pool, and how many frames the first axis of its observations stacks.
-
-    Raises:
-        ConfigError: no such game, or its constructor refuses the arguments.
-        MissingExtraError: ale-py is not installed.
-    """
-    settings, game = _split(kwargs, max_episode_steps)
-    return gym.pool(name, num_envs, {**vars(settings), **game}), settings.stack_num
+def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
+    """A C++ pool of one game; the limit counts env steps of the agent."""
+    settings, game = _split(kwargs, limit)
+    return Native(gym.pool(name, num_envs, {**vars(settings), **game}), settings.stack_num)
 
 
 def _split(kwargs: dict[str, Any], max_episode_steps: int | None) -> tuple[_Preprocessing, dict[str, Any]]:

@@ -10,8 +10,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from palaestra.core import ConfigError, did_you_mean, import_extra
+from palaestra.envs.suites.gym import with_limit
+from palaestra.envs.suites.suite import Native
 
-__all__ = ["PREFIX", "EnvPoolVectorEnv"]
+__all__ = ["PREFIX", "EnvPoolVectorEnv", "native"]
 
 PREFIX = "envpool:"
 """Names that this suite is for."""
@@ -74,6 +76,11 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             kwargs: none exist.
         """
         self._pool.close()
+
+
+def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
+    """A pool of EnvPool."""
+    return Native(EnvPoolVectorEnv(name, num_envs, with_limit(kwargs, limit)))
 
 
 def _make(task: str, kwargs: dict[str, Any]) -> Any:

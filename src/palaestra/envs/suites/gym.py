@@ -14,9 +14,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
+from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
 
-__all__ = ["NO_LIMIT", "RegisteredEnvironment", "find_spec", "make", "pool", "registered_environments"]
+__all__ = ["NO_LIMIT", "RegisteredEnvironment", "find_spec", "pool", "registered_environments", "single"]
+
+PREFIX = ""
+"""Every name: this suite is asked where no other knows it."""
 
 NO_LIMIT = 1 << 30
 """A time limit that is never reached, for pools that cannot be without one and count in 32 bits."""
@@ -58,41 +62,30 @@ class RegisteredEnvironment(NamedTuple):
     """Whether it has a vectorised version of its own."""
 
 
-def make(name: str, kwargs: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], int | None]:
-    """A bare environment of the registry: without Gymnasium's own time limit, order check and environment check.
-
-    Args:
-        name: an id such as `"CartPole-v1"`.
-        kwargs: for its constructor.
-
-    Returns:
-        The environment, and its registered time limit; `None` if it has none.
-
-    Raises:
-        ConfigError: no such id, or its constructor refuses the arguments.
-        MissingExtraError: it needs an optional package.
-    """
+def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
+    """A bare environment of the registry: without Gymnasium's own time limit, order check and environment check."""
     if "max_episode_steps" in kwargs:
         raise ConfigError(f"env.kwargs has max_episode_steps, which {name!r} does not take; give env.max_episode_steps")
     spec = find_spec(name)
     bare = copy.deepcopy(spec)
     bare.order_enforce = False
     own: dict[str, Any] = {"max_episode_steps": -1, "disable_env_checker": True}
-    return _made(spec, kwargs, lambda: gymnasium.make(bare, **own, **kwargs)), spec.max_episode_steps
+    env = _made(spec, kwargs, lambda: gymnasium.make(bare, **own, **kwargs))
+    return Single(env, (spec.max_episode_steps or 0) if limit is None else limit)
+
+
+def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
+    """The vectorised version that an id is registered with."""
+    return Native(pool(name, num_envs, with_limit(kwargs, limit)))
+
+
+def with_limit(kwargs: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Arguments of a pool that has its time limit from them."""
+    return kwargs if limit is None else {**kwargs, "max_episode_steps": limit or NO_LIMIT}
 
 
 def pool(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
-    """The vectorised version that an id is registered with.
-
-    Args:
-        name: an id such as `"CartPole-v1"`.
-        num_envs: how many.
-        kwargs: for its constructor.
-
-    Raises:
-        ConfigError: no such id, it has no such version, or its constructor refuses the arguments.
-        MissingExtraError: it needs an optional package.
-    """
+    """The vectorised version that an id is registered with, with these arguments of its constructor."""
     spec = find_spec(name)
     if spec.vector_entry_point is None:
         raise ConfigError(f"{name!r} has no vectorised version of its own; use vectorization=serial or process")
