@@ -4,10 +4,8 @@ WORKDIR /source
 RUN python -m venv /opt/palaestra
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
-# PyTorch's own index has wheels without CUDA, which are a tenth of the size.
-RUN /opt/palaestra/bin/pip install --no-cache-dir --disable-pip-version-check \
-    --index-url https://download.pytorch.org/whl/cpu --extra-index-url https://pypi.org/simple \
-    -c constraints.txt '.[video,export,serve]'
+COPY examples/single_file ./examples/single_file
+RUN /opt/palaestra/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[video,export,serve]'
 
 FROM python:3.11-slim
 COPY --from=build /opt/palaestra /opt/palaestra

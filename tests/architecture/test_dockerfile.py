@@ -51,6 +51,18 @@ def test_what_is_copied_is_there_and_let_through():
     assert not arguments("ADD"), "COPY does what it says; ADD fetches and unpacks"
 
 
+def test_all_that_the_wheel_holds_is_copied():
+    """A file that the build is told to include, and does not find, ends it."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = {source.removeprefix("./") for rest in arguments("COPY") for source in rest.split()[:-1]}
+    assert set(wheel["packages"]) <= {f"{source}/palaestra" for source in copied}
+    assert set(wheel["force-include"]) <= copied
+
+
+def test_packages_come_from_the_default_index():
+    assert "index-url" not in TEXT
+
+
 def test_it_installs_tested_versions_and_extras_that_exist():
     (install,) = [rest for rest in arguments("RUN") if "pip install" in rest]
     assert "-c constraints.txt" in install
