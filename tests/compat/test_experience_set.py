@@ -53,7 +53,7 @@ def test_unequal_lengths_are_refused():
         ExperienceSet(np.zeros((3, 2)), [1, 2, 3], [1.0, 1.0, 1.0], np.zeros((3, 2)), {"loss": [1, 2]})
     with pytest.raises(ShapeError, match=r"rewards is 1\.0; an ExperienceSet needs one per transition"):
         ExperienceSet(np.zeros(2), 1, 1.0, np.zeros(2))
-    with pytest.raises(TypeError, match=r"missing \['next_states'\]"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'next_states'"):
         ExperienceSet(np.zeros((1, 2)), [1], [1.0])
 
 

@@ -8,8 +8,19 @@ import pytest
 import torch
 
 from palaestra import DQN, DQNConfig, NetworkConfig, RunSeeds
-from palaestra.buffers import ExperienceMemory, PrioritizedSampler, ReplayBuffer, Sampler, UniformSampler, WholeSampler
+from palaestra.algorithms import DiscreteCQL
+from palaestra.buffers import (
+    ExperienceMemory,
+    MixtureSource,
+    PrioritizedSampler,
+    ReplayBuffer,
+    Sampler,
+    UniformSampler,
+    WholeSampler,
+)
 from palaestra.core import ConfigError, DiscreteSpec, ExperienceSet, Replay, ShapeError, TensorSpec, TimeStep
+from palaestra.rollout import OfflineData
+from palaestra.training import Trainer, TrainerConfig
 
 SPECS = {"observation_spec": TensorSpec((2,)), "action_spec": DiscreteSpec(num=3)}
 
@@ -174,6 +185,37 @@ def test_a_memory_is_saved_and_goes_on_as_it_was():
 
 def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value.copy() if hasattr(value, "copy") else value
+
+
+@pytest.mark.parametrize("info", [None, [None] * 3, (), [{}] * 3])
+def test_maro_40_a_set_may_have_no_info(info):
+    """As MARO has it: `None`, or a list of them; it is put, indexed and extended as any other."""
+    count = 0 if info == () else 3
+    made = ExperienceSet(np.zeros((count, 2)), np.arange(count), np.ones(count), np.zeros((count, 2)), info)
+    memory = ExperienceMemory(10, **SPECS)
+    memory.put(made)
+    made.extend(made[0:2])
+    assert (len(memory), len(made)) == (count, count + min(count, 2))
+
+
+def test_maro_40_a_memory_feeds_a_trainer_and_a_mixture():
+    memory, online = ExperienceMemory(100, **SPECS), ReplayBuffer(100, 2, **SPECS)
+    memory.put(experiences(0, 40))
+    online.open(TimeStep(torch.zeros(2, dtype=torch.int32), torch.zeros(2), torch.ones(2), torch.full((2, 2), -1.0)))
+    for _ in range(20):
+        step = TimeStep(
+            torch.ones(2, dtype=torch.int32), torch.full((2,), -1.0), torch.ones(2), torch.full((2, 2), -1.0)
+        )
+        online.append(torch.zeros(2, dtype=torch.int64), step)
+    drawn = MixtureSource([(memory, 0.75), (online, 0.25)]).draw(
+        Replay(unroll_length=1, mini_batch_size=32), generator()
+    )
+    assert int((drawn.reward[1] >= 0).sum()) == 24
+    learner = DiscreteCQL(SPECS["observation_spec"], SPECS["action_spec"])
+    Trainer(OfflineData(memory), learner, TrainerConfig(total_env_steps=5, eval_every_steps=0)).run()
+    assert learner.policy_version == 5
+    with pytest.raises(ConfigError, match="a list was given; a ReplayBuffer or an ExperienceMemory is needed"):
+        OfflineData([memory])
 
 
 def test_what_does_not_fit_is_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.replay import ReplayBuffer
+from palaestra.buffers.replay import KeepsBuffer, ReplayBuffer, buffer_of
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ConfigError, ShapeError
 from palaestra.core.plan import OnPolicy, Plan, Replay
@@ -28,7 +28,7 @@ class MixtureSource:
     """Draws every minibatch from several buffers: own experience beside a data set, for example.
 
     Args:
-        parts: the buffers and their shares; shares are numbers above 0 that need not add up to 1.
+        parts: the buffers, or memories, and their shares; shares are numbers above 0 that need not add up to 1.
 
     Raises:
         ConfigError: there is no buffer, or a share is not above 0.
@@ -42,8 +42,8 @@ class MixtureSource:
         [24, 8]
     """
 
-    def __init__(self, parts: Sequence[tuple[ReplayBuffer, float]]) -> None:
-        self.buffers = [buffer for buffer, _ in parts]
+    def __init__(self, parts: Sequence[tuple[ReplayBuffer | KeepsBuffer, float]]) -> None:
+        self.buffers = [buffer_of(source) for source, _ in parts]
         shares = [share for _, share in parts]
         if not parts or not all(0 < share < float("inf") for share in shares):
             raise ConfigError(f"MixtureSource got the shares {shares}; give at least one, all above 0")

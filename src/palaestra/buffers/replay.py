@@ -3,7 +3,7 @@
 from collections import UserList
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self, Unpack, final
+from typing import Any, NoReturn, Protocol, Self, Unpack, final
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
 from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
 
-__all__ = ["ListReplayBuffer", "ReplayBuffer"]
+__all__ = ["KeepsBuffer", "ListReplayBuffer", "ReplayBuffer", "buffer_of"]
 
 _PIECE = 1000  # rows that are copied at once
 
@@ -415,6 +415,30 @@ def _sums_to_end(reward: np.ndarray, step_type: np.ndarray) -> np.ndarray:
     last, first = lasts[np.searchsorted(lasts, rows)], firsts[np.searchsorted(firsts, rows, side="right")]
     earned = np.append(reward.cumsum(), np.nan)  # a lane ends in the middle of an episode
     return np.where(first > last, earned[last] - earned[rows], np.nan)
+
+
+class KeepsBuffer(Protocol):
+    """What keeps its rows in a buffer, such as an `ExperienceMemory`."""
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """Where the rows are."""
+        ...
+
+
+def buffer_of(source: ReplayBuffer | KeepsBuffer) -> ReplayBuffer:
+    """The buffer that a source draws from.
+
+    Args:
+        source: a buffer, or what keeps its rows in one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = source if isinstance(source, ReplayBuffer) else getattr(source, "buffer", None)
+    if not isinstance(found, ReplayBuffer):
+        raise ConfigError(f"a {type(source).__name__} was given; a ReplayBuffer or an ExperienceMemory is needed")
+    return found
 
 
 @final

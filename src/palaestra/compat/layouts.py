@@ -38,7 +38,8 @@ __all__ = [
 class ExperienceSet(Batch):
     """Transitions with list-like use: `len`, `.size`, `[0]`, `[0:20:5]`, `.extend`.
 
-    Every index gives a set again, also a single number, so whatever comes out can be learned from or extended with.
+    `info` is a dict of arrays, or a dict for each transition; `None`, or a list of them, is nothing. Every index gives
+    a set again, also a single number, so whatever comes out can be learned from or extended with.
 
     Raises:
         ShapeError: the fields differ in length, or are single values.
@@ -56,10 +57,12 @@ class ExperienceSet(Batch):
     next_states: Any
     info: Any
 
-    def __init__(self, /, *fields: Any, **named: Any) -> None:
-        if len(fields) < len(self._layout):
-            named.setdefault("info", Batch())
-        super().__init__(*fields, **named)
+    def __init__(
+        self, states: Any, actions: Any, rewards: Any, next_states: Any, info: Any = None, **more: Any
+    ) -> None:
+        if info is None or (isinstance(info, list | tuple) and all(one is None for one in info)):
+            info = Batch()
+        super().__init__(states=states, actions=actions, rewards=rewards, next_states=next_states, info=info, **more)
         if np.ndim(self.rewards) == 0:
             raise ShapeError(f"rewards is {self.rewards!r}; an ExperienceSet needs one per transition, for example [r]")
         len(self)

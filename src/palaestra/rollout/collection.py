@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import DeviceMemory, ReplayBuffer, sampler_of
+from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, sampler_of
 from palaestra.core import (
     POLICY,
     ConfigError,
@@ -128,14 +128,16 @@ class OfflineData:
     `total_env_steps`, in every period, in schedules and on the x axis of metrics.
 
     Args:
-        data: the buffer that holds the data, or those of several policies by name; they are never written to.
+        data: the buffer or memory that holds the data, or those of several policies by name; they are never written
+            to.
 
     Raises:
         ShapeError: there is none, or one is empty.
     """
 
-    def __init__(self, data: ReplayBuffer | Mapping[str, ReplayBuffer]) -> None:
-        sources = {POLICY: data} if isinstance(data, ReplayBuffer) else dict(data)
+    def __init__(self, data: ReplayBuffer | KeepsBuffer | Mapping[str, ReplayBuffer | KeepsBuffer]) -> None:
+        given = data if isinstance(data, Mapping) else {POLICY: data}
+        sources = {policy: buffer_of(source) for policy, source in given.items()}
         if not sources or not all(len(buffer) for buffer in sources.values()):
             raise ShapeError("the buffer of an offline run is empty; load or collect data into it first")
         self.sources = sources
