@@ -14,7 +14,7 @@ CORE_MAY_IMPORT = {"torch", "numpy", "optree", "safetensors", PACKAGE}
 ONLY_IN = {
     "ray": ("src/palaestra/runtime/ray.py",),
     "gymnasium": ("src/palaestra/envs/", "src/palaestra/multiagent/"),
-    "pettingzoo": ("src/palaestra/multiagent/exposed.py", "src/palaestra/multiagent/pettingzoo.py"),
+    "pettingzoo": ("src/palaestra/multiagent/exposed.py", "src/palaestra/multiagent/loading.py"),
 }
 MODULE_OF = {"PyYAML": "yaml"}
 

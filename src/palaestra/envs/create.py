@@ -94,7 +94,8 @@ def load(
     elif not isinstance(env, SingleEnvironment):
         raise ConfigError(
             f"{name!r} made a {type(env).__name__}; load needs a gymnasium.Env or a SingleEnvironment "
-            "(a batched environment says so by the attribute `batched = True`, and is made by create_environment)"
+            "(a batched environment says so by the attribute `batched = True`, and is made by create_environment; a "
+            "function that makes one of many agents by its annotation, `-> MultiAgentEnv` or `-> ParallelEnv`)"
         )
     elif discount != 1:
         raise ConfigError(f"{name!r} is a SingleEnvironment, which says its discount itself; leave env.discount out")

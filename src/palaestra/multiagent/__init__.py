@@ -6,8 +6,8 @@ from palaestra.multiagent.collector import *
 from palaestra.multiagent.env import *
 from palaestra.multiagent.envs import *
 from palaestra.multiagent.evaluation import *
+from palaestra.multiagent.loading import *
 from palaestra.multiagent.mapping import *
-from palaestra.multiagent.pettingzoo import *
 from palaestra.multiagent.self_play import *
 from palaestra.multiagent.tiny import *
 

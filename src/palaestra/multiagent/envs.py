@@ -1,32 +1,28 @@
-"""`MultiAgentEnvs`: several of them stepped together, with seeds, checks, restarts and exact resume; some by name."""
+"""`MultiAgentEnvs`: several of them stepped together, with seeds, checks, restarts and exact resume."""
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
-import re
 import time
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from palaestra.core import RunSeeds, SpecTree, episode_seed, import_maker, import_object
+from palaestra.core import RunSeeds, SpecTree, episode_seed
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.attributes import as_json, require_found, require_lanes
 from palaestra.envs.contract.environment import Closeable
-from palaestra.envs.create import is_environment
 from palaestra.envs.supervision.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
-from palaestra.multiagent.attributes import LaneAttributes, is_many_agents
+from palaestra.multiagent.attributes import LaneAttributes
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
-from palaestra.multiagent.pettingzoo import PREFIX, from_pettingzoo, load_pettingzoo
+from palaestra.multiagent.loading import load_multi_agent_env
 from palaestra.multiagent.rules import ActionLog, StepCheck, require_state, step_digest
 
-__all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "is_multi_agent", "load_multi_agent_env"]
+__all__ = ["MultiAgentEnvs", "create_multi_agent_envs"]
 
 _log = logging.getLogger(__name__)
 _MOST_EMPTY = 100
@@ -384,43 +380,6 @@ def _made(factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> li
     return envs
 
 
-def is_multi_agent(name: str) -> bool:
-    """Whether an environment's name means one with many agents.
-
-    Args:
-        name: as `EnvConfig.name`: `pettingzoo:...`, or `my_package:MyWorld` for a class of a `MultiAgentEnv` or of
-            PettingZoo, or for a function that says in its signature that it returns one.
-
-    Examples:
-        >>> is_multi_agent("palaestra.multiagent:Meeting"), is_multi_agent("CartPole-v1")
-        (True, False)
-    """
-    return name.startswith(PREFIX) or _env_class(name) is not None
-
-
-def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> MultiAgentEnv:
-    """One environment by name.
-
-    Args:
-        name: see `is_multi_agent`.
-        kwargs: for its constructor.
-
-    Raises:
-        ConfigError: there is no such environment, or the arguments do not fit.
-        MissingExtraError: it needs an optional package.
-    """
-    given = dict(kwargs or {})
-    if name.startswith(PREFIX):
-        return load_pettingzoo(name, **given)
-    maker = import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
-    try:
-        inspect.signature(maker).bind(**given)
-    except TypeError as error:
-        raise ConfigError(f"{name!r} cannot be called with {given}: {error}") from None
-    made = maker(**given)
-    return made if isinstance(made, MultiAgentEnv) else from_pettingzoo(made)
-
-
 def create_multi_agent_envs(
     config: EnvConfig, *, seed: int = 0, lane_seeds: Sequence[int] | None = None, first_id: int = 0
 ) -> MultiAgentEnvs:
@@ -461,20 +420,3 @@ def _require_settings(config: EnvConfig) -> None:
                 f"env.{setting} is {value!r}, but {config.name} has many agents: {_INSTEAD.get(setting, _OTHERWISE)}. "
                 f"Of env, these can be set: {', '.join(_SETTINGS)}"
             )
-
-
-def _env_class(name: str) -> type | None:
-    """The class of what a name makes, where that has many agents."""
-    if not re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name):
-        return None
-    try:
-        maker = import_object(name)
-    except ConfigError:
-        return None  # an id of the registry, say; making it will say
-    kind: Any = maker
-    if not isinstance(maker, type):
-        try:
-            kind = typing.get_type_hints(maker).get("return")
-        except (NameError, TypeError):
-            return None
-    return kind if isinstance(kind, type) and is_many_agents(kind) else None

@@ -12,7 +12,8 @@ from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError, 
 from palaestra.envs import CheckReport, Finding
 from palaestra.multiagent.acting import MappedPolicy
 from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
-from palaestra.multiagent.envs import MultiAgentEnvs, load_multi_agent_env
+from palaestra.multiagent.envs import MultiAgentEnvs
+from palaestra.multiagent.loading import load_multi_agent_env
 from palaestra.multiagent.mapping import AgentsConfig, PolicySpec, require_policies
 from palaestra.multiagent.rules import step_digest
 from palaestra.policies import Phase, Policy, RandomPolicy

@@ -140,7 +140,8 @@ class TeamLearner(PolicyLearner):
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
-        drawn = {"render_mode": "rgb_array"} if self.config.env.name.startswith("pettingzoo:") else {}
+        foreign = self.config.env.name.startswith(("pettingzoo:", "agents:"))
+        drawn = {"render_mode": "rgb_array"} if foreign else {}
         env = self.config.env.for_evaluation(1, **drawn)
         number, step = 1, 0
         with create_multi_agent_envs(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)]) as envs:

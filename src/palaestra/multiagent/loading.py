@@ -1,26 +1,72 @@
-"""PettingZoo environments as environments, and environments as PettingZoo environments."""
+"""Environments by name, also those of PettingZoo, and of Gymnasium with a tuple for the agents; and as PettingZoo's."""
 
+import contextlib
+import functools
 import importlib.util
+import inspect
+import re
+import sys
+import typing
 from collections.abc import Mapping
 from typing import Any, final
 
+import gymnasium
 import numpy as np
 
 from palaestra import core
-from palaestra.core import ConfigError, EnvError, MissingExtraError, MultiBinarySpec, SpecTree, TimeStep, did_you_mean
+from palaestra.core import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    MultiBinarySpec,
+    SpecTree,
+    TimeStep,
+    did_you_mean,
+    import_maker,
+    import_object,
+)
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs import spec_from_space
+from palaestra.envs.contract.nest import neutral
+from palaestra.envs.create import is_environment
+from palaestra.envs.suites import gym
+from palaestra.multiagent.attributes import is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
-__all__ = ["AECAdapter", "ParallelAdapter", "aec_env", "from_pettingzoo", "load_pettingzoo", "parallel_env"]
+__all__ = [
+    "AECAdapter",
+    "ParallelAdapter",
+    "TupleAdapter",
+    "aec_env",
+    "from_pettingzoo",
+    "is_multi_agent",
+    "load_multi_agent_env",
+    "load_pettingzoo",
+    "load_tuple_env",
+    "parallel_env",
+]
 
 PREFIX = "pettingzoo:"
+TUPLE_PREFIX = "agents:"
 
 
 def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
     if termination or truncation:
         return (core.termination if termination else core.truncation)(observation, reward)
     return core.transition(observation, reward)
+
+
+def _picture(env: Any) -> np.ndarray:
+    try:
+        frame = env.render()
+    except NotImplementedError:
+        frame = None
+    if not isinstance(frame, np.ndarray):
+        raise EnvError(
+            f"{env} draws no pictures: its `render` has to return an array [H, W, 3] when it is made with "
+            "render_mode='rgb_array'"
+        )
+    return frame
 
 
 class _PettingZooAdapter(MultiAgentEnv):
@@ -53,16 +99,7 @@ class _PettingZooAdapter(MultiAgentEnv):
         return self._env.state()
 
     def render(self) -> np.ndarray:
-        try:
-            frame = self._env.render()
-        except NotImplementedError:
-            frame = None
-        if not isinstance(frame, np.ndarray):
-            raise EnvError(
-                f"{self._env} draws no pictures: its `render` has to return an array [H, W, 3] when it is made with "
-                "render_mode='rgb_array'"
-            )
-        return frame
+        return _picture(self._env)
 
     def close(self) -> None:
         self._env.close()
@@ -171,6 +208,82 @@ class AECAdapter(_PettingZooAdapter):
         )
 
 
+@final
+class TupleAdapter(MultiAgentEnv):
+    """A `gymnasium.Env` of several agents, as those of rware and lbforaging: tuples, and a list of rewards.
+
+    The agents are `agent_0`, `agent_1`, ... in the order of the tuples; all act in every step, until each has ended.
+
+    Args:
+        env: with a `Tuple` of observations and one of actions.
+        max_episode_steps: after which an episode is cut off; `None` is no limit besides the environment's own.
+
+    Raises:
+        ConfigError: its spaces are no tuples of one length.
+        SpecError: a space has no arrays of fixed shape.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], max_episode_steps: int | None = None) -> None:
+        sees: Any = env.observation_space
+        does: Any = env.action_space
+        tuples = all(isinstance(space, gymnasium.spaces.Tuple) for space in (sees, does))
+        if not tuples or len(sees) != len(does):
+            raise ConfigError(
+                f"{env} sees {sees} and does {does}; an environment of several agents is needed, with a Tuple of their "
+                "observations and one of their actions"
+            )
+        self._env, self._limit = env, max_episode_steps
+        pairs = enumerate(zip(sees, does, strict=True))
+        self._agents = {f"agent_{slot}": AgentSpec(*map(spec_from_space, pair)) for slot, pair in pairs}
+
+    @property
+    def agents(self) -> Mapping[str, AgentSpec]:
+        return self._agents
+
+    def begin_episode(self, seed: int) -> MultiAgentStep:
+        seen, _ = self._env.reset(seed=seed)
+        self._steps = 0
+        return MultiAgentStep({name: core.restart(one) for name, one in zip(self._agents, seen, strict=True)})
+
+    def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
+        given = tuple(actions.get(name, neutral(spec.action)) for name, spec in self._agents.items())
+        answer: Any = self._env.step(given)
+        seen, rewards, ends, cuts, _ = answer
+        if np.shape(rewards) != (len(given),):
+            raise EnvError(f"{self._env} gave the rewards {rewards!r}; one for each of {len(given)} agents is needed")
+        self._steps += 1
+        cuts = np.asarray(cuts, np.bool_) | (self._limit is not None and self._steps >= self._limit)
+        ends, cuts = (np.broadcast_to(flags, len(given)).tolist() for flags in (ends, cuts))  # one for all, or for each
+        time_steps: dict[str, TimeStep] = {}
+        unearned: dict[str, float] = {}
+        for slot, name in enumerate(self._agents):
+            if name in actions:
+                time_steps[name] = _ended(seen[slot], float(rewards[slot]), ends[slot], cuts[slot])
+            else:
+                unearned[name] = float(rewards[slot])
+        over = all(step.last for step in time_steps.values())
+        return MultiAgentStep(time_steps, over, unearned_rewards=unearned)
+
+    def render(self) -> np.ndarray:
+        return _picture(self._env)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def load_tuple_env(name: str, **kwargs: Any) -> MultiAgentEnv:
+    """An environment of Gymnasium's registry in which several agents act, see `TupleAdapter`.
+
+    Args:
+        name: `agents:` and an id, such as `agents:rware:rware-tiny-2ag-v2`; the module in front registers it.
+        kwargs: for its constructor.
+
+    Raises:
+        ConfigError: there is no such environment, or it is of one agent.
+    """
+    return TupleAdapter(*gym.make(name.removeprefix(TUPLE_PREFIX), kwargs))
+
+
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
     """The environment of a PettingZoo environment.
 
@@ -221,6 +334,78 @@ def load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
             f"{did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
         ) from error
     return from_pettingzoo(env)
+
+
+def is_multi_agent(name: str) -> bool:
+    """Whether an environment's name means one with many agents.
+
+    Args:
+        name: as `EnvConfig.name`: `pettingzoo:...`, `agents:...`, or `my_package:MyWorld` for a class of a
+            `MultiAgentEnv` or of PettingZoo, or for a function that returns one. A function of PettingZoo's that does
+            not say in its signature what it returns is called once to see.
+
+    Examples:
+        >>> is_multi_agent("palaestra.multiagent:Meeting"), is_multi_agent("CartPole-v1")
+        (True, False)
+    """
+    return name.startswith((PREFIX, TUPLE_PREFIX)) or _env_class(name) is not None
+
+
+def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> MultiAgentEnv:
+    """One environment by name.
+
+    Args:
+        name: see `is_multi_agent`.
+        kwargs: for its constructor.
+
+    Raises:
+        ConfigError: there is no such environment, or the arguments do not fit.
+        MissingExtraError: it needs an optional package.
+    """
+    given = dict(kwargs or {})
+    if name.startswith(PREFIX):
+        return load_pettingzoo(name, **given)
+    if name.startswith(TUPLE_PREFIX):
+        return load_tuple_env(name, **given)
+    maker = import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
+    try:
+        inspect.signature(maker).bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"{name!r} cannot be called with {given}: {error}") from None
+    made = maker(**given)
+    return made if isinstance(made, MultiAgentEnv) else from_pettingzoo(made)
+
+
+def _env_class(name: str) -> type | None:
+    """The class of what a name makes, where that has many agents."""
+    if not re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name):
+        return None
+    try:
+        maker = import_object(name)
+    except ConfigError:
+        return None  # an id of the registry, say; making it will say
+    kind: Any = maker
+    if not isinstance(maker, type):
+        try:
+            kind = typing.get_type_hints(maker).get("return") or _made_class(name)
+        except (NameError, TypeError):
+            return None
+    return kind if isinstance(kind, type) and is_many_agents(kind) else None
+
+
+@functools.lru_cache
+def _made_class(name: str) -> type | None:
+    """What a function makes that does not say it: called only where it could make an environment of PettingZoo."""
+    maker = import_object(name)
+    if "pettingzoo" not in sys.modules or not inspect.isfunction(maker):
+        return None
+    try:
+        made = maker()
+    except Exception:
+        return None  # it needs arguments, say; making it with these will say
+    with contextlib.suppress(Exception):
+        made.close()
+    return type(made)
 
 
 def parallel_env(env: MultiAgentEnv) -> Any:

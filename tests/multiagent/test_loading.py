@@ -1,23 +1,33 @@
-"""PettingZoo environments as environments, and environments as PettingZoo environments."""
+"""Environments by name, and those of other libraries: PettingZoo's, both ways, and tuples of Gymnasium."""
 
 import warnings
 
+import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
 
 from palaestra.core import ConfigError, EnvError, StepType
+from palaestra.envs import EnvConfig, load
 from palaestra.multiagent import (
     AECAdapter,
     Meeting,
     MultiAgentEnv,
     MultiAgentEnvs,
     ParallelAdapter,
+    TupleAdapter,
     aec_env,
+    assign_policies,
+    check_multi_agent_env,
+    create_multi_agent_envs,
+    evaluate_agents,
     from_pettingzoo,
+    is_multi_agent,
+    load_multi_agent_env,
     load_pettingzoo,
     parallel_env,
 )
+from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import RandomWorld, Shop
 
 with warnings.catch_warnings():  # its tests import environments in a way that it warns of
@@ -116,3 +126,92 @@ def test_names_that_mean_nothing_are_refused_with_an_example():
     with pytest.raises(ConfigError, match="a ParallelEnv or an AECEnv is needed"):
         from_pettingzoo(object())
     assert isinstance(from_pettingzoo(pettingzoo.make("parallel", "classic/rps-v2")), ParallelAdapter)
+
+
+def rock_paper(**kwargs):
+    """As packages of PettingZoo environments have it: nothing says what it returns."""
+    return pettingzoo.make("parallel", "classic/rps-v2", **kwargs)
+
+
+def needs_arguments(size):
+    raise AssertionError("not called to see")
+
+
+@pytest.mark.parametrize(
+    ("name", "many"),
+    [("rock_paper", True), ("in_turns", True), ("a_pole", False), ("needs_arguments", False), ("Foragers", False)],
+)
+def test_a_function_without_annotations_is_asked_what_it_makes(name, many):
+    """The public `parallel_env` and `env` of third-party packages have none."""
+    assert is_multi_agent(f"{__name__}:{name}") is many
+
+
+def in_turns():
+    return pettingzoo.make("aec", "classic/tictactoe-v3")
+
+
+def a_pole():
+    return gymnasium.make("CartPole-v1")
+
+
+def test_such_a_function_is_trained_and_checked_by_its_name():
+    assert check_multi_agent_env(f"{__name__}:rock_paper", steps=20).ok
+    with create_multi_agent_envs(EnvConfig(name=f"{__name__}:rock_paper", kwargs={"max_cycles": 2})) as envs:
+        assert list(envs.agents) == ["player_0", "player_1"]
+
+
+class Foragers(gymnasium.Env):
+    """The interface of rware and lbforaging; agent i earns i a step. It ends for all, or each after i + 1 steps."""
+
+    def __init__(self, agents=3, apart=False):
+        self.apart, self.count = apart, agents
+        self.observation_space = gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 9, (2,), np.float32)] * agents)
+        self.action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(4)] * agents)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(tuple(action))
+        self.steps += 1
+        ends = [self.steps > slot for slot in range(self.count)] if self.apart else self.steps == 4
+        return self._seen(), [float(slot) for slot in range(self.count)], ends, False, {}
+
+    def _seen(self):
+        return tuple(np.array([slot, self.steps], np.float32) for slot in range(self.count))
+
+
+gymnasium.register("tests/Foragers-v0", Foragers, max_episode_steps=3)
+
+
+@pytest.mark.parametrize(("apart", "returns"), [(False, [0, 4, 8]), (True, [0, 3, 6])])
+def test_tuples_and_a_list_of_rewards_are_several_agents(apart, returns):
+    """An agent that has ended earns on, without acting; the others go on."""
+    with MultiAgentEnvs([lambda: TupleAdapter(Foragers(apart=apart))], lane_seeds=[1]) as envs:
+        policy_specs = assign_policies(envs.agents, {"*": "all"})
+        policy = RandomPolicy(policy_specs["all"].observation_spec, policy_specs["all"].action_spec)
+        parts = evaluate_agents({"all": policy}, envs, policy_specs, episodes=2).parts
+    assert [parts[f"agent_{slot}/return"] for slot in range(3)] == returns
+    assert [parts[f"agent_{slot}/length"] for slot in range(3)] == ([1, 2, 3] if apart else [4, 4, 4])
+
+
+def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so():
+    """The registered time limit cuts them off."""
+    assert is_multi_agent("agents:tests/Foragers-v0")
+    assert check_multi_agent_env("agents:tests/Foragers-v0", steps=20).ok
+    env = load_multi_agent_env("agents:tests/Foragers-v0", {"agents": 2})
+    env.begin_episode(0)
+    steps = [env.advance({"agent_0": 0, "agent_1": 3}) for _ in range(3)]
+    assert [step.over for step in steps] == [False, False, True]
+    assert all(one.truncated for one in steps[-1].time_steps.values())
+
+
+def test_what_is_not_of_several_agents_is_told_what_to_be():
+    with pytest.raises(ConfigError, match="with a Tuple of their observations and one of their actions"):
+        load_multi_agent_env("agents:CartPole-v1")
+    single = load("tests/Foragers-v0")
+    single.seed(0)
+    single.reset()
+    with pytest.raises(EnvError, match=r"shape \(3,\), expected \(\); .* name the environment `agents:<its id>`"):
+        single.step((0, 0, 0))
