@@ -10,11 +10,9 @@ import pytest
 from palaestra.core import ConfigError, EnvError, StepType
 from palaestra.envs import EnvConfig, load
 from palaestra.multiagent import (
-    AECAdapter,
     Meeting,
     MultiAgentEnv,
     MultiAgentEnvs,
-    ParallelAdapter,
     TupleAdapter,
     aec_env,
     assign_policies,
@@ -24,7 +22,6 @@ from palaestra.multiagent import (
     from_pettingzoo,
     is_multi_agent,
     load_multi_agent_env,
-    load_pettingzoo,
     parallel_env,
 )
 from palaestra.policies import RandomPolicy
@@ -76,8 +73,7 @@ def test_pettingzoo_finds_that_a_seed_determines_an_episode():
 
 
 def test_a_parallel_env_becomes_a_environment():
-    env = load_pettingzoo("pettingzoo:classic/rps_v2", max_cycles=3)
-    assert isinstance(env, ParallelAdapter)
+    env = load_multi_agent_env("pettingzoo:classic/rps_v2", {"max_cycles": 3})
     told = play(env, seed=1, steps=8)
     assert [step["player_0"][0] for step in told] == [0, 1, 1, 2, 0, 1, 1, 2]
     assert all(step["player_0"][1] == -step["player_1"][1] for step in told)
@@ -86,7 +82,6 @@ def test_a_parallel_env_becomes_a_environment():
 def test_an_aec_env_becomes_a_environment_whose_agents_take_turns():
     """USERS need 5: masks are honoured, the loser gets the reward of the winner's move with its own LAST."""
     env = from_pettingzoo(pettingzoo.make("aec", "classic/tictactoe-v3"))
-    assert isinstance(env, AECAdapter)
     told = play(env, seed=3)
     assert all(len(step) == 1 or all(kind == 2 for kind, _ in step.values()) for step in told)
     ends = [step for step in told if any(kind == 2 for kind, _ in step.values())]
@@ -122,10 +117,9 @@ def test_agents_that_wait_are_refused_where_all_must_act():
 
 def test_names_that_mean_nothing_are_refused_with_an_example():
     with pytest.raises(ConfigError, match="did you mean 'classic/rps-v2'"):
-        load_pettingzoo("pettingzoo:classic/rpss-v2")
+        load_multi_agent_env("pettingzoo:classic/rpss-v2")
     with pytest.raises(ConfigError, match="a ParallelEnv or an AECEnv is needed"):
         from_pettingzoo(object())
-    assert isinstance(from_pettingzoo(pettingzoo.make("parallel", "classic/rps-v2")), ParallelAdapter)
 
 
 def rock_paper(**kwargs):
@@ -198,9 +192,9 @@ def test_tuples_and_a_list_of_rewards_are_several_agents(apart, returns):
 
 def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so():
     """The registered time limit cuts them off."""
-    assert is_multi_agent("agents:tests/Foragers-v0")
-    assert check_multi_agent_env("agents:tests/Foragers-v0", steps=20).ok
-    env = load_multi_agent_env("agents:tests/Foragers-v0", {"agents": 2})
+    assert is_multi_agent("agents/tests/Foragers-v0")
+    assert check_multi_agent_env("agents/tests/Foragers-v0", steps=20).ok
+    env = load_multi_agent_env("agents/tests/Foragers-v0", {"agents": 2})
     env.begin_episode(0)
     steps = [env.advance({"agent_0": 0, "agent_1": 3}) for _ in range(3)]
     assert [step.over for step in steps] == [False, False, True]
@@ -209,9 +203,17 @@ def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so()
 
 def test_what_is_not_of_several_agents_is_told_what_to_be():
     with pytest.raises(ConfigError, match="with a Tuple of their observations and one of their actions"):
-        load_multi_agent_env("agents:CartPole-v1")
+        load_multi_agent_env("agents/CartPole-v1")
     single = load("tests/Foragers-v0")
     single.seed(0)
     single.reset()
-    with pytest.raises(EnvError, match=r"shape \(3,\), expected \(\); .* name the environment `agents:<its id>`"):
+    with pytest.raises(EnvError, match=r"shape \(3,\), expected \(\); .* name the environment `agents/<its id>`"):
         single.step((0, 0, 0))
+
+
+def test_a_curriculum_reaches_the_environment_inside():
+    config = EnvConfig(name="agents/tests/Foragers-v0")
+    with create_multi_agent_envs(config) as envs:
+        envs.set_attr("apart", True)
+        envs.reset()
+        assert envs.get_attr("apart") == [True]

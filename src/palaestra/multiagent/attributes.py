@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import gymnasium
+
 from palaestra.envs.contract.attributes import Found, find_attribute, write_attributes
 from palaestra.multiagent.env import MultiAgentEnv
 
@@ -95,6 +97,10 @@ def is_many_agents(kind: type) -> bool:
 def _layers(env: Any) -> list[Any]:
     """An environment and what it wraps, PettingZoo's wrappers too, the outermost first."""
     layers = [env]
-    while inner := [one for name in _INNER if is_many_agents(type(one := vars(layers[-1]).get(name)))]:
+    while inner := [one for name in _INNER if _is_env(one := vars(layers[-1]).get(name))]:
         layers.append(inner[0])
     return layers
+
+
+def _is_env(value: Any) -> bool:
+    return isinstance(value, gymnasium.Env) or is_many_agents(type(value))

@@ -14,17 +14,7 @@ import gymnasium
 import numpy as np
 
 from palaestra import core
-from palaestra.core import (
-    ConfigError,
-    EnvError,
-    MissingExtraError,
-    MultiBinarySpec,
-    SpecTree,
-    TimeStep,
-    did_you_mean,
-    import_maker,
-    import_object,
-)
+from palaestra.core import ConfigError, EnvError, TimeStep
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs import spec_from_space
 from palaestra.envs.contract.nest import neutral
@@ -33,21 +23,10 @@ from palaestra.envs.suites import gym
 from palaestra.multiagent.attributes import is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 
-__all__ = [
-    "AECAdapter",
-    "ParallelAdapter",
-    "TupleAdapter",
-    "aec_env",
-    "from_pettingzoo",
-    "is_multi_agent",
-    "load_multi_agent_env",
-    "load_pettingzoo",
-    "load_tuple_env",
-    "parallel_env",
-]
+__all__ = ["TupleAdapter", "aec_env", "from_pettingzoo", "is_multi_agent", "load_multi_agent_env", "parallel_env"]
 
 PREFIX = "pettingzoo:"
-TUPLE_PREFIX = "agents:"
+TUPLE_PREFIX = "agents/"
 
 
 def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
@@ -91,7 +70,7 @@ class _PettingZooAdapter(MultiAgentEnv):
         return self._agents
 
     @property
-    def state_spec(self) -> SpecTree | None:
+    def state_spec(self) -> core.SpecTree | None:
         space = getattr(self._env, "state_space", None)
         return None if space is None else spec_from_space(space)
 
@@ -111,7 +90,7 @@ class _PettingZooAdapter(MultiAgentEnv):
         spec = spec_from_space(self._env.observation_space(name))
         action: Any = spec_from_space(self._env.action_space(name))
         if self._mask_in_info:
-            spec = {"observation": spec, ACTION_MASK: MultiBinarySpec((action.encoded_size,))}
+            spec = {"observation": spec, ACTION_MASK: core.MultiBinarySpec((action.encoded_size,))}
         return AgentSpec(spec, action)
 
     def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
@@ -271,19 +250,6 @@ class TupleAdapter(MultiAgentEnv):
         self._env.close()
 
 
-def load_tuple_env(name: str, **kwargs: Any) -> MultiAgentEnv:
-    """An environment of Gymnasium's registry in which several agents act, see `TupleAdapter`.
-
-    Args:
-        name: `agents:` and an id, such as `agents:rware:rware-tiny-2ag-v2`; the module in front registers it.
-        kwargs: for its constructor.
-
-    Raises:
-        ConfigError: there is no such environment, or it is of one agent.
-    """
-    return TupleAdapter(*gym.make(name.removeprefix(TUPLE_PREFIX), kwargs))
-
-
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
     """The environment of a PettingZoo environment.
 
@@ -303,18 +269,8 @@ def from_pettingzoo(env: Any) -> MultiAgentEnv:
     raise ConfigError(f"{env!r} is a {type(env).__name__}; a ParallelEnv or an AECEnv is needed")
 
 
-def load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
-    """A PettingZoo environment by name.
-
-    Args:
-        name: `pettingzoo:` and an id of its registry, such as `pettingzoo:classic/tictactoe-v3`. Of environments that
-            exist in both forms, the parallel one is taken.
-        kwargs: for its constructor.
-
-    Raises:
-        ConfigError: there is no such environment.
-        MissingExtraError: PettingZoo is not installed.
-    """
+def _load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
+    """An environment of PettingZoo's registry; of those that exist in both forms, the parallel one."""
     _require_pettingzoo(name)
     import pettingzoo
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
@@ -331,7 +287,7 @@ def load_pettingzoo(name: str, **kwargs: Any) -> MultiAgentEnv:
         known = sorted({*pettingzoo.aec_registry, *pettingzoo.parallel_registry})
         raise ConfigError(
             f"{name!r} cannot be made: {error}. Names are such as pettingzoo:classic/tictactoe-v3"
-            f"{did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
+            f"{core.did_you_mean(path, known)}. Families of environments need extras of PettingZoo's own"
         ) from error
     return from_pettingzoo(env)
 
@@ -340,7 +296,7 @@ def is_multi_agent(name: str) -> bool:
     """Whether an environment's name means one with many agents.
 
     Args:
-        name: as `EnvConfig.name`: `pettingzoo:...`, `agents:...`, or `my_package:MyWorld` for a class of a
+        name: as `EnvConfig.name`: `pettingzoo:...`, `agents/...`, or `my_package:MyWorld` for a class of a
             `MultiAgentEnv` or of PettingZoo, or for a function that returns one. A function of PettingZoo's that does
             not say in its signature what it returns is called once to see.
 
@@ -355,7 +311,8 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     """One environment by name.
 
     Args:
-        name: see `is_multi_agent`.
+        name: see `is_multi_agent`; after `agents/` stands an id of Gymnasium's registry, such as
+            `agents/rware:rware-tiny-2ag-v2`, whose module registers it.
         kwargs: for its constructor.
 
     Raises:
@@ -364,10 +321,10 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     """
     given = dict(kwargs or {})
     if name.startswith(PREFIX):
-        return load_pettingzoo(name, **given)
+        return _load_pettingzoo(name, **given)
     if name.startswith(TUPLE_PREFIX):
-        return load_tuple_env(name, **given)
-    maker = import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
+        return TupleAdapter(*gym.make(name.removeprefix(TUPLE_PREFIX), given))
+    maker = core.import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
     try:
         inspect.signature(maker).bind(**given)
     except TypeError as error:
@@ -381,7 +338,7 @@ def _env_class(name: str) -> type | None:
     if not re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name):
         return None
     try:
-        maker = import_object(name)
+        maker = core.import_object(name)
     except ConfigError:
         return None  # an id of the registry, say; making it will say
     kind: Any = maker
@@ -396,7 +353,7 @@ def _env_class(name: str) -> type | None:
 @functools.lru_cache
 def _made_class(name: str) -> type | None:
     """What a function makes that does not say it: called only where it could make an environment of PettingZoo."""
-    maker = import_object(name)
+    maker = core.import_object(name)
     if "pettingzoo" not in sys.modules or not inspect.isfunction(maker):
         return None
     try:
@@ -440,4 +397,4 @@ def aec_env(env: MultiAgentEnv) -> Any:
 
 def _require_pettingzoo(what: str) -> None:
     if importlib.util.find_spec("pettingzoo") is None:
-        raise MissingExtraError("pettingzoo", "multiagent", what)
+        raise core.MissingExtraError("pettingzoo", "multiagent", what)

@@ -140,7 +140,7 @@ class TeamLearner(PolicyLearner):
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
-        foreign = self.config.env.name.startswith(("pettingzoo:", "agents:"))
+        foreign = self.config.env.name.startswith(("pettingzoo:", "agents/"))
         drawn = {"render_mode": "rgb_array"} if foreign else {}
         env = self.config.env.for_evaluation(1, **drawn)
         number, step = 1, 0

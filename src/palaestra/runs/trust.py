@@ -14,12 +14,12 @@ from palaestra.core import ConfigError
 from palaestra.core.errors import printable
 from palaestra.core.importing import code_of, strange_code, trust_own, trusts
 from palaestra.envs.suites import envpool
-from palaestra.multiagent import pettingzoo
+from palaestra.multiagent import loading
 
 __all__ = []
 
 _KEY_SIZE = 32
-_LIBRARIES = {"env.name": (envpool.PREFIX, pettingzoo.PREFIX), "offline.data": ("minari:",)}
+_LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("minari:",)}
 """What a setting begins with where it names something of a library's, and no code."""
 
 

@@ -144,7 +144,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         array, shape = np.asarray(reward), self.reward_spec.shape
         if array.shape != shape and (shape or array.size != 1):
             several = isinstance(self.observation_spec, tuple) and array.shape == (len(self.observation_spec),)
-            hint = "; where each number is one agent's, name the environment `agents:<its id>`" if several else ""
+            hint = "; where each number is one agent's, name the environment `agents/<its id>`" if several else ""
             raise SpecError(
                 f"environment {self.env_id} returned a reward of shape {array.shape}, expected {shape}{hint}"
             )
