@@ -7,36 +7,21 @@ each package has a size of its own in `ROOMS`.
 
 import ast
 import collections
-import contextlib
 import functools
 import graphlib
-import io
 import subprocess
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import NamedTuple
 
 import pytest
-import torch
 
-from palaestra import PPO, EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
-from palaestra.cli import main
+from tests.architecture import calls
+from tests.architecture.calls import Number
 from tests.architecture.source import ROOT, Function, Source, imports, sources
 
 REPEATED = 8
-
-
-class Number(NamedTuple):
-    """A count, and what was counted."""
-
-    value: float
-    report: str
 
 
 class Limit(NamedTuple):
@@ -185,77 +170,6 @@ def _module(source: Source) -> str:
     return source.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-# -- calls
-
-
-def ours(filename: str) -> str:
-    """A file's path inside the package; empty for others."""
-    path, folder = Path(filename), ROOT / "src" / "palaestra"
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ""
-
-
-def own_calls() -> list[str]:
-    """Calls of ours that are on the stack, the first first."""
-    frames = traceback.extract_stack()
-    return [f"{path}:{frame.name}" for frame in frames if (path := ours(frame.filename))]
-
-
-@functools.cache
-def calls() -> dict[str, list[str]]:
-    """What `palaestra train ppo CartPole-v1` has called when it first updates, and when it first differentiates."""
-    found: dict[str, list[str]] = {}
-    update: Any = PPO.begin_update
-    losses: Any = PPO.losses
-
-    def seen_update(self: PPO, *arguments: Any) -> Any:
-        found.setdefault("update", [*own_calls(), "begin_update"])
-        return update(self, *arguments)
-
-    def note_engine(gradient: torch.Tensor) -> None:
-        found.setdefault("backward", [*own_calls(), "the autograd engine"])
-
-    def seen_losses(self: PPO, batch: Any) -> Any:
-        result = losses(self, batch)
-        (loss,) = result.terms.values()
-        loss.register_hook(note_engine)
-        return result
-
-    command = ["train", "ppo", "CartPole-v1", "--trainer.total-env-steps", "300", "--trainer.eval-episodes", "1"]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(mock.patch.object(PPO, "begin_update", seen_update))
-        stack.enter_context(mock.patch.object(PPO, "losses", seen_losses))
-        with contextlib.suppress(SystemExit):
-            main(command)
-    return found
-
-
-def calls_to_update() -> Number:
-    return Number(len(calls()["update"]), " > ".join(calls()["update"]))
-
-
-def calls_to_backward() -> Number:
-    return Number(len(calls()["backward"]), " > ".join(calls()["backward"]))
-
-
-def files_of_a_step() -> Number:
-    """Files of `envs` that a step of CartPoles in this process enters; episodes begin and end meanwhile."""
-    entered = dict[str, None]()
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and (path := ours(frame.f_code.co_filename)).startswith("envs/"):
-            entered[path] = None
-
-    with create_environment(EnvConfig(name="CartPole-v1", num_envs=4), seed=0) as env:
-        env.reset()
-        for _ in range(50):
-            sys.setprofile(note)
-            env.step(torch.zeros(4, dtype=torch.int64))
-            sys.setprofile(None)
-    return Number(len(entered), ", ".join(entered))
-
-
 # -- rooms
 
 
@@ -354,9 +268,13 @@ LIMITS = {
     "levels of imports in runs": Limit(functools.partial(levels_of_imports, "runs"), 5, 5),
     "levels of imports in analysis": Limit(functools.partial(levels_of_imports, "analysis"), 5, 5),
     "levels of imports in experiments": Limit(functools.partial(levels_of_imports, "experiments"), 5, 5),
-    "calls from the command line to update": Limit(calls_to_update, 7, 7),
-    "calls from the command line to the autograd engine": Limit(calls_to_backward, 11, 11),
-    "files of envs that a step enters": Limit(files_of_a_step, 6, 5),
+    "calls from the command line to update": Limit(calls.calls_to_update, 7, 7),
+    "calls from the command line to the autograd engine": Limit(calls.calls_to_backward, 11, 11),
+    "files of envs that a step enters": Limit(calls.files_of_a_step, 6, 5),
+    "calls from one act to the next": Limit(calls.calls_of_acting, 32, 45),
+    "files from one act to the next": Limit(calls.files_of_acting, 13, 12),
+    "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 47, 30),
+    "calls per gradient step of PPO": Limit(calls.calls_of_a_gradient_step, 88, 50),
 }
 
 

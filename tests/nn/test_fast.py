@@ -48,10 +48,11 @@ def test_a_step_of_adam_is_that_of_the_public_function(decoupled):
 def test_flattening_and_layers_and_calls_are_those_of_the_public_way():
     tensors = [torch.randn(2, 3), torch.randn(4), torch.randn(())]
     assert torch.equal(fast.flatten(tensors), fast.public_flatten(tensors))
-    layer, plain = fast.Linear(4, 3), nn.Linear(4, 3)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(5, 4)
-    assert torch.equal(fast.call(layer, x), fast.public_call(plain, x))
+    x, owner = torch.randn(5, 4), nn.ModuleDict({"first": nn.Linear(4, 3)})
+    assert torch.equal(fast.call(owner, "first", x), fast.public_call(owner, "first", x))
+    owner["all"] = nn.ModuleList([nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)])
+    ways = [way(owner, "all", x, torch.tanh, 2) for way in (fast.through, fast.public_through)]
+    assert torch.equal(*ways)
 
 
 def ppo() -> tuple[PPO, nn.Module]:
@@ -116,7 +117,7 @@ def test_a_hook_of_all_modules_fires():
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
     mlp = MLP(4, (8,), 2)
     try:
-        fast.call(mlp, torch.zeros(1, 4))
+        fast.call(nn.ModuleDict({"mlp": mlp}), "mlp", torch.zeros(1, 4))
     finally:
         handle.remove()
     assert {mlp, *mlp.layers} == set(seen)
@@ -238,7 +239,8 @@ def test_what_is_left_of_a_compilation_counts_as_old():
 
 
 def test_a_bias_may_be_pruned():
-    layer = fast.Linear(3, 2)
-    expected = layer(torch.ones(3)) - layer.bias
-    prune.random_unstructured(layer, "bias", amount=2)
-    assert torch.allclose(layer(torch.ones(3)), expected)
+    mlp = MLP(3, (), 2)
+    nn.init.normal_(mlp.layers[0].bias)
+    expected = mlp(torch.ones(3)) - mlp.layers[0].bias
+    prune.random_unstructured(mlp.layers[0], "bias", amount=2)
+    assert torch.allclose(mlp(torch.ones(3)), expected)

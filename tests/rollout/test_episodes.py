@@ -119,9 +119,8 @@ def test_episodes_that_were_found_when_an_unroll_began_wait_for_its_end(monkeypa
     """F25: as on a GPU, which learns from the rows until then; a signal may cut the unroll, and the run goes on."""
     before, after = EpisodeTracker(2), EpisodeTracker(2)
     monkeypatch.setattr("palaestra.rollout.episodes._MANY_ROWS", len(STEP_TYPES))
-    for kinds, rewards in zip(STEP_TYPES, REWARDS, strict=True):
-        for tracker in (before, after):
-            tracker.add(TimeStep(torch.tensor(kinds), torch.tensor(rewards)))
+    for tracker in (before, after):
+        tracker.extend(torch.tensor(REWARDS), torch.tensor(STEP_TYPES))
     expected = after.finished()
     monkeypatch.setattr(before, "_arrived", "then")
     assert before.reported() == []

@@ -317,12 +317,13 @@ class LaneStorage:
         kind, reward, discount, seen = time_step.step_type, time_step.reward, time_step.discount, time_step.observation
         extras = self._checked_extras(time_step) if self.extras else ()
         if self._arrays:
-            if action.__class__ is Tensor:
-                action, kind, reward, discount, seen = map(_host, (action, kind, reward, discount, seen))
             try:
+                if action.__class__ is Tensor:  # as all are then: views of main memory
+                    action, kind, reward = action.numpy(), kind.numpy(), reward.numpy()
+                    discount, seen = discount.numpy(), seen.numpy()
                 given = (action.dtype, action.shape, kind.dtype, kind.shape, reward.dtype, reward.shape)
                 given += (discount.dtype, discount.shape, seen.dtype, seen.shape)
-            except AttributeError:  # a list, a number or a nest
+            except (AttributeError, TypeError):  # a list, a number, a nest, or what lies on a device
                 given = None
             if given == self._expected:
                 actions, kinds, rewards, discounts, observations = self._arrays
@@ -527,11 +528,6 @@ def _info_row(info: Any, names: Sequence[str], lanes: int) -> Batch:
             for name, column in columns.items()
         }
     )
-
-
-def _host(value: Any) -> Any:
-    """A view of a tensor in main memory; anything else as it is."""
-    return value.numpy() if value.__class__ is Tensor and value.is_cpu else value
 
 
 def _refuse(name: str, given: Any, dtype: np.dtype, shape: tuple[int, ...]) -> NoReturn:

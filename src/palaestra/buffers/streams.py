@@ -140,6 +140,14 @@ class WritePositions:
         """[B] the highest number of rows that were taken back: what lay at their places is overwritten."""
         self.has_changes = False
         """Whether any row is not `kept`."""
+        self.cursor = self.count = 0
+        """Place of the open row of lane 0, and its complete rows: of all in lockstep, which `append` counts on."""
+        self._find_lane_0()
+
+    def _find_lane_0(self) -> None:
+        written = self._apart.item(0) + self.together
+        self.cursor = (self._origin.item(0) + written) % self.ring_size
+        self.count = min(written - self._oldest.item(0), self.rows)
 
     @property
     def written(self) -> np.ndarray:
@@ -155,22 +163,6 @@ class WritePositions:
     def counts(self) -> np.ndarray:
         """[B] complete rows of each lane."""
         return np.minimum(self.written - self._oldest, self.rows)
-
-    @property
-    def cursor(self) -> int:
-        """Place of the open row of lane 0, which in lockstep is that of all."""
-        return (self._origin.item(0) + self._apart.item(0) + self.together) % self.ring_size
-
-    @property
-    def count(self) -> int:
-        """Complete rows of lane 0, in lockstep of all."""
-        return min(self._apart.item(0) + self.together - self._oldest.item(0), self.rows)
-
-    @property
-    def oldest(self) -> int:
-        """Place of the oldest complete row of lane 0, in lockstep of all."""
-        written = self._apart.item(0) + self.together
-        return (self._origin.item(0) + max(self._oldest.item(0), written - self.rows)) % self.ring_size
 
     @property
     def stamp(self) -> tuple[int, ...]:
@@ -189,7 +181,7 @@ class WritePositions:
         self.all_open = bool(self.opened.all())
 
     def advance(self, lanes: np.ndarray, rows: int = 1) -> None:
-        """Completes rows of some lanes, which from now on need not be in lockstep; `together += 1` does so for all.
+        """Completes rows of some lanes, which from now on need not be in lockstep; `append` itself does so for all.
 
         Args:
             lanes: distinct.
@@ -197,6 +189,7 @@ class WritePositions:
         """
         self._apart[lanes] += rows
         self.lockstep = self.lockstep and len(lanes) == self.num_lanes
+        self._find_lane_0()
 
     def rewind(self, lanes: np.ndarray, rows: np.ndarray) -> None:
         """Takes the newest complete rows of some lanes back.
@@ -212,6 +205,7 @@ class WritePositions:
         self._apart[lanes] -= np.minimum(rows, counts)
         self.rewrites += 1
         self.lockstep = False
+        self._find_lane_0()
         self.exchange(lanes)
 
     def exchange(self, lanes: np.ndarray) -> None:
@@ -240,6 +234,7 @@ class WritePositions:
         self.restarts += 1
         self._oldest = self.written - np.minimum(self.counts, counts)
         self.lockstep = False
+        self._find_lane_0()
 
     def grow(self, rows: int) -> None:
         """Adds room behind rows that all lie at the front of the rings, whose numbers stay what they are.
@@ -248,6 +243,7 @@ class WritePositions:
             rows: what a lane can hold from now on.
         """
         self.rows, self.ring_size = rows, rows + self.spare + 1
+        self._find_lane_0()
 
     def restart(self, counts: np.ndarray | int, rows: int | None = None) -> None:
         """Says that the complete rows lie at the front of the rings, behind the spare places.
@@ -262,6 +258,7 @@ class WritePositions:
         self.together, self._apart[:] = 0, counts
         self._oldest[:], self._origin[:] = 0, self.first_place
         self.lockstep = bool((self._apart == self._apart[0]).all())
+        self._find_lane_0()
 
     # -- places
 
@@ -317,7 +314,7 @@ class WritePositions:
         """
         places, lanes = self.ring_size, self.num_lanes
         if isinstance(usable, int):
-            first, size = self.oldest * lanes, places * lanes
+            first, size = (self.cursor - self.count) % places * lanes, places * lanes
             return number + first if first + usable * lanes <= size else (number + first) % size
         ends = np.cumsum(usable)
         lane = np.searchsorted(ends, number, side="right")
@@ -383,6 +380,7 @@ class WritePositions:
         self._oldest, self._origin = self._apart - counts, (cursors - self._apart) % self.ring_size
         self.lockstep = bool((cursors == cursors[0]).all() and (counts == counts[0]).all())
         self.all_open = bool(self.opened.all())
+        self._find_lane_0()
 
     def state(self) -> dict[str, Any]:
         """Everything by name, for a checkpoint."""

@@ -106,7 +106,8 @@ class StreamWriter:
         storage.policy_versions[row] = policy_version
         if hidden:
             self._write_state(hidden, row * positions.num_lanes + self._lanes)
-        positions.together += 1
+        positions.together, positions.cursor = positions.together + 1, after
+        positions.count += positions.count < positions.rows
         if streams.log is not None:
             streams.write_log()
 

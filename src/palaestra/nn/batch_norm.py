@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.nn.fast import Linear
-
 __all__ = ["BatchNorm", "BatchNormLinear"]
 
 _EPSILON = 1e-3
@@ -98,7 +96,7 @@ class BatchNorm(nn.Module):
         self.steps += 1
 
 
-class BatchNormLinear(Linear):
+class BatchNormLinear(nn.Linear):
     """A linear layer whose inputs are normalised: y = W norm(x) + b.
 
     Args:

@@ -9,7 +9,7 @@ import gc
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
@@ -34,7 +34,6 @@ __all__ = [
     "in_graph",
     "recorded_calls",
     "scan",
-    "submodules",
     "times_changed",
 ]
 
@@ -45,28 +44,34 @@ _KERNELS: dict[bool, Any] = {
 }
 
 
-class _FastLinear(nn.Linear):
-    """`nn.Linear`, called as such; its own parameters are found without a search."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        table = self._parameters
-        weight = table.get("weight")
-        if weight is None or "bias" not in table:  # parametrized
-            return super().forward(input)
-        return linear(input, weight, table["bias"])
-
-
-Linear: type[nn.Linear] = _FastLinear if isinstance(getattr(nn.Linear(1, 1), "_parameters", None), dict) else nn.Linear
-
-
-def public_call(module: nn.Module, x: Any) -> Any:
+def public_call(owner: nn.Module, name: str, x: Any) -> Any:
     """`call` by PyTorch's public way.
 
     Args:
-        module: of one input.
-        x: the input.
+        owner: whose part is called.
+        name: of the part.
+        x: its input.
     """
-    return module(x)
+    return getattr(owner, name)(x)
+
+
+def public_through(
+    owner: nn.Module, name: str, x: Tensor, activation: Callable[[Tensor], Tensor], num_activations: int
+) -> Tensor:
+    """`through` by PyTorch's public way.
+
+    Args:
+        owner: whose layers they are.
+        name: of the list of them.
+        x: the input of the first.
+        activation: of what a layer gives.
+        num_activations: so many of the first layers have it.
+    """
+    for number, layer in enumerate(getattr(owner, name)):
+        x = layer(x)
+        if number < num_activations:
+            x = activation(x)
+    return x
 
 
 _modules: Any = nn.modules.module
@@ -75,13 +80,15 @@ _OF_ALL: list[Any] = [getattr(_modules, f"_global{name}", None) for name in _HOO
 _all_forward, _all_forward_pre, _all_backward, _all_backward_pre = _OF_ALL
 
 
-def _quick_call(module: Any, x: Any) -> Any:
-    """`module(x)`, hooks included; where there are none, without the way there, as long as a small layer takes.
+def _quick_call(owner: Any, name: str, x: Any) -> Any:
+    """A part of a module, called with its one input; without hooks, without the way there: as long as a small layer.
 
     Args:
-        module: of one input.
-        x: the input.
+        owner: whose part is called.
+        name: of the part.
+        x: its input.
     """
+    module = owner._modules[name]
     own = module.__dict__  # an attribute of a module is searched for, which takes as long as all of this
     if (
         own["_forward_hooks"]
@@ -98,32 +105,42 @@ def _quick_call(module: Any, x: Any) -> Any:
     return module.forward(x)
 
 
-_has_all = all(hasattr(nn.Identity(), name) for name in (*_HOOKS, "_compiled_call_impl")) and None not in _OF_ALL
-call: Callable[[nn.Module, Any], Any] = _quick_call if _has_all else public_call
+def _quickly_through(
+    owner: Any, name: str, x: Tensor, activation: Callable[[Tensor], Tensor], num_activations: int
+) -> Tensor:
+    for number, layer in enumerate(owner._modules[name]._modules.values()):
+        own = layer.__dict__
+        if (
+            type(layer) is not nn.Linear  # parametrized, or of another kind
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "_compiled_call_impl" in own
+            or _all_forward
+            or _all_forward_pre
+            or _all_backward
+            or _all_backward_pre
+        ):
+            x = layer(x)
+        else:
+            parameters = own["_parameters"]
+            x = linear(x, parameters["weight"], parameters["bias"])
+        if number < num_activations:
+            x = activation(x)
+    return x
 
 
-def public_submodules(module: nn.Module) -> Mapping[str, Any]:
-    """`submodules` by PyTorch's public way.
+_plain = nn.Linear(1, 1)
+_has_all = all(hasattr(_plain, name) for name in (*_HOOKS, "_compiled_call_impl")) and None not in _OF_ALL
+_has_all = _has_all and all(isinstance(getattr(_plain, name, None), dict) for name in ("_modules", "_parameters"))
+call: Callable[[nn.Module, str, Any], Any] = _quick_call if _has_all else public_call
+through: Callable[..., Tensor] = _quickly_through if _has_all else public_through
+"""What a list of layers makes of an input, one after another, with an activation after the first so many."""
 
-    Args:
-        module: whose they are.
-    """
-    return dict(module.named_children())
-
-
-def _table_of_submodules(module: nn.Module) -> Mapping[str, Any]:
-    """The modules right inside one, by name, without a search.
-
-    Args:
-        module: whose they are.
-    """
-    return module._modules
-
-
-submodules: Callable[[nn.Module], Mapping[str, Any]] = (
-    _table_of_submodules if isinstance(getattr(nn.Identity(), "_modules", None), dict) else public_submodules
-)
-"""The modules right inside one, by name: `module.name` searches for as long as an activation takes."""
+_autocast: Any = getattr(torch._C, "_is_any_autocast_enabled", None)
+has_autocast: Callable[[], bool] = _autocast or (lambda: True)
+"""Whether products may be in less than single precision here, on any device: most often asked where they are not."""
 
 
 class MovableModule(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
-from palaestra.nn.fast import Linear, call, submodules
+from palaestra.nn.fast import call, has_autocast, through
 from palaestra.nn.optimizer import unit
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
@@ -51,7 +51,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class NormalizedLinear(Linear):
+class NormalizedLinear(nn.Linear):
     """A linear layer whose outputs are normalised over its units, for every row by itself.
 
         y = g ⊙ (a − mean(a)) / √(var(a) + 10⁻⁵) + s,   a = W x + b
@@ -83,7 +83,7 @@ Part = Callable[[str, Tensor], Tensor]
 """A part of a block on what it sees: of one network, or of all members of an ensemble."""
 
 
-class UnitLinear(Linear):
+class UnitLinear(nn.Linear):
     """A linear layer whose units have weights of length 1: y = W x + b with ‖Wᵢ‖ = 1 for each unit i.
 
     Weights start orthogonal, biases at 0. `CoreModel` brings the weights back to length 1 after each step of their
@@ -276,7 +276,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, size: int, activation: Activation) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(size), Linear(size, 4 * size), Linear(4 * size, size)
+        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
         self.function = ACTIVATIONS[activation]
         for layer in (self.up, self.down):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -291,8 +291,7 @@ class ResidualBlock(nn.Module):
         Returns:
             [..., size].
         """
-        parts = submodules(self)
-        return x + call(parts["down"], self.function(call(parts["up"], call(parts["norm"], x))))
+        return x + call(self, "down", self.function(call(self, "up", call(self, "norm", x))))
 
     @staticmethod
     def rule(x: Tensor, part: Part, function: Any) -> Tensor:
@@ -387,11 +386,13 @@ class MLP(nn.Module):
             [..., out_size]. Without layers, `x` itself.
         """
         function, num_activations = self._function, self.num_activations
-        for index, layer in enumerate(submodules(submodules(self)["layers"]).values()):
+        if moments is None and not has_autocast():
+            return through(self, "layers", x, function, num_activations)
+        for index, layer in enumerate(self.layers):
             given = () if moments is None or not isinstance(layer, _MIXES_ROWS) else (moments,)
             if index == self._last and has_bfloat16_products(x):
                 return in_full_precision(layer, x, *given)
-            x = layer(x, *given) if given else call(layer, x)
+            x = layer(x, *given)
             if index < num_activations:
                 x = function(x)
         return x
@@ -421,8 +422,8 @@ class MLP(nn.Module):
 
 
 def _plain(sizes: list[int], kind: Layers, out_size: int | None) -> list[nn.Module]:
-    hidden: type[nn.Linear] = {"layer_norm": NormalizedLinear, "batch_norm": BatchNormLinear}.get(kind, Linear)
-    last = BatchNormLinear if kind == "batch_norm" else Linear
+    hidden: type[nn.Linear] = {"layer_norm": NormalizedLinear, "batch_norm": BatchNormLinear}.get(kind, nn.Linear)
+    last = BatchNormLinear if kind == "batch_norm" else nn.Linear
     pairs = list(itertools.pairwise(sizes))
     made: list[nn.Module] = [hidden(n, m) for n, m in (pairs if out_size is None else pairs[:-1])]
     return made if out_size is None else [*made, last(*pairs[-1])]
@@ -440,8 +441,8 @@ def _equal(sizes: list[int], out_size: int | None) -> list[int]:
 
 def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
     blocks = [ResidualBlock(size, activation) for size in sizes[1:]]
-    made: list[nn.Module] = [Linear(sizes[0], sizes[1]), *blocks, nn.LayerNorm(sizes[1])]
-    return made if out_size is None else [*made, Linear(sizes[1], out_size)]
+    made: list[nn.Module] = [nn.Linear(sizes[0], sizes[1]), *blocks, nn.LayerNorm(sizes[1])]
+    return made if out_size is None else [*made, nn.Linear(sizes[1], out_size)]
 
 
 def _sphere(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
@@ -510,7 +511,7 @@ class NoisyMLP(nn.Module):
         self.noise_size = sum(n + m for n, m in self._sizes)
         """Random numbers that one row needs."""
         self._ends_with_activation = out_size is None
-        self.scale = nn.ModuleList(Linear(n, m) for n, m in self._sizes)
+        self.scale = nn.ModuleList(nn.Linear(n, m) for n, m in self._sizes)
         with torch.no_grad():
             for (n, _), mean, scale in zip(self._sizes, self.mean.layers, self.scale, strict=True):
                 for parameter in mean.parameters():

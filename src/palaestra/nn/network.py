@@ -10,7 +10,7 @@ from palaestra.nn.batch_norm import batch_norms
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.ensemble import ensemble_of
-from palaestra.nn.fast import call, submodules
+from palaestra.nn.fast import call
 from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
@@ -63,7 +63,7 @@ class Network(nn.Module):
             [..., out_size].
         """
         x = self.encoder(observation) if self._encodes else observation
-        return call(submodules(self)["mlp"], x) if moments is None else self.mlp(x, moments)
+        return call(self, "mlp", x) if moments is None else self.mlp(x, moments)
 
     @property
     def hidden_size(self) -> int:
@@ -145,7 +145,7 @@ class QNetwork(nn.Module):
             observation = self.encoder(observation)
         if noise is not None or self._dueling:
             return self._streams(observation, noise)
-        out = call(submodules(self)["mlp"], observation)
+        out = call(self, "mlp", observation)
         return out if self._num_outputs is None else out.unflatten(-1, (self.num_actions, self._num_outputs))
 
     def _streams(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -202,7 +202,7 @@ class GaussianNetwork(nn.Module):
         Returns:
             Mean [..., A], and log σ [A], the same for all rows: `ops.DiagonalGaussian` takes the two as they are.
         """
-        return call(submodules(self)["mean"], observation), self.log_std
+        return call(self, "mean", observation), self.log_std
 
 
 class CompositeNetwork(nn.Module):

@@ -17,6 +17,7 @@ from palaestra.core.spec import (
     MultiDiscreteSpec,
     SpecTree,
     TensorSpec,
+    spec_leaves,
 )
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
@@ -241,6 +242,8 @@ class Head(ABC):
     num_std: int = 0
     raw_spec: SpecTree
     """What is sampled and stored."""
+    executes_raw: bool = False
+    """Whether the environment executes raw actions as they are."""
 
     @abstractmethod
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Any:
@@ -272,6 +275,7 @@ class ChoiceHead(Head):
     def __init__(self, spec: DiscreteSpec) -> None:
         self.size, self.raw_spec = spec.num, DiscreteSpec(num=spec.num)
         self._start, self._dtype = spec.start, spec.dtype
+        self.executes_raw = not spec.start and spec.dtype is torch.int64
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Categorical:
         return Categorical(numbers, mask)
@@ -396,3 +400,55 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         f"no policy can sample the action{f' {path!r}' if path else ''} {spec}: its leaves may be Discrete, "
         "MultiDiscrete, MultiBinary and Box of floats; wrap the environment so that it takes one of them"
     )
+
+
+def require_discrete(policy: str, observation_spec: SpecTree, action_spec: SpecTree) -> DiscreteSpec:
+    """Refuses action spaces that are not one discrete choice, and action masks of another size.
+
+    Args:
+        policy: the policy's name, for the message.
+        observation_spec: may have the key `action_mask`.
+        action_spec: what the environment's action looks like.
+
+    Raises:
+        ConfigError: names the space, and the policies that fit it.
+    """
+    if isinstance(action_spec, DiscreteSpec):
+        require_mask_spec(observation_spec, action_spec)
+        return action_spec
+    raise ConfigError(f"{policy} needs a discrete action space and was given {action_spec}. {_advice(action_spec)}")
+
+
+def require_continuous(policy: str, action_spec: SpecTree) -> TensorSpec:
+    """Refuses action spaces that are not one floating-point tensor.
+
+    Args:
+        policy: the policy's name, for the message.
+        action_spec: what the environment's action looks like.
+
+    Raises:
+        ConfigError: names the space, and the policies that fit it.
+    """
+    if _is_continuous(action_spec):
+        return action_spec
+    raise ConfigError(f"{policy} needs a continuous action space and was given {action_spec}. {_advice(action_spec)}")
+
+
+def _is_continuous(spec: SpecTree) -> bool:
+    return _is_box(spec) and spec.dtype.is_floating_point
+
+
+def _is_box(spec: SpecTree) -> bool:
+    return type(spec) in (TensorSpec, BoundedSpec)
+
+
+def _advice(spec: SpecTree) -> str:
+    if isinstance(spec, DiscreteSpec):
+        fits = "CategoricalPolicy, ValueGreedyPolicy"
+    elif _is_continuous(spec):
+        fits = "GaussianPolicy, and with finite bounds SquashedGaussianPolicy and DeterministicPolicy"
+    elif any(_is_box(leaf) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
+        return "No policy takes boxes of integers; wrap the environment so that they are Discrete or MultiDiscrete"
+    else:
+        fits = "CompositePolicy"
+    return f"Policies that fit it: {fits}; `palaestra list algorithms` shows what learns in which action spaces"

@@ -18,9 +18,8 @@ from palaestra.core.files import fingerprint
 from palaestra.core.importing import code_of, import_object, strange_code
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.latent import LatentPolicy
-from palaestra.policies.network_policy import NetworkPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
-from palaestra.policies.policy import Policy
+from palaestra.policies.policy import NetworkPolicy, Policy
 from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.search import SearchPolicy
 from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from palaestra.core import Batch, DiscreteSpec, SpecTree
 from palaestra.nn import LatentOptions, NetworkConfig, WorldModel, mlp_of, require_memory
 from palaestra.ops import Categorical, DiagonalGaussian
-from palaestra.policies.actions import BoxHead, ChoiceHead, Head
-from palaestra.policies.network_policy import NetworkPolicy, require_continuous, require_discrete
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.actions import BoxHead, ChoiceHead, Head, require_continuous, require_discrete
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["LatentPolicy"]
 

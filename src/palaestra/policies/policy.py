@@ -1,127 +1,28 @@
-"""`Policy`: how to act."""
+"""`Policy`: how to act; and `NetworkPolicy`, which does so with one network.
 
-import math
+Nothing here knows environments, buffers or how a policy is learned.
+"""
+
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from palaestra.core import Batch, NonFiniteError, RunSeeds, ShapeError, TimeStep, device_of, to_device
-from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, first_leaf, numpy_dtype
+from palaestra.core import Batch, ConfigError, RunSeeds, ShapeError, TimeStep, device_of, to_device
+from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec
 from palaestra.core.tree import tree_map, tree_paths
-from palaestra.nn import MovableModule
-from palaestra.policies.actions import check_masks, children_of, require_mask_spec
+from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, call
+from palaestra.policies.actions import Head, check_masks, require_mask_spec
 from palaestra.policies.exploration import Exploration
+from palaestra.policies.given import as_rows, leading_shape, to_numpy
 from palaestra.policies.normalizer import ObservationNormalizer
 
-__all__ = ["Phase", "Policy", "PolicyStep"]
-
-
-def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
-    """The leading dimensions of a nest, read off its first leaf.
-
-    Args:
-        observation: of any kind that a policy can be called with.
-        spec: of one observation.
-
-    Raises:
-        ShapeError: it lacks a part, or holds no numbers.
-    """
-    keys, leaf_spec = first_leaf(spec)
-    leaf, path = observation, ".".join(keys)
-    for key in keys:
-        leaf = _child(leaf, key, path)
-    shape = tuple(np.shape(_array(leaf, leaf_spec, path) if isinstance(leaf, list | tuple) else leaf))
-    return shape[: len(shape) - len(leaf_spec.shape)]
-
-
-def _child(node: Any, key: str, path: str) -> Any:
-    try:
-        if isinstance(node, tuple | list) or (isinstance(node, dict) and key not in node):
-            return node[int(key)]
-        return node[key]
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
-
-
-def _named(path: str) -> str:
-    return f"the observation{f' {path!r}' if path else ''}"
-
-
-def _array(value: Any, spec: TensorSpec, path: str) -> Tensor | np.ndarray:
-    if isinstance(value, Tensor):
-        return value
-    try:
-        array = np.array(value)
-    except ValueError as error:
-        raise ShapeError(f"{_named(path)} is ragged: {error}; numbers of shape {spec.shape} are needed") from None
-    if array.dtype.kind not in "biuf":
-        raise ShapeError(f"{_named(path)} is {value!r}; numbers of shape {spec.shape} are needed")
-    return array
-
-
-def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int, ...], path: str = "") -> Any:
-    """A nest as tensors and batches of leading shape [N].
-
-    Args:
-        value: of any kind that a policy can be called with.
-        spec: of one observation.
-        device: where the tensors are to be.
-        leading: dimensions that become N.
-        path: of the nest, for messages.
-
-    Raises:
-        ShapeError: it does not fit the spec, or holds no numbers.
-        NonFiniteError: an element is NaN or infinite, or beyond the numbers of the spec's type.
-    """
-    if not isinstance(spec, TensorSpec):
-        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in children_of(spec).items()}
-        return Batch.of(
-            {
-                key: as_rows(_child(value, key, inner), child, device, leading, inner)
-                for key, (child, inner) in paths.items()
-            }
-        )
-    name, array = _named(path), _array(value, spec, path)
-    array = array if isinstance(array, Tensor) else torch.as_tensor(array)
-    if tuple(array.shape) != (*leading, *spec.shape):
-        raise ShapeError(
-            f"{name} has shape {tuple(array.shape)}; its spec needs "
-            f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
-        )
-    rows = array.to(device, spec.dtype)
-    if spec.dtype.is_floating_point:
-        if not rows.isfinite().all():
-            raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
-        return rows.reshape((math.prod(leading), *spec.shape))
-    given, found, allowed = array.numpy(force=True), rows.numpy(force=True), ""  # numpy compares all types
-    fits = found == given
-    if spec.bounds is not None:
-        low, high = spec.bounds
-        fits, allowed = fits & (found >= low) & (found <= high), f" from {low.tolist()} to {high.tolist()}"
-    if not fits.all():
-        raise ShapeError(f"{name} is {given.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
-    return rows.reshape((math.prod(leading), *spec.shape))
-
-
-def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
-    """Actions as their spec says, in numpy.
-
-    Args:
-        action: leaves [N, ...].
-        spec: of one action.
-        leading: dimensions that N stands for.
-    """
-    if isinstance(spec, dict):
-        return {key: to_numpy(action[str(key)], child, leading) for key, child in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
-    array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
-    return array.reshape((*leading, *spec.shape))[()]
+__all__ = ["NetworkPolicy", "Phase", "Policy", "PolicyStep"]
 
 
 class Phase(Enum):
@@ -211,7 +112,8 @@ class Policy(MovableModule, ABC):
         self.version = 0
         self._elsewhere: torch.device | None = None  # where the parameters are, unless it is the CPU
         self._phase = Phase.COLLECT
-        self._masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
+        self.is_masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
+        """Whether observations say which actions are allowed."""
 
     # -- acting
 
@@ -238,7 +140,7 @@ class Policy(MovableModule, ABC):
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.act(time_step, state, phase=phase, deterministic=deterministic)
-        if self._masked:
+        if self.is_masked:
             check_masks(time_step.observation[ACTION_MASK], self.action_spec, time_step.last)
         observation, device = time_step.observation, self._elsewhere
         if type(state) is not tuple:
@@ -367,7 +269,7 @@ class Policy(MovableModule, ABC):
             [..., A] bool or 0/1, or a `Batch` of such masks for an action with several parts; `None` where the
             observation spec has no key `action_mask`.
         """
-        return observation[ACTION_MASK] if self._masked else None
+        return observation[ACTION_MASK] if self.is_masked else None
 
     # -- for users
 
@@ -554,3 +456,225 @@ class _InPhase:
 
     def __exit__(self, *error: object) -> None:
         self._policy._enter(self._before)
+
+
+class NetworkPolicy(Policy):
+    """A policy that is one network, with or without a memory.
+
+    Where a method takes `state` and `first`, a policy without memory needs neither. One with memory evaluates whole
+    sequences: observations [T, B, ...], the state before row 0, and `first` [T, B] where episodes begin; without
+    `first` it takes one row of every lane, [B, ...].
+
+    Args:
+        network: what turns a normalised observation into whatever the policy chooses from; a `RecurrentNetwork` gives
+            the policy a memory.
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: what the environment's action looks like.
+        normalizer: applied to every observation; `None` leaves them as they are.
+        exploration: changes actions in `Phase.COLLECT`; `None` leaves them as they are.
+    """
+
+    learns_log_std: ClassVar[bool] = False
+    """Whether the network has a log σ of its own, that `NetworkConfig.initial_log_std` starts."""
+
+    network: nn.Module
+
+    def __init__(
+        self,
+        network: nn.Module,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        normalizer: ObservationNormalizer | None = None,
+        exploration: Exploration | None = None,
+    ) -> None:
+        head = self.action_head(observation_spec, action_spec)
+        super().__init__(observation_spec, action_spec, normalizer=normalizer, exploration=exploration)
+        self._action_head = head
+        self.network = network
+        self.noise_size: int = getattr(network, "noise_size", 0)
+        """Random numbers with which noisy layers of the network explore, for every lane."""
+        self.network_config: NetworkConfig | None = None  # known where `build` made the network
+        self._remembers = isinstance(network, RecurrentNetwork)
+        self.splits = isinstance(network, RecurrentNetwork | EncodedNetwork)
+        """Whether `features` are more than the observation: a code of it, or the output of recurrent cells."""
+        self.build_options: dict[str, Any] = {}  # what else `build` was given that shapes the network, as JSON values
+
+    @classmethod
+    def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head | None:
+        """What raw actions look like, and what the environment executes of them; `None` where both are the same.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: what the environment's action looks like.
+
+        Raises:
+            ConfigError: the policy cannot act there; the message names the space, and the policies that fit it.
+        """
+        return None
+
+    @classmethod
+    @abstractmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        """A fresh network of the kind that this policy needs.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: what the environment's action looks like.
+            config: the network's layers.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
+        """
+
+    @classmethod
+    def build(
+        cls,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: NetworkConfig | None = None,
+        *,
+        normalize: bool = False,
+        exploration: Exploration | None = None,
+        **options: Any,
+    ) -> Self:
+        """A policy with a fresh network; a policy made so can be saved as an artefact.
+
+        Args:
+            observation_spec: what an observation looks like, without leading dimensions.
+            action_spec: what the environment's action looks like.
+            config: the network's layers.
+            normalize: whether observations are normalised by running statistics.
+            exploration: changes actions in `Phase.COLLECT`.
+            options: what else the policy's `network_for` takes, as JSON values.
+
+        Raises:
+            ConfigError: the action space or the config does not fit.
+        """
+        config = config or NetworkConfig()
+        if config.initial_log_std and not cls.learns_log_std:
+            raise ConfigError(
+                f"initial_log_std={config.initial_log_std} starts a standard deviation that is learned apart, and "
+                f"{cls.__name__} has none: leave it at 0, or use one with a normal policy, such as PPO on a box"
+            )
+        network = cls.network_for(observation_spec, action_spec, config, **options)
+        normalizer = ObservationNormalizer(observation_spec) if normalize else None
+        policy = cls(network, observation_spec, action_spec, normalizer=normalizer)
+        policy.exploration, policy.network_config, policy.build_options = exploration, config, options
+        return policy
+
+    # -- memory
+
+    @property
+    def state_spec(self) -> Any:
+        return self.network.state_spec if self._remembers else ()
+
+    def initial_state(self, batch_size: int) -> Any:
+        state = self._initial_state(batch_size)
+        return state if self._elsewhere is None else to_device(state, "cpu")
+
+    def _initial_state(self, batch_size: int) -> Any:
+        """Where the network is."""
+        network: Any = self.network
+        return network.initial_state(batch_size) if self._remembers else ()
+
+    # -- features: what the network's head sees, so that value functions can look at the same
+
+    @property
+    def feature_spec(self) -> SpecTree:
+        """What `features` returns: the observation's spec, or that of its code or the memory's output."""
+        network: Any = self.network
+        return network.feature_spec if self.splits else self.observation_spec
+
+    def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:
+        """The normalised observation; where it holds pictures its code, or what the memory makes of it.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+            state: see the class.
+            first: see the class.
+
+        Returns:
+            Features as `feature_spec` says, with the leading dimensions of the observation; and the new state.
+
+        Raises:
+            ShapeError: the policy has a memory and was given none.
+        """
+        normalizer = self.normalizer  # what `normalize` does, without the call in every step
+        if normalizer is not None:
+            observation = normalizer(observation)
+        if not self.splits:
+            return observation, state
+        network: Any = self.network
+        return network.remember(observation, state, first) if self._remembers else (network.encoder(observation), state)
+
+    def head(self, features: Any, *noise: Tensor) -> Any:
+        """What the network says about features: logits, values, whatever the policy chooses from.
+
+        Args:
+            features: from `features`.
+            noise: of networks that take some.
+        """
+        if not noise:
+            return call(self.network, "head", features) if self.splits else call(self, "network", features)
+        network: Any = self.network
+        return (network.head if self.splits else network)(features, *noise)
+
+    def _outputs(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
+        """What the network says about raw observations."""
+        return self.head(self.features(observation, state, first)[0])
+
+    # -- acting inside a compiled graph, which draws no random numbers itself
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        """What draws the random numbers of one step of acting, those that `choose` draws in `Phase.COLLECT`.
+
+        Args:
+            observation: [B, ...] of which the noise has the size.
+
+        Returns:
+            Gives a tensor for `act_with`; `None` where this policy cannot act so.
+        """
+        return None
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `choose` does in `Phase.COLLECT`, with random numbers drawn before; of policies with `acting_noise`.
+
+        Args:
+            observation: raw, [B, ...].
+            noise: from `acting_noise`.
+
+        Returns:
+            Raw actions [B, ...], and the fields of `behaviour`, [B].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no acting_noise")
+
+    # -- actions
+
+    @property
+    def raw_action_spec(self) -> Any:
+        return self.action_spec if self._action_head is None else self._action_head.raw_spec
+
+    def env_action(self, action: Any) -> Any:
+        head = self._action_head
+        return action if head is None or head.executes_raw else head.env_action(action)
+
+    def _explored(self, action: Any, explore: bool, mask: Any = None) -> Any:
+        """The action after `exploration`, where there is one and it applies."""
+        if not explore or self.exploration is None:
+            return action
+        return self.exploration(action, generator=self.generator, mask=mask)
+
+    def sample(self, observation: Any) -> tuple[Any, Tensor]:
+        """Actions and their log-probabilities, with gradients: `CoreModel.get_action` shows them.
+
+        By default the deterministic choice, of log-probability 0; policies that draw their actions override it.
+
+        Args:
+            observation: raw, leaves [..., *observation]; a memory starts anew.
+
+        Returns:
+            Actions [..., *action], log-probabilities [...] in nats.
+        """
+        action = self.choose(observation, self._initial_state(len(observation)), False, True).action
+        leading = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
+        return action, torch.zeros(leading, device=action.device)

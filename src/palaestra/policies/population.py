@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree
 from palaestra.nn import Network, NetworkConfig
-from palaestra.policies.actions import BoxHead, ChoiceHead, Head
-from palaestra.policies.network_policy import NetworkPolicy, require_discrete
+from palaestra.policies.actions import BoxHead, ChoiceHead, Head, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 from palaestra.policies.squashed import require_box
 
 __all__ = ["PopulationPolicy"]

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, DiscreteSpec, SpecTree, TensorSpec
 from palaestra.nn import LearnedModel, NetworkConfig, PlanningNetwork, PlanningOptions, SimulatorModel, gumbel_search
-from palaestra.policies.actions import ChoiceHead, Head
-from palaestra.policies.network_policy import NetworkPolicy, require_discrete
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.actions import ChoiceHead, Head, require_discrete
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["SearchPolicy"]
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, ConfigError, SpecTree
 from palaestra.nn import Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
-from palaestra.policies.actions import BoxHead, Head
-from palaestra.policies.network_policy import NetworkPolicy, require_continuous
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.actions import BoxHead, Head, require_continuous
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
 

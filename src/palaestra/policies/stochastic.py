@@ -1,5 +1,8 @@
 """Policies that draw actions from distributions: one choice, a box, or any nest of them."""
 
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -17,11 +20,93 @@ from palaestra.nn import (
     with_shared_features,
 )
 from palaestra.ops import Categorical, DiagonalGaussian
-from palaestra.policies.actions import BoxHead, ChoiceHead, Head, head_of, raw_actions
-from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy, require_continuous, require_discrete
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.actions import (
+    BoxHead,
+    ChoiceHead,
+    Head,
+    head_of,
+    raw_actions,
+    require_continuous,
+    require_discrete,
+)
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
-__all__ = ["CategoricalPolicy", "CompositePolicy", "GaussianPolicy", "ReturnConditionedPolicy", "stochastic_policy"]
+__all__ = [
+    "CategoricalPolicy",
+    "CompositePolicy",
+    "GaussianPolicy",
+    "ReturnConditionedPolicy",
+    "StochasticPolicy",
+    "stochastic_policy",
+]
+
+
+class StochasticPolicy(NetworkPolicy):
+    """A policy that draws its actions from a distribution; a subclass says from which in `distribution_of`."""
+
+    behaviour_fields = ("log_prob",)
+
+    @abstractmethod
+    def distribution_of(self, outputs: Any, mask: Any = None) -> Any:
+        """The distribution over raw actions, an object of `palaestra.ops` or one with its methods.
+
+        Args:
+            outputs: of the network.
+            mask: which actions are allowed; `None` is all.
+        """
+
+    def distribution(self, observation: Any, state: Any = (), first: Tensor | None = None) -> Any:
+        """The distribution over raw actions, with gradients.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+            state: see `NetworkPolicy`.
+            first: see `NetworkPolicy`.
+
+        Returns:
+            Over [...] actions.
+
+        Raises:
+            ShapeError: the policy has a memory and was given none.
+        """
+        return self.distribution_of(self._outputs(observation, state, first), self.action_mask(observation))
+
+    def sample(self, observation: Any) -> tuple[Any, Tensor]:
+        distribution = self.distribution(observation, self._initial_state(len(observation)))
+        action = distribution.sample(self.generator)
+        return action, distribution.log_prob(action)
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        features, state = self.features(observation, state)
+        mask = self.action_mask(observation) if self.is_masked else None
+        distribution = self.distribution_of(self.head(features), mask)
+        action = distribution.mode() if deterministic else distribution.sample(self.generator)
+        return PolicyStep(action if self.exploration is None else self._explored(action, explore, mask), state)
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        if self.state_spec or self.exploration is not None or type(self).choose is not StochasticPolicy.choose:
+            return None
+        draw = getattr(self.distribution(observation), "noise", None)
+        return None if draw is None else partial(draw, self.generator)
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        distribution = self.distribution(observation)
+        action = distribution.sample_from(noise)
+        return action, {"log_prob": distribution.log_prob(action)}
+
+    def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
+        if first is None:
+            return Batch.of({"log_prob": self.distribution(observation, state).log_prob(action)})
+        # every row has its own memory, so that rows of any lanes and times are one batch
+        rows, count = first.shape, first.ndim
+        observation, action, state = (_flat(nest, count) for nest in (observation, action, state))
+        log_prob = self.distribution(observation, self.begun(state, first.reshape(-1))).log_prob(action)
+        return Batch.of({"log_prob": log_prob.reshape(rows)})
+
+
+def _flat(nest: Any, count: int) -> Any:
+    """The first axes as one."""
+    return nest.flatten(0, count - 1) if isinstance(nest, Tensor) else nest.map(lambda leaf: leaf.flatten(0, count - 1))
 
 
 @final

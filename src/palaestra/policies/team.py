@@ -16,10 +16,10 @@ from palaestra.nn import Network, NetworkConfig, OwnEncoder
 from palaestra.ops import Categorical, SquashedGaussian, greedy_action
 from palaestra.policies.actions import Head, head_of
 from palaestra.policies.exploration import Exploration
-from palaestra.policies.network_policy import NetworkPolicy, StochasticPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 from palaestra.policies.squashed import DeterministicPolicy, SquashedPolicy, squashed_gaussian
+from palaestra.policies.stochastic import StochasticPolicy
 
 __all__ = [
     "TeamCategoricalPolicy",

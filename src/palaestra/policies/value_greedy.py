@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from palaestra.core import SpecTree
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
-from palaestra.policies.actions import ChoiceHead, Head
+from palaestra.policies.actions import ChoiceHead, Head, require_discrete
 from palaestra.policies.exploration import EpsilonGreedy
-from palaestra.policies.network_policy import NetworkPolicy, require_discrete
-from palaestra.policies.policy import PolicyStep
+from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["ValueGreedyPolicy"]
 
@@ -95,7 +94,7 @@ class ValueGreedyPolicy(NetworkPolicy):
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
         value = self.head(features, self._noise(observation)) if explore and self.noise_size else self.head(features)
-        mask = self.action_mask(observation)
+        mask = self.action_mask(observation) if self.is_masked else None
         return PolicyStep(self._explored(greedy_action(value, mask), explore, mask), state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:

@@ -266,7 +266,8 @@ class Collector:
 
     def _run(self, rows: int, info: CollectInfo, random: bool) -> int:
         """Collects rows from every environment; returns how many, which are fewer after `pause`."""
-        self._refuse_random(random)
+        if random:
+            self._refuse_random()
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
             graph = None if random else self._compiled
@@ -279,9 +280,9 @@ class Collector:
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
-        write, append, add, version = self._writer.write, self.buffer.append, self._tracker.add, policy.version
-        env_s, inference_s, resets, done, appended = 0.0, 0.0, 0, 0, 0
-        time_step, state, keeps_state = self._current(), self._state, self._writer.keeps_state
+        send, recv, write = env.send, env.recv, self._writer.write
+        env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
+        time_step, state = self._current(), self._state
         while done < rows and not self._pausing:
             kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
             resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
@@ -291,24 +292,20 @@ class Collector:
             step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
             action = policy.env_action(step.action)
             acted = clock()
-            time_step = env.step(action)
+            send(action)
+            time_step = recv()
             env_s += clock() - acted
             inference_s += acted - begin
             ended = env.ended
             if preprocess is not None:
                 time_step, ended = preprocess(time_step), None if ended is None else preprocess(ended)
-            if lanes is not None:
-                write(*tree_select((step.action, time_step, state), lanes), lanes=lanes, ended=ended)
-            elif ended is not None:
+            if lanes is None:
                 write(step.action, time_step, state, None, ended)
-            else:  # what `write` does, without the call
-                append(step.action, time_step, policy_version=version, state=state if keeps_state else None)
-                add(time_step)
-                appended += 1
+            else:
+                write(*tree_select((step.action, time_step, state), lanes), lanes=lanes, ended=ended)
             state = step.state
             done += 1
         self._time_step, self._state = time_step, state
-        self._writer.together += appended
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
@@ -371,7 +368,8 @@ class Collector:
 
     def _run_episodes(self, info: CollectInfo, random: bool) -> None:
         """Steps all environments until each has its episodes; of one that has them, nothing more is stored."""
-        self._refuse_random(random)
+        if random:
+            self._refuse_random()
         left = self._left
         with torch.inference_mode():
             while left.any() and not self._pausing:
@@ -386,9 +384,9 @@ class Collector:
             self._check()
         self._apart = not left.any()
 
-    def _refuse_random(self, random: bool) -> None:
+    def _refuse_random(self) -> None:
         kept = [*self.buffer.info_fields, *(["search"] if isinstance(self.policy, SearchPolicy) else [])]
-        if random and kept:
+        if kept:
             raise ConfigError(f"random actions have no {', '.join(kept)} of the policy, which the buffer keeps")
 
     def _check(self) -> None:

@@ -26,7 +26,7 @@ __all__ = [
 
 _NONE = -1  # the step type of a lane that had no step
 _MANY_ROWS = 32
-_OF_NOW = "_gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
+_OF_NOW = "waiting", "_gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
 _Gathered = tuple[float, float, int]  # sum, largest and number of the values of an entry of `info`
 
 
@@ -53,7 +53,7 @@ class Episode(NamedTuple):
 class EpisodeTracker:
     """Turns the rows of several environments into finished episodes.
 
-    Rows are only kept in `add`; the arithmetic is done for many of them at once in `finished`.
+    Rows only wait; the arithmetic is done for many of them at once in `finished`.
 
     Args:
         num_envs: number of environments.
@@ -66,6 +66,9 @@ class EpisodeTracker:
         self._length = np.zeros(num_envs, np.int64)
         self._previous = np.full(num_envs, StepType.LAST, np.int32)
         self._gathered: list[dict[str, _Gathered]] = [{} for _ in range(num_envs)]  # of `info` in running episodes
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
+        """Reward [B], step type [B] and `env_info` of the newest rows of all environments: appended by whoever steps
+        them, in every step, for which a call would take longer than the step's share of the arithmetic."""
         self._rewards: list[Any] = []
         self._step_types: list[Any] = []
         self._infos: list[Any] = []
@@ -80,15 +83,26 @@ class EpisodeTracker:
             time_step: as the environment emitted it.
             lanes: [n] whose rows they are; `None` is all.
         """
-        info, reward, step_type = time_step.env_info, _block(time_step.reward), _block(time_step.step_type)
-        if lanes is not None:
-            count = len(self._return)
-            reward, step_type = _spread(reward, lanes, count, 0), _spread(step_type, lanes, count, _NONE)
-            if isinstance(info, Batch):
-                info = info.map(lambda leaf: torch.from_numpy(_spread(leaf.double().numpy(), lanes, count, np.nan)))
-        self._rewards.append(reward[None])
-        self._step_types.append(step_type[None])
+        if lanes is None:
+            self.waiting.append((time_step.reward, time_step.step_type, time_step.env_info))
+            return
+        self._take_waiting()
+        info, count = time_step.env_info, len(self._return)
+        if isinstance(info, Batch):
+            info = info.map(lambda leaf: torch.from_numpy(_spread(leaf.double().numpy(), lanes, count, np.nan)))
+        self._rewards.append(_spread(_block(time_step.reward), lanes, count, 0)[None])
+        self._step_types.append(_spread(_block(time_step.step_type), lanes, count, _NONE)[None])
         self._infos.append(info)
+        self._arrived = None
+
+    def _take_waiting(self) -> None:
+        if not self.waiting:
+            return
+        rewards, step_types, infos = zip(*self.waiting, strict=True)
+        self._rewards.append(_block(torch.stack(rewards)))  # [T, B]
+        self._step_types.append(_block(torch.stack(step_types)))
+        self._infos += infos
+        self.waiting.clear()
         self._arrived = None
 
     def extend(self, reward: torch.Tensor, step_type: torch.Tensor) -> None:
@@ -98,6 +112,7 @@ class EpisodeTracker:
             reward: [T, B].
             step_type: [T, B].
         """
+        self._take_waiting()
         self._rewards.append(_block(reward))
         self._step_types.append(_block(step_type))
         self._infos += [()] * len(reward)
@@ -107,18 +122,19 @@ class EpisodeTracker:
 
     def begin(self) -> None:
         """An unroll begins: the time to look at rows on a GPU, which has learned from them until now and goes on."""
-        if self._arrived is not None and len(self._infos) >= _MANY_ROWS:
+        if self._arrived is not None and not self.waiting and len(self._infos) >= _MANY_ROWS:
             self._held = self.finished()
 
     def reported(self) -> list[Episode]:
         """`finished` at the end of an unroll, of many rows together; of those on a GPU, what `begin` has found."""
-        if self._arrived is None and len(self._infos) >= _MANY_ROWS:
+        if (self._arrived is None or self.waiting) and len(self._infos) + len(self.waiting) >= _MANY_ROWS:
             return self.finished()
         held, self._held = self._held, []
         return held
 
     def finished(self) -> list[Episode]:
         """The episodes that ended in the rows added since the last call, in the order in which they ended."""
+        self._take_waiting()
         held, self._held = self._held, []
         if not self._rewards:
             return held
@@ -210,6 +226,7 @@ class EpisodeTracker:
 
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
+        self._take_waiting()
         state = {name.removeprefix("_"): copy.copy(value) for name, value in vars(self).items() if name not in _OF_NOW}
         for name in ("rewards", "step_types"):
             state[name] = [row for block in state[name] for row in as_array(block)]
@@ -227,6 +244,7 @@ class EpisodeTracker:
             state["gathered"] = [{key: (sum(v), max(v), len(v)) for key, v in lane.items()} for lane in lanes]
         for name, value in copy.deepcopy(state).items():
             setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
+        self.waiting.clear()
         self._held, self._arrived = [Episode(*parts) for parts in state.get("held", ())], None  # older ones have none
 
 

@@ -41,20 +41,18 @@ class RowWriter:
 
     def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
         self._buffer, self._policy, self._tracker = buffer, policy, tracker
-        self.keeps_state = bool(policy.stored_state_spec)
-        """Whether the policy's hidden state is appended as well."""
-        self.together = 0
-        """Rows of all lanes since the last `write_log_probs` that were appended without `write`."""
-        self._apart: np.ndarray | None = None  # [B] those of each lane that `write` appended
+        self._keeps_state = bool(policy.stored_state_spec)  # the policy's hidden state is appended as well
+        self._together = 0  # rows of all lanes since the last `write_log_probs`
+        self._apart: np.ndarray | None = None  # [B] rows of each lane besides
 
     @property
     def new(self) -> int:
         """Rows since the last `write_log_probs`, of the lane with most: ends and begins in one step add to it."""
-        return self.together + (0 if self._apart is None else int(self._apart.max()))
+        return self._together + (0 if self._apart is None else int(self._apart.max()))
 
     def state(self) -> dict[str, Any]:
         """`fresh_rows`: those of all lanes together, and of each lane besides."""
-        return {"fresh_rows": self.together, "fresh_rows_apart": None if self._apart is None else self._apart.tolist()}
+        return {"fresh_rows": self._together, "fresh_rows_apart": None if self._apart is None else self._apart.tolist()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from such counts.
@@ -62,7 +60,7 @@ class RowWriter:
         Args:
             state: with its entries, and possibly others.
         """
-        self.together, apart = state["fresh_rows"], state.get("fresh_rows_apart")  # older checkpoints have no second
+        self._together, apart = state["fresh_rows"], state.get("fresh_rows_apart")  # older checkpoints have no second
         self._apart = None if apart is None else np.array(apart, np.int64)
 
     def write(
@@ -82,8 +80,13 @@ class RowWriter:
             lanes: [n] which they are; `None` is all.
             ended: LAST rows of lanes that began a new episode within the step; others than `lanes` are left out.
         """
-        hidden = state if self.keeps_state else None
+        hidden = state if self._keeps_state else None
         append, version = self._buffer.append, self._policy.version
+        if lanes is None and ended is None:  # nearly every step
+            append(action, time_step, policy_version=version, state=hidden)
+            self._tracker.waiting.append((time_step.reward, time_step.step_type, time_step.env_info))
+            self._together += 1
+            return
         if ended is not None:
             place = np.full(self._buffer.num_lanes, -1)
             place[... if lanes is None else lanes] = np.arange(len(time_step.step_type))
@@ -131,7 +134,7 @@ class RowWriter:
         Acting only chooses. This is one batched pass over the rows just stored, with the same weights.
         """
         buffer, policy, rows = self._buffer, self._policy, self.new
-        self.together, self._apart = 0, None
+        self._together, self._apart = 0, None
         if not rows or not buffer.info_fields:
             return
         with torch.inference_mode():

@@ -84,7 +84,13 @@ class ActionReader:
         Raises:
             SpecError: an action is NaN, outside its space, or forbidden by its mask.
         """
-        actions = self.read(action)
+        actions, scalars = self.read(action), self._scalars
+        if scalars is not None and self.mask is None:
+            try:  # a look into the table shows that each is a choice, and gives what its environment takes
+                self._given = actions[0], list(map(scalars.__getitem__, actions[0].tolist()))
+                return actions
+            except KeyError:
+                pass
         wrong = self.refused(actions)
         if wrong is not None:
             raise SpecError(f"the action for environment {first_id + wrong[0]} has {wrong[1]}{where(wrong[0])}")
@@ -129,18 +135,17 @@ class ActionReader:
         """One action for every lane, as its bare environment takes it.
 
         Args:
-            arrays: from `read`, with nothing `wrong`.
+            arrays: from `read`, with nothing to be refused.
         """
-        scalars = self._scalars
-        if scalars is not None:
+        if self._scalars is not None:
             array, given = self._given
-            return given if array is arrays[0] else [scalars[value] for value in arrays[0].tolist()]
+            return given if array is arrays[0] else [self._scalars[value] for value in arrays[0].tolist()]
         if self._plain:
             return arrays[0]
         return [unflatten((array[lane] for array in arrays), self._spec) for lane in range(len(arrays[0]))]
 
-    def wrong(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
-        """The first action that no environment may see: NaN, infinite, or outside the bounds of its space.
+    def refused(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
+        """The first action that no environment may see: NaN, infinite, outside its space, or forbidden by its mask.
 
         Args:
             arrays: from `read`.
@@ -148,26 +153,11 @@ class ActionReader:
         Returns:
             The lane and what is wrong with its action; `None` if all are well.
         """
-        scalars = self._scalars
-        if scalars is not None:
-            try:
-                self._given = arrays[0], [scalars[value] for value in arrays[0].tolist()]
-                return None
-            except KeyError:
-                pass
         for array, leaf in zip(arrays, self._leaves, strict=True):
             found = outside(array, leaf.low, leaf.high, leaf.path)
             if found is not None:
                 return found
-        return None
-
-    def refused(self, arrays: list[np.ndarray]) -> tuple[int, str] | None:
-        """The first action that is `wrong`, or forbidden by its mask.
-
-        Args:
-            arrays: from `read`.
-        """
-        return self.wrong(arrays) or (None if self.mask is None else self._forbidden(arrays[0], self.mask))
+        return None if self.mask is None else self._forbidden(arrays[0], self.mask)
 
     def _forbidden(self, action: np.ndarray, mask: np.ndarray) -> tuple[int, str] | None:
         start = self._spec.start

@@ -129,7 +129,7 @@ class LaneEnvironment(HasSpecs, Environment):
                 f"environments {self._log.due} are at the end of an episode, or before their first, and "
                 "auto_reset is False; call reset()"
             )
-        self.start(self.checked(action))
+        self.start(self._reader.checked(action, self.driver.first_id, self._where))
 
     def checked(self, action: Any) -> list[np.ndarray]:
         """Actions as `start` takes them; environments have not seen them yet.

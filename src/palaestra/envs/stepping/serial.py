@@ -250,7 +250,6 @@ class SerialDriver(Attributed, Driver):
         """What to call for a step: a Gymnasium environment itself, where no layer of any lane adds to it."""
         self._direct = [_direct(env) for env in self.envs]
         self._all_direct = all(direct is not None for direct in self._direct)
-        self._read: Any = self._read_direct if self._all_direct else self._read_layers
         self._steps: list[Callable[[Any], Any]] = [
             direct.step if direct and self._all_direct else env.advance
             for direct, env in zip(self._direct, self.envs, strict=True)
@@ -266,38 +265,44 @@ class SerialDriver(Attributed, Driver):
                 cursor[0] = lane
             add(steps[lane](actions[lane]))
 
-    def _read_layers(self, results: list[TimeStep], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
-        kinds, self._earned, discounts, seen, _, _, _, infos = zip(*results, strict=True)
-        self.over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
-        step_type, discount = np.array(kinds, np.int32), np.array(discounts, np.float32)
-        rows = _new(Rows, (step_type, self._rewards(self._earned), discount, self._gather(seen)))
-        return rows, seen, numeric_infos(infos) if any(infos) else None
-
-    def _read_direct(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
-        """The same for `GymEnvironment`s under a `TimeLimit` or none, of what their Gymnasium environments return."""
-        seen, self._earned, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
-        step_type, discount = self._mid.copy(), self._one.copy()
-        self.over = over = list(self._limited)
-        if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
-            if not FLAGS.issuperset(map(type, terminated + truncated)):
-                require_flags(terminated, truncated)
-            ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
-            self.over = over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
-        for lane in over:
-            step_type[lane], discount[lane] = end_of(terminated[lane], True)
-        for lane in seeds:
-            step_type[lane] = 0
-        rows = _new(Rows, (step_type, self._rewards(self._earned), discount, self._gather(seen)))
+    def _read(self, results: list[Any], seeds: dict[int, int]) -> tuple[Rows, Sequence[Any], Any]:
+        """Rows of what layers returned, or the Gymnasium environments themselves; observations as they came; info."""
+        if self._all_direct:
+            seen, earned, terminated, truncated, infos = zip(*results)  # noqa: B905 - every one has five
+            step_type, discount = self._mid.copy(), self._one.copy()
+            over = list(self._limited)
+            if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
+                if not FLAGS.issuperset(map(type, terminated + truncated)):
+                    require_flags(terminated, truncated)
+                ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
+                over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
+            for lane in over:
+                step_type[lane], discount[lane] = end_of(terminated[lane], True)
+            for lane in seeds:
+                step_type[lane] = 0
+        else:
+            kinds, earned, discounts, seen, _, _, _, infos = zip(*results, strict=True)
+            over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
+            step_type, discount = np.array(kinds, np.int32), np.array(discounts, np.float32)
+        self.over, self._earned = over, earned
+        try:
+            reward, observation = np.array(earned, np.float32), [np.array(seen)] if self._plain else []
+        except ValueError:  # ragged: seen to below
+            reward = observation = None
+        if reward is None or reward.shape != self._reward_shape:
+            reward = self._rewards(earned)
+        if not observation or observation[0].dtype != self._dtypes[0] or observation[0].shape != self._shapes[0]:
+            observation = self._gather(seen)
+        rows = _new(Rows, (step_type, reward, discount, observation))
         return rows, seen, numeric_infos(infos) if any(infos) else None
 
     def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
+        """[B] or [B, k] of rewards that do not come as plain numbers."""
         try:
             reward = np.array(rewards, np.float32)
         except ValueError:  # a number beside an array of one
             reward = np.array([np.asarray(one, np.float32).item() for one in rewards], np.float32)
-        if reward.shape == self._reward_shape:
-            return reward
-        if reward.size != len(self.envs) or len(self._reward_shape) > 1:
+        if reward.shape != self._reward_shape and (reward.size != len(self.envs) or len(self._reward_shape) > 1):
             raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
         return reward.reshape(self._reward_shape)
 
@@ -349,14 +354,7 @@ class SerialDriver(Attributed, Driver):
         return found
 
     def _gather(self, seen: Sequence[Any]) -> list[np.ndarray]:
-        """One array for every leaf, and no broadcasting of a row that has another shape."""
-        if self._plain:
-            try:
-                array = np.array(seen)
-                if array.dtype == self._dtypes[0] and array.shape == self._shapes[0]:
-                    return [array]
-            except ValueError:  # ragged: found below
-                pass
+        """One array for every leaf, cast where need be, and no broadcasting of a row that has another shape."""
         spec = self.specs.observation
         columns = [seen] if self._plain else zip(*[flatten(observation, spec) for observation in seen], strict=True)
         arrays: list[np.ndarray] = []

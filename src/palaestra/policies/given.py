@@ -1,0 +1,117 @@
+"""What a policy is called with outside any training, as rows of tensors; and its actions as their spec says."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palaestra.core import Batch, NonFiniteError, ShapeError
+from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype
+from palaestra.policies.actions import children_of
+
+__all__: list[str] = []
+
+
+def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
+    """The leading dimensions of a nest, read off its first leaf.
+
+    Args:
+        observation: of any kind that a policy can be called with.
+        spec: of one observation.
+
+    Raises:
+        ShapeError: it lacks a part, or holds no numbers.
+    """
+    keys, leaf_spec = first_leaf(spec)
+    leaf, path = observation, ".".join(keys)
+    for key in keys:
+        leaf = _child(leaf, key, path)
+    shape = tuple(np.shape(_array(leaf, leaf_spec, path) if isinstance(leaf, list | tuple) else leaf))
+    return shape[: len(shape) - len(leaf_spec.shape)]
+
+
+def _child(node: Any, key: str, path: str) -> Any:
+    try:
+        if isinstance(node, tuple | list) or (isinstance(node, dict) and key not in node):
+            return node[int(key)]
+        return node[key]
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise ShapeError(f"the observation is a {type(node).__name__} without the entry {path!r} of its spec") from None
+
+
+def _named(path: str) -> str:
+    return f"the observation{f' {path!r}' if path else ''}"
+
+
+def _array(value: Any, spec: TensorSpec, path: str) -> Tensor | np.ndarray:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ShapeError(f"{_named(path)} is ragged: {error}; numbers of shape {spec.shape} are needed") from None
+    if array.dtype.kind not in "biuf":
+        raise ShapeError(f"{_named(path)} is {value!r}; numbers of shape {spec.shape} are needed")
+    return array
+
+
+def as_rows(value: Any, spec: SpecTree, device: torch.device, leading: tuple[int, ...], path: str = "") -> Any:
+    """A nest as tensors and batches of leading shape [N].
+
+    Args:
+        value: of any kind that a policy can be called with.
+        spec: of one observation.
+        device: where the tensors are to be.
+        leading: dimensions that become N.
+        path: of the nest, for messages.
+
+    Raises:
+        ShapeError: it does not fit the spec, or holds no numbers.
+        NonFiniteError: an element is NaN or infinite, or beyond the numbers of the spec's type.
+    """
+    if not isinstance(spec, TensorSpec):
+        paths = {key: (child, f"{path}.{key}" if path else key) for key, child in children_of(spec).items()}
+        return Batch.of(
+            {
+                key: as_rows(_child(value, key, inner), child, device, leading, inner)
+                for key, (child, inner) in paths.items()
+            }
+        )
+    name, array = _named(path), _array(value, spec, path)
+    array = array if isinstance(array, Tensor) else torch.as_tensor(array)
+    if tuple(array.shape) != (*leading, *spec.shape):
+        raise ShapeError(
+            f"{name} has shape {tuple(array.shape)}; its spec needs "
+            f"{(*leading, *spec.shape)}, with or without leading dimensions, the same for every entry"
+        )
+    rows = array.to(device, spec.dtype)
+    if spec.dtype.is_floating_point:
+        if not rows.isfinite().all():
+            raise NonFiniteError(f"{name} is {array.tolist()}; a policy needs finite numbers")
+        return rows.reshape((math.prod(leading), *spec.shape))
+    given, found, allowed = array.numpy(force=True), rows.numpy(force=True), ""  # numpy compares all types
+    fits = found == given
+    if spec.bounds is not None:
+        low, high = spec.bounds
+        fits, allowed = fits & (found >= low) & (found <= high), f" from {low.tolist()} to {high.tolist()}"
+    if not fits.all():
+        raise ShapeError(f"{name} is {given.tolist()}; its spec needs whole numbers{allowed} as {spec.dtype}")
+    return rows.reshape((math.prod(leading), *spec.shape))
+
+
+def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
+    """Actions as their spec says, in numpy.
+
+    Args:
+        action: leaves [N, ...].
+        spec: of one action.
+        leading: dimensions that N stands for.
+    """
+    if isinstance(spec, dict):
+        return {key: to_numpy(action[str(key)], child, leading) for key, child in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
+    array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
+    return array.reshape((*leading, *spec.shape))[()]
