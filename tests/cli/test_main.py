@@ -56,7 +56,7 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
     def broken(*arguments):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(palaestra.cli.inspect, "_show", broken)
+    monkeypatch.setattr(palaestra.cli.inspect, "print_table", broken)
     assert exit_code("list") == 5
     assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
 

@@ -280,7 +280,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "no duration": (
         "train ppo CartPole-v1 --time-limit soon",
         2,
-        "ConfigError --time-limit is 'soon'; give a duration such as 90s, 30m or 2h",
+        "ConfigError --time-limit: 'soon' is no duration; give a duration such as 90s, 30m or 2h",
     ),
     "no override": (
         "resume last --override algorithm.gamma",

@@ -34,7 +34,9 @@ def test_a_checkpoint_of_another_run_is_refused(runs, capsys):
     shutil.copytree(given, own.with_name(given.name))
     for verb in (["resume", str(one), "--until", "20000"], ["eval", str(one), "--which", "last"]):
         assert exit_code(*verb) == 5
-        assert "is a checkpoint of another run" in output(capsys)
+        text = output(capsys)
+        assert "is a checkpoint of another run" in text
+        assert "CheckpointError" in text and "_MisplacedError" not in text  # that name is nobody's
     assert not foreign.exists()
     assert own.with_name(given.name).exists()
     shutil.rmtree(own.with_name(given.name))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -32,26 +32,66 @@ _NEWEST = 20  # runs that are shown
 
 def list_all(what: str, options: RunOptions) -> int:
     """Lists algorithms with what they support, environments, presets, and runs."""
+    lists = {"algorithms": _algorithms, "envs": _environments, "presets": _presets, "runs": _runs}
     chosen = (what,) if what else ("algorithms", "presets", "runs")
     if options.json:
-        print(json.dumps({name: _json(name, options.root) for name in chosen}))
+        print(json.dumps({name: lists[name](options.root).values for name in chosen}))
         return 0
     for name in chosen:
-        _show(name, options.root)
+        found = lists[name](options.root)
+        if found.rows:
+            print_table(found.head, found.rows)
+        for note in found.notes:
+            print(note)
     return 0
 
 
-def _json(what: str, root: str) -> list[Any]:
-    if what == "algorithms":
-        return [asdict(entry) for entry in experiments.algorithm_catalogue()]
-    if what == "envs":
-        return [env._asdict() for env in registered_environments()]
-    if what == "presets":
-        return [list(key) for key in tuned()]
-    runs, groups = experiments.list_runs(root), experiments.list_groups(root)
-    return [{"path": str(path), "status": experiments.RunDirectory(path).status} for path in runs] + [
-        {"path": str(path), "seeds": _seeds(path)} for path in groups
-    ]
+class _Listing(NamedTuple):
+    values: list[Any]
+    """For JSON."""
+    head: list[str]
+    rows: list[tuple[Any, ...]]
+    notes: Sequence[str] = ()
+    """Lines below the table."""
+
+
+def _algorithms(root: str) -> _Listing:
+    entries = experiments.algorithm_catalogue()
+    rows = [(one.name, one.summary, one.data, ", ".join(one.actions), ", ".join(one.features)) for one in entries]
+    head = ["algorithm", "what it does", "data", "actions", "features"]
+    return _Listing([asdict(one) for one in entries], head, rows)
+
+
+def _environments(root: str) -> _Listing:
+    envs = registered_environments()
+    rows = [(env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "") for env in envs]
+    return _Listing([env._asdict() for env in envs], ["environment", "suite", "time limit", "native vector"], rows)
+
+
+def _presets(root: str) -> _Listing:
+    known: dict[str, list[str]] = {}
+    for algorithm, env in tuned():
+        known.setdefault(algorithm, []).append(env)
+    rows = [(name, ", ".join(envs)) for name, envs in known.items()]
+    return _Listing([list(key) for key in tuned()], ["algorithm", "tuned for"], rows)
+
+
+def _runs(root: str) -> _Listing:
+    runs = [experiments.RunDirectory(path) for path in experiments.list_runs(root)]
+    groups = experiments.list_groups(root)
+    values = [{"path": str(run.path), "status": run.status} for run in runs]
+    values += [{"path": str(path), "seeds": _seeds(path)} for path in groups]
+    if not runs:
+        return _Listing(values, [], [], ["no runs yet; start one with `palaestra train ppo CartPole-v1`"])
+    rows = []
+    for run in runs[-_NEWEST:]:
+        best = run.kept_return
+        rows.append((run.path, run.status, run.steps_done, "" if best is None else f"{best:.1f}"))
+    notes = [f"the newest {_NEWEST} of {len(runs)}; --json has all"] if len(runs) > _NEWEST else []
+    for path in groups[-_NEWEST:]:
+        states = [experiments.RunDirectory(child.parent).status for child in path.glob("*/run.json")]
+        notes.append(f"{path}  {states.count('done')} of {len(states)} seeds done")
+    return _Listing(values, ["run", "status", "env steps", "best return"], rows, notes)
 
 
 def _seeds(group: Path) -> Any:
@@ -59,46 +99,6 @@ def _seeds(group: Path) -> Any:
         return json.loads((group / "group.json").read_text()).get("seeds")
     except (OSError, ValueError, AttributeError):  # damaged
         return None
-
-
-def _show(what: str, root: str) -> None:
-    if what == "algorithms":
-        rows = [
-            (entry.name, entry.summary, entry.data, ", ".join(entry.actions), ", ".join(entry.features))
-            for entry in experiments.algorithm_catalogue()
-        ]
-        print_table(["algorithm", "what it does", "data", "actions", "features"], rows)
-    elif what == "envs":
-        rows = [
-            (env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "")
-            for env in registered_environments()
-        ]
-        print_table(["environment", "suite", "time limit", "native vector"], rows)
-    elif what == "presets":
-        known: dict[str, list[str]] = {}
-        for algorithm, env in tuned():
-            known.setdefault(algorithm, []).append(env)
-        print_table(["algorithm", "tuned for"], [(name, ", ".join(envs)) for name, envs in known.items()])
-    else:
-        _show_runs(root)
-
-
-def _show_runs(root: str) -> None:
-    runs = experiments.list_runs(root)
-    if not runs:
-        print("no runs yet; start one with `palaestra train ppo CartPole-v1`")
-        return
-    rows = []
-    for path in runs[-_NEWEST:]:
-        run = experiments.RunDirectory(path)
-        best = run.kept_return
-        rows.append((path, run.status, run.steps_done, "" if best is None else f"{best:.1f}"))
-    print_table(["run", "status", "env steps", "best return"], rows)
-    if len(runs) > _NEWEST:
-        print(f"the newest {_NEWEST} of {len(runs)}; --json has all")
-    for path in experiments.list_groups(root)[-_NEWEST:]:
-        states = [experiments.RunDirectory(child.parent).status for child in sorted(path.glob("*/run.json"))]
-        print(f"{path}  {states.count('done')} of {len(states)} seeds done")
 
 
 @dataclass(frozen=True, kw_only=True)

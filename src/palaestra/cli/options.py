@@ -25,6 +25,7 @@ from palaestra.experiments import ExperimentConfig, config_from_mapping, preset
 
 T = TypeVar("T")
 
+_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _HELP = {"-h", "--help", "--help-all"}
 _NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 
@@ -223,7 +224,8 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
     group, _, entry = name.partition(".")
     try:
         if setting is not None:
-            return setting.path, value_from_words(setting.hint, words)
+            is_duration = "duration" in getattr(setting.hint, "__metadata__", ()) and words != ["none"]
+            return setting.path, _seconds(words) if is_duration else value_from_words(setting.hint, words)
         mapping = known.get(group)
         if mapping is not None and typing.get_origin(mapping.hint) is dict:  # as of `--space.algorithm.gamma 0.9 1`
             of = typing.get_args(mapping.hint)[1]
@@ -234,6 +236,14 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
     others = algorithms_with(last) if group == "algorithm" else []
     other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
     raise ConfigError(f"unknown option --{option}{other or '; --help says which there are'}")
+
+
+def _seconds(words: list[str]) -> float:
+    """A duration, such as 90, 90s, 30m, 2h or 1d, in seconds."""
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([a-z]*)", " ".join(words).strip())
+    if match is None or match.group(2) not in _UNITS_S or not float(match.group(1)):
+        raise ConfigError(f"{' '.join(words)!r} is no duration; give a duration such as 90s, 30m or 2h")
+    return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
 def typed_options(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:

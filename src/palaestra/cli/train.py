@@ -3,11 +3,10 @@
 import json
 import logging
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -18,7 +17,6 @@ from palaestra.core import ConfigError, require_at_least
 from palaestra.training.console import silence_stdout
 
 _log = logging.getLogger(__name__)
-_UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +24,7 @@ class TrainCommand(ExperimentOptions):
     """All settings of a run, and what `palaestra train` itself can be told."""
 
     MOST_SET: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "how long": ("trainer.total_env_steps", "time_limit", "trainer.eval_every_steps", "seeds"),
+        "how long": ("trainer.total_env_steps", "trainer.time_limit_s", "trainer.eval_every_steps", "seeds"),
         "how it learns": (
             "algorithm.learning_rate",
             "algorithm.gamma",
@@ -47,10 +45,6 @@ class TrainCommand(ExperimentOptions):
     """Build everything, learn for about a second, say how much time and memory it will take; leave nothing behind."""
     seeds: int | None = None
     """Train so many seeds side by side, counted up from --seed."""
-    time_limit: str | None = None
-    """Longest training time, such as 90s, 30m or 2h; short for --trainer.time-limit-s."""
-    chaos: str | None = None
-    """Faults to inject into environments, such as kill:0.001,nan:0.01; short for --env.chaos."""
     json: bool = False
     """With --dry-run: print JSON."""
 
@@ -59,8 +53,6 @@ class TrainCommand(ExperimentOptions):
         require_at_least(self, "--", seeds=1)
         if self.json and not self.dry_run:
             raise ConfigError("--json prints what --dry-run finds out; give both, or neither")
-        if self.time_limit is not None:
-            seconds(self.time_limit)
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
@@ -70,36 +62,6 @@ class TrainCommand(ExperimentOptions):
             return super().defaults(arguments, options)
         base = experiments.preset(*arguments) if any(arguments) else None
         return cls(**vars(experiments.load_config(file, base=base)))
-
-    def experiment(self) -> experiments.ExperimentConfig:
-        """The settings of the run alone."""
-        config = super().experiment()
-        if self.time_limit is not None:
-            limited = replace(config.trainer, time_limit_s=seconds(self.time_limit))
-            config = replace(config, trainer=limited)
-        if self.chaos is not None:
-            config = replace(config, env=replace(config.env, chaos=self.chaos))
-        return config
-
-
-def seconds(text: str, option: str = "--time-limit") -> float:
-    """A duration in seconds.
-
-    Args:
-        text: a number with `s`, `m`, `h` or `d` after it, or none for seconds.
-        option: that it was given for.
-
-    Raises:
-        ConfigError: it is something else.
-
-    Examples:
-        >>> seconds("90"), seconds("1.5h")
-        (90.0, 5400.0)
-    """
-    match = re.fullmatch(r"(\d+\.?\d*)\s*([a-z]*)", text.strip())
-    if match is None or match.group(2) not in _UNITS_S or not float(match.group(1)):
-        raise ConfigError(f"{option} is {text!r}; give a duration such as 90s, 30m or 2h")
-    return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
 def train(algorithm: str, environment: str, options: TrainCommand) -> int:

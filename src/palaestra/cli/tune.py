@@ -3,34 +3,22 @@
 import json
 import shlex
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated
 
 from palaestra import experiments
 from palaestra.cli.options import ExperimentOptions
-from palaestra.cli.train import seconds
 from palaestra.runs.build import require_fit
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(ExperimentOptions):
+class TuneCommand(ExperimentOptions, experiments.Search):
     """All settings of a run, and how far to search."""
 
-    trials: int = 20
-    """How many are begun; the first has the settings as given."""
-    seeds: int = 2
-    """Seeds of each trial, side by side."""
-    jobs: int = 1
-    """Trials side by side."""
-    prune: bool = True
-    """End trials early that are worse than half of those before them after as many env steps."""
-    time: str | None = None
-    """Begin no further trial after so long, such as 30m or 2h; the winners are trained after that."""
-    top: int = 3
-    """How many of the best trials are trained again on fresh seeds."""
-    fresh_seeds: int = 5
-    """Seeds of each of them that no trial had."""
-    output: str | None = None
+    output: str = ""
     """Folder of the study; the same command goes on with one that exists. By default studies/ALGORITHM_ENVIRONMENT."""
+    time_limit_s: Annotated[float | None, "--time", "duration"] = None
+    """Begin no further trial after so long, such as 30m or 2h; the winners are trained after that."""
     dry_run: bool = False
     """Say what would be searched, and start nothing."""
     space: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
@@ -38,17 +26,10 @@ class TuneCommand(ExperimentOptions):
 
     def search(self) -> experiments.Search:
         """How far to search."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(experiments.Search)}
         name = self.env.name.replace("/", "-").replace(":", "-")
-        return experiments.Search(
-            output=self.output or f"studies/{self.algorithm_name}_{name}",
-            trials=self.trials,
-            seeds=self.seeds,
-            jobs=self.jobs,
-            prune=self.prune,
-            time_limit_s=None if self.time is None else seconds(self.time, "--time"),
-            top=self.top,
-            fresh_seeds=self.fresh_seeds,
-        )
+        values["output"] = self.output or f"studies/{self.algorithm_name}_{name}"
+        return experiments.Search(**values)
 
 
 def tune(algorithm: str, env: str, options: TuneCommand) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.importing import name_to_find
@@ -71,7 +71,7 @@ class EnvConfig:
     can be collected then."""
     strict: bool = False
     """Whether an observation outside its bounds is a fault; else it is logged once."""
-    chaos: str = ""
+    chaos: Annotated[str, "--chaos"] = ""
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from palaestra.core import ConfigError
 
@@ -33,8 +33,8 @@ class TrainerConfig:
     episodes_per_iteration: int | None = None
     """Whole episodes that an iteration collects, instead of the algorithm's unroll_length: as many in each
     environment, so a multiple of env.num_envs."""
-    time_limit_s: float | None = None
-    """Stop after so many seconds, evaluated and saved; a resumed run has the full time again."""
+    time_limit_s: Annotated[float | None, "--time-limit", "duration"] = None
+    """Stop after so many seconds (typed 90s, 30m or 2h), evaluated and saved; a resumed run has the full time again."""
     stop_at_return: float | None = None
     """Stop once the mean return of an evaluation reaches this."""
     eval_every_steps: int | None = None
