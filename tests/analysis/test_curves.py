@@ -168,3 +168,15 @@ def test_a_million_rows_are_drawn_in_five_seconds_and_500_mb(tmp_path):
         text = command(verb, str(run.path), folder=tmp_path, program=program)
         assert float(re.search(r"cpu ([\d.]+)", text)[1]) < 5
         assert int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) < 500_000  # ru_maxrss has that of who started it
+
+
+@pytest.mark.parametrize(
+    "line", ["garbage", '{"env_steps": 5, "return_mean": 9.0}', '{"return_mean": 9.0}', "[" * 5_000]
+)
+def test_damage_inside_metrics_is_said(tmp_path, caplog, line):
+    run = written(tmp_path, rows_of([1, 2, 3])).path
+    file = run / "metrics.jsonl"
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([first, line, *others]) + "\n")
+    assert [row["return_mean"] for row in read_metrics(run)] == [1, 2, 3]
+    assert "metrics.jsonl is damaged: 1 of its lines" in caplog.text

@@ -20,6 +20,42 @@ MODULE_INTERNALS = {
     *("_modules", "_parameters", "_apply", "_call_impl", "_load_from_state_dict", "_forward_hooks"),
     *("_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_slow_forward"),
 }
+# The one file that opens what may be somebody else's, and the places that read something else.
+READING = "src/palaestra/core/reading.py"
+READERS = {"os.open", "io.open", "json.load", "np.load", "np.fromfile", "np.memmap", "np.genfromtxt", "np.loadtxt"} | {
+    *("safe_open", "load_file", "torch.from_file", "mmap.mmap", "open", "shelve.open", "zipfile.ZipFile", "yaml.load"),
+}
+KERNEL = {  # which tells about this process and this machine
+    "src/palaestra/buffers/storage.py": {
+        *("Path('/proc/meminfo').read_text", "own.read_text", "(folder / limit).read_text"),
+        *("(folder / usage).read_text", "(folder / 'memory.stat').read_text"),
+    },
+    "src/palaestra/envs/supervision/guard.py": {"open"},
+    "src/palaestra/runs/records.py": {"Path('/proc/cpuinfo').read_text"},
+    "src/palaestra/runtime/leaks.py": {
+        *("(_SELF / 'task' / task / 'children').read_text", "(_SELF / 'statm').read_text"),
+        *("(_SELF / 'task' / number / 'comm').read_text", "Path('/proc', number, 'comm').read_text"),
+    },
+    "src/palaestra/runtime/ray_cluster.py": {"(task / 'children').read_text"},
+}
+OTHERS = {
+    "src/palaestra/cli/completion.py": {  # files of this package
+        *("(_SHELLS / 'program.sh').read_text", "(_SHELLS / f'palaestra.{shell}').read_text"),
+    },
+    "src/palaestra/analysis/logs.py": {"np.load", "zipfile.ZipFile"},  # bytes that were read
+    "src/palaestra/buffers/storage.py": {"torch.from_file"},  # of a size that was compared
+    "src/palaestra/config/values.py": {"yaml.load"},  # of a text
+    "src/palaestra/core/files.py": {"os.open", "safe_open"},  # a folder; what `opened` has looked at
+    "src/palaestra/distributed/replay_shard.py": {"parcel.open"},  # of the network
+    "src/palaestra/envs/supervision/places.py": {"path.open", "mmap.mmap"},  # which it has just made
+    "src/palaestra/runs/run_directory.py": {"(self.path / 'run.lock').open"},  # written; `require_plain` has looked
+    "src/palaestra/runtime/memory.py": {"mmap.mmap"},  # without a name
+    "src/palaestra/training/console.py": {"os.open"},  # the end of output
+    "src/palaestra/training/loggers.py": {"os.open"},  # written; `opened` looks before it is read
+}
+READ_ELSEWHERE = {(path, name) for places in (KERNEL, OTHERS) for path, names in places.items() for name in names}
+
+
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME)\b")
 
 
@@ -94,12 +130,35 @@ def private_torch(source: Source) -> list[str]:
     return found
 
 
+def reading(source: Source) -> list[str]:
+    return [
+        f"{source.at(call)}: calls {name}, which a pipe or an endless device would hold; the functions of "
+        f"{READING} refuse both, and bound what is read"
+        for call, name in source.calls
+        if _reads(call, name) and source.path != READING and (source.path, name) not in READ_ELSEWHERE
+    ]
+
+
+def _reads(call: ast.Call, name: str) -> bool:
+    if name.endswith((".read_text", ".read_bytes")) or (name in READERS and name != "open"):
+        return True
+    if name != "open" and not name.endswith(".open"):
+        return False
+    place = 1 if name == "open" else 0
+    modes = [*call.args[place : place + 1], *(word.value for word in call.keywords if word.arg == "mode")]
+    if not modes:  # `buffer.open(row)` has no mode and opens no file
+        return name == "open" or bool(call.keywords) or not call.args
+    mode = modes[0]
+    return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and bool({"r", "+"} & set(mode.value))
+
+
 def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
 @pytest.mark.parametrize(
-    ("rule", "folder"), [(unsafe_loading, "src"), (printing, "src"), (private_torch, "src"), (sleeping, "tests")]
+    ("rule", "folder"),
+    [(unsafe_loading, "src"), (printing, "src"), (private_torch, "src"), (reading, "src"), (sleeping, "tests")],
 )
 def test_nothing_forbidden_stands_in(rule, folder):
     violations = [violation for source in sources(folder) for violation in rule(source)]
@@ -132,6 +191,11 @@ def test_nothing_is_left_for_later():
         (private_torch, "src/palaestra/policies/a.py", "x = vars(self)['_buffers']"),
         (private_torch, "src/palaestra/policies/a.py", "x = self.network._modules"),
         (sleeping, "tests/envs/test_a.py", "import time\ntime.sleep(1)"),
+        (reading, "src/palaestra/runs/a.py", "data = (path / 'run.json').read_text()"),
+        (reading, "src/palaestra/runs/a.py", "file = path.open()"),
+        (reading, "src/palaestra/runs/a.py", "file = path.open('rb')"),
+        (reading, "src/palaestra/runs/a.py", "file = open(path, newline='')"),
+        (reading, "src/palaestra/runs/a.py", "data = np.load(path, allow_pickle=False)"),
     ],
 )
 def test_an_offender_is_named_with_file_and_line(rule, path, text):
@@ -149,7 +213,16 @@ def test_an_offender_is_named_with_file_and_line(rule, path, text):
         (private_torch, FAST, "torch._fused_adam_()"),
         (private_torch, "src/palaestra/training/a.py", "for buffer in self._buffers(): torch.add(self._x, 1)"),
         (sleeping, "tests/conftest.py", "time.sleep(0.01)"),
+        (reading, READING, "file = open(descriptor, 'rb')"),
+        (reading, "src/palaestra/runs/a.py", "file = path.open('ab')"),
+        (reading, "src/palaestra/runs/a.py", "self.buffer.open(time_step)"),
     ],
 )
 def test_an_allowed_line_passes(rule, path, text):
     assert rule(Source(path, text)) == []
+
+
+def test_every_exception_to_the_reader_of_files_is_needed():
+    """So the list of places that read files is complete, and nothing in it is out of date."""
+    found = {(source.path, name) for source in sources("src") for call, name in source.calls if _reads(call, name)}
+    assert found - {(READING, name) for path, name in found if path == READING} == READ_ELSEWHERE

@@ -144,7 +144,7 @@ def test_an_unknown_class_is_named_and_a_class_of_ones_own_can_be_given(saved):
 
 def test_text_that_is_no_json_is_refused(saved):
     (saved / "policy.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+    with pytest.raises(CheckpointError, match="cannot be read: it is no JSON"):
         load_policy(saved)
 
 

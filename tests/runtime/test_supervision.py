@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palaestra.runtime import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
-from palaestra.runtime.semaphore import SharedSemaphore
+from palaestra.runtime.memory import SharedSemaphore
 
 NAME, PRELOAD = "the worker under test", ["palaestra.envs.stepping.worker"]
 

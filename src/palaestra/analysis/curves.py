@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
+from palaestra.core.reading import opened, parse_json, read_lines
 from palaestra.runs.lineage import changes_between
 from palaestra.runs.records import is_number
 from palaestra.runs.run_directory import RunDirectory, find_runs
@@ -89,16 +89,28 @@ def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dic
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    found = []
-    with path.open("rb") as file:
+    found, damaged = list[dict[str, Any]](), 0
+    with opened(path) as file:
         size = path.stat().st_size
-        for line in file if at_most is None or size < _SMALL_BYTES else _spread(file, size, at_most):
+        for line in read_lines(path) if at_most is None or size < _SMALL_BYTES else _spread(file, size, at_most):
             if having not in line:
                 continue
-            with suppress(ValueError, RecursionError):
-                if isinstance(row := json.loads(line), dict):
-                    found.append(row)
+            try:
+                row = dict(parse_json(line))
+                if found and not row["env_steps"] >= found[-1]["env_steps"]:
+                    raise ValueError("env steps go back")
+                found.append(row)
+            except (ValueError, TypeError, KeyError):
+                damaged += line.endswith(b"\n")  # half a last line is what a killed run leaves
+    if damaged:
+        _say(f"{path} is damaged: {damaged:,} of its lines are no rows of metrics in order, and are left out")
     return found
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """Once, however often a file is read."""
+    _log.warning("%s", text)
 
 
 def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from palaestra.analysis.curves import thinned_metrics
 from palaestra.analysis.played import Symptom, play, played_symptoms
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core.reading import opened_text
 from palaestra.runs.records import is_number
 from palaestra.runs.run_directory import RunDirectory, find_run
 
@@ -145,7 +146,7 @@ class _Log:
         path = self.path / "episodes.csv"
         if not path.is_file():
             return []
-        with path.open(newline="") as file:
+        with opened_text(path, errors="replace") as file:
             texts = [row.get("return") for row in csv.DictReader(file)]
         found = list[float]()
         for text in filter(None, texts):

@@ -5,7 +5,7 @@ to a checkpoint. So a log that begins anew counts from its last beginning. `Logg
 """
 
 import csv
-import json
+import io
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ import numpy as np
 
 from palaestra.analysis.curves import thinned_metrics
 from palaestra.core import CheckpointError, ConfigError, import_extra
+from palaestra.core.reading import opened, opened_text, parse_json, read_bytes
 from palaestra.runs.records import read_evaluations
 from palaestra.runs.run_directory import RunDirectory
 
@@ -82,7 +83,7 @@ def read_logs(path: str | Path) -> list[LoggedRun]:
         MissingExtraError: TensorBoard events need tensorboard.
     """
     path = Path(path)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return _file(path)
     found: list[LoggedRun] = []
     folders = {file.parent for file in _files(path)}
@@ -104,9 +105,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _folder(folder: Path) -> list[LoggedRun]:
-    if (folder / "metrics.jsonl").is_file():
+    if (folder / "metrics.jsonl").exists():
         return [_own(folder)]
-    if folder.name == "tensorboard" and (folder.parent / "metrics.jsonl").is_file():
+    if folder.name == "tensorboard" and (folder.parent / "metrics.jsonl").exists():
         return []  # the same run again
     for pattern in _READERS:
         files = sorted(folder.glob(pattern))
@@ -146,16 +147,10 @@ def _own(folder: Path) -> LoggedRun:
     return _curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name)
 
 
-def _small(path: Path) -> Path:
-    if path.stat().st_size > _LARGEST_BYTES:
-        raise CheckpointError(f"{path} has more than {_LARGEST_BYTES // 2**20} MiB; a log is smaller")
-    return path
-
-
 def _rows(path: Path, skip: int = 0, *, table: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields of each row; of a log half a last line is left out, whose numbers may be cut."""
     try:
-        with _small(path).open(newline="", encoding="utf-8-sig") as file:
+        with opened_text(path, _LARGEST_BYTES) as file:
             for _ in range(skip):
                 file.readline()
             reader = csv.DictReader(file if table else (line for line in file if line.endswith("\n")))
@@ -163,7 +158,7 @@ def _rows(path: Path, skip: int = 0, *, table: bool = False) -> Iterator[tuple[i
                 if None in row:
                     raise CheckpointError(f"{path}, line {reader.line_num + skip}: more fields than columns")
                 yield reader.line_num + skip, row
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
@@ -215,13 +210,13 @@ def _result(path: Path) -> LoggedRun:
     """RLlib: a JSON object a line."""
     rows: list[tuple[int, Mapping[str, Any]]] = []
     environment = ""
-    with _small(path).open(encoding="utf-8", errors="replace") as file:
+    with opened_text(path, _LARGEST_BYTES, errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 environment = environment or str((record.get("config") or {}).get("env") or "")
                 rows.append((number, dict(_flat(record))))
-            except (ValueError, AttributeError, RecursionError) as error:
+            except (ValueError, AttributeError) as error:
                 if rows and not line.endswith("\n"):
                     break  # half a last line
                 raise CheckpointError(f"{path}, line {number}: not a JSON object: {error}") from error
@@ -246,12 +241,12 @@ def _monitor(paths: list[Path]) -> LoggedRun:
     sessions: dict[Path, list[list[tuple[float, float, float]]]] = {}
     environment = ""
     for path in paths:
-        with _small(path).open(encoding="utf-8", errors="replace") as file:
+        with opened_text(path, _LARGEST_BYTES, errors="replace") as file:
             text = file.readline(2**16)
         try:
-            head = json.loads(text.removeprefix("#"))
+            head = parse_json(text.removeprefix("#"))
             environment = environment or str(head.get("env_id") or "")
-        except (ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, AttributeError) as error:
             raise CheckpointError(f"{path}, line 1: it must be a JSON object behind #: {error}") from error
         start, last = _number(path, 1, "t_start", head.get("t_start", 0)), math.inf
         for line, row in _rows(path, skip=1):
@@ -273,10 +268,11 @@ def _monitor(paths: list[Path]) -> LoggedRun:
 def _evaluations(path: Path) -> LoggedRun:
     """Stable-Baselines3: timesteps [n], results [n, episodes]; pickled arrays are refused."""
     try:
-        with zipfile.ZipFile(_small(path)) as archive:
+        file = io.BytesIO(read_bytes(path, _LARGEST_BYTES))
+        with zipfile.ZipFile(file) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _LARGEST_BYTES:
                 raise ValueError("unpacked it is too large")
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             steps, results = (np.asarray(arrays[name], np.float64) for name in ("timesteps", "results"))
         points = np.stack([steps, results.reshape(len(steps), -1).mean(axis=1) if len(steps) else steps], axis=1)
         if not np.isfinite(points).all():
@@ -291,7 +287,7 @@ def _evaluations(path: Path) -> LoggedRun:
 def _events(path: Path) -> LoggedRun:
     """TensorBoard: a file, or a folder with the files of one run; scalars as numbers or, newer, as tensors."""
     for file in [path] if path.is_file() else path.glob("events.out.tfevents.*"):
-        _small(file)
+        opened(file, _LARGEST_BYTES).close()
     why = f"reading {path}"
     module = import_extra("tensorboard.backend.event_processing.event_accumulator", "tensorboard", why)
     array = import_extra("tensorboard.util.tensor_util", "tensorboard", why).make_ndarray

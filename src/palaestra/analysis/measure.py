@@ -15,14 +15,14 @@ from rich.filesize import decimal
 
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import ConfigError, StepType, tree_leaves
-from palaestra.core.computing import num_cores
+from palaestra.core.computing import memory_bytes, num_cores
 from palaestra.envs import EnvConfig, create_environment
 from palaestra.envs.create import is_pool
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
-from palaestra.runs.records import memory_bytes, network_lines, networks_of
+from palaestra.runs.records import network_lines, networks_of
 from palaestra.training import Trainer
 from palaestra.training.console import duration
 

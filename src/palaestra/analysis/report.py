@@ -21,6 +21,7 @@ from palaestra.analysis.curves import (
 )
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.reading import read_bytes, read_text
 from palaestra.runs.records import is_number, read_evaluations, read_faults
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.training import Histogram
@@ -185,7 +186,7 @@ def _videos(run: RunDirectory) -> Iterable[str]:
         if film.stat().st_size > _LARGEST_VIDEO_BYTES:
             yield f"<p>{escape(film.name)} is too large for this page: {escape(str(film))}</p>"
             continue
-        data = base64.b64encode(film.read_bytes()).decode()
+        data = base64.b64encode(read_bytes(film, _LARGEST_VIDEO_BYTES)).decode()
         if film.suffix == ".mp4":
             yield f'<h2>{escape(film.name)}</h2><video controls loop src="data:video/mp4;base64,{data}"></video>'
         else:
@@ -210,7 +211,7 @@ def _origin(run: RunDirectory) -> Iterable[str]:
         "not_logged",
     ]
     info = {key: value for key, value in run.info.items() if key in keys and value}
-    config = escape((run.path / "config.yaml").read_text())
+    config = escape(read_text(run.path / "config.yaml"))
     yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
     origin = escape(json.dumps(info, indent=2))
     yield f"<h2>Origin</h2><details><summary>run.json</summary><pre>{origin}</pre></details>"

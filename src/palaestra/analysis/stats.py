@@ -18,7 +18,8 @@ import yaml
 
 from palaestra.analysis.curves import iqm, require_plot_name
 from palaestra.config.values import read_yaml
-from palaestra.core import ConfigError, import_extra
+from palaestra.core import CheckpointError, ConfigError, import_extra
+from palaestra.core.reading import read_text
 from palaestra.ops import Interval
 
 __all__ = [
@@ -288,9 +289,9 @@ def read_references(path: str | Path) -> dict[str, list[float]]:
         ConfigError: it cannot be read, or is not of that form.
     """
     try:
-        record = read_yaml(Path(path).read_text(encoding="utf-8").expandtabs())  # JSON is YAML, but for tabs
+        record = read_yaml(read_text(path).expandtabs())  # JSON is YAML, but for tabs
         return {str(env): [float(low), float(high)] for env, (low, high) in record.items()}
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (CheckpointError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} must hold `environment: [low, high]` in each line: {error}") from error
 
 

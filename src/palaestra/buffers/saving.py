@@ -15,6 +15,7 @@ from palaestra.buffers.storage import saved_field
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.core import files
 from palaestra.core.errors import CheckpointError, ConfigError, SpecError
+from palaestra.core.reading import read_json
 from palaestra.core.spec import spec_from_json, spec_to_json
 
 __all__: list[str] = []
@@ -275,12 +276,12 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
     """
     files.check_files(directory, files.read_manifest(directory, _FORMAT_VERSION)["files"])
     try:
-        described = json.loads((directory / "buffer.json").read_text())
+        described = read_json(directory / "buffer.json")
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}
         options |= {name: described[name] for name in ("state_period", "complete_episodes_only")}
         options |= {name: described[name] for name in ("stack_num", "sample_avail") if name in described}
         shape = {name: described[name] for name in ("capacity", "num_lanes")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
         raise CheckpointError(f"{directory / 'buffer.json'} describes no buffer: {error!r}") from error
     return shape, RowOptions(**options), files.load_tensors(directory / "rows.safetensors")
 

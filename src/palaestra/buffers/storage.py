@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
+from palaestra.core.reading import read_json
 
 __all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage"]
 
@@ -164,11 +165,7 @@ class MappedFiles(Storage):
         return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
 
     def _require_same(self, described: Path, layout: Mapping[str, list[object]]) -> None:
-        try:
-            found = json.loads(described.read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{described} cannot be read: {error}") from error
-        if found != layout:
+        if (found := read_json(described)) != layout:
             raise CheckpointError(
                 f"{described} describes rows of {found}, but this buffer needs {layout}; "
                 "give the same specs, lanes and capacity, or another directory"

@@ -20,7 +20,8 @@ from rich.markup import escape
 from palaestra import experiments
 from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, print_table
 from palaestra.config.presets import tuned
-from palaestra.core import ConfigError, available_devices
+from palaestra.core import CheckpointError, ConfigError, available_devices
+from palaestra.core.reading import read_json, read_text
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import registered_environments
@@ -96,8 +97,8 @@ def _runs(root: str) -> _Listing:
 
 def _seeds(group: Path) -> Any:
     try:
-        return json.loads((group / "group.json").read_text()).get("seeds")
-    except (OSError, ValueError, AttributeError):  # damaged
+        return read_json(group / "group.json").get("seeds")
+    except (CheckpointError, AttributeError):  # damaged
         return None
 
 
@@ -112,7 +113,7 @@ class ShowOptions(JsonOptions):
 def show_code(name: str, options: ShowOptions) -> int:
     """Prints the one file that is an algorithm."""
     path = _single_file(name) if options.flat else experiments.algorithm_source(name)
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     if options.json:
         sys.stdout.write(json.dumps({"path": str(path), "code": text}) + "\n")
     elif sys.stdout.isatty():

@@ -13,8 +13,10 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.config.values import REMOVED, RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
-from palaestra.core import ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object, require_at_least
+from palaestra.core import Linear, Offline, Piecewise, import_object
+from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean, require_at_least
 from palaestra.core.files import replace_text
+from palaestra.core.reading import read_text
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.multiagent import AgentsConfig
@@ -443,8 +445,8 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         ConfigError: it cannot be read, or holds no mapping.
     """
     try:
-        data = _parsed(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        data = _parsed(read_text(path))
+    except (CheckpointError, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         what = "is empty" if data is None else f"holds {type(data).__name__}"

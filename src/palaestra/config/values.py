@@ -15,6 +15,7 @@ import yaml
 
 from palaestra.core import ConfigError, Linear, parse_schedule
 from palaestra.core.errors import printable
+from palaestra.core.reading import MOST_DIGITS
 
 __all__ = [
     "REMOVED",
@@ -177,7 +178,8 @@ def read_yaml(text: str) -> Any:
         text: of the document.
 
     Raises:
-        yaml.YAMLError: it is none, a key stands twice, or aliases make far more of it than it is.
+        yaml.YAMLError: it is none, a key stands twice, a number has more than 40 digits, or aliases make far more of
+            it than it is.
 
     Examples:
         >>> read_yaml("{steps: 1e5, rate: 3e-4}")
@@ -204,6 +206,8 @@ def _require_bounded(text: str) -> None:
             counts[-1] += sizes.get(event.anchor, 100_000 if event.anchor in anchors else 1)
         elif isinstance(event, yaml.ScalarEvent):
             counts[-1] += 1
+            if (digits := event.value.lstrip("+-")).isdecimal() and len(digits) > MOST_DIGITS:
+                raise yaml.YAMLError(f"it has a number of {len(digits):,} digits; at most {MOST_DIGITS} are read")
             if printable(event.value) != event.value:
                 raise yaml.YAMLError(f"{printable(event.value)!r} holds control characters, which no setting has")
         if len(counts) > 50 or counts[-1] >= 100_000:

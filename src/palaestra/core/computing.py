@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from palaestra.core.errors import ConfigError
 
 __all__ = ["computing_thread", "prefer_onednn"]
 
@@ -21,6 +24,51 @@ _LARGE = 5_000_000
 _before: str | None = None  # the precision that `prefer_onednn` has changed
 # Activations of a layer: several threads are never faster below; more need not be tried.
 _LEAST, _MOST = 1 << 15, 1 << 18
+
+
+_OF_SHAPES = (torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros)
+
+
+class BoundedTensors(TorchFunctionMode):
+    """While entered, tensors of more numbers than there is reason for are refused before memory is asked for.
+
+    Args:
+        numbers: that all tensors may have together.
+        calls: that may make tensors.
+        reason: why no more, for the message.
+    """
+
+    def __init__(self, numbers: float, calls: float, reason: str) -> None:
+        super().__init__()
+        self._left, self._calls_left, self._reason = numbers, calls, reason
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_SHAPES:
+            sizes = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+            self._take([size for size in sizes if type(size) is int])
+        elif func is torch.eye:
+            self._take([args[0], args[0]])
+        elif func is torch.linspace:
+            self._take([kwargs.get("steps", args[2] if len(args) > 2 else 0)])
+        elif func is torch.arange:
+            self._take([max(args, default=0) - min(0, *args)])
+        return func(*args, **kwargs)
+
+    def _take(self, shape: Sequence[float]) -> None:
+        count = math.prod(shape)
+        self._left, self._calls_left = self._left - count, self._calls_left - 1
+        if self._left < 0 or self._calls_left < 0 or count < 0:
+            text = " x ".join(f"{size:,}" for size in shape)
+            raise ConfigError(f"it asks for a tensor of {text} numbers, {self._reason}")
+
+
+def memory_bytes() -> int | None:
+    """Memory of this machine; `None` where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def num_cores() -> int:

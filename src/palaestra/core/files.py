@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from palaestra.core.errors import CheckpointError
 from palaestra.core.fields import Fields
+from palaestra.core.reading import MOST_DIGITS, opened, parse_json, read_json, require_shallow
 from palaestra.core.tree import plain_batch
 
 __all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
@@ -31,9 +32,7 @@ __all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
 _Arrays = dict[str, torch.Tensor | np.ndarray]
 # Names that a safetensors file needs for itself, or a caller for the values beside the arrays.
 _TAKEN = ("", "__metadata__")
-_SEGMENTS = "segments"
-_ELSEWHERE = "elsewhere"
-_MANIFEST = "manifest.json"
+_SEGMENTS, _ELSEWHERE, _MANIFEST = "segments", "elsewhere", "manifest.json"
 
 
 def split_state(nest: Any) -> tuple[Any, _Arrays]:
@@ -65,6 +64,8 @@ def _split(value: Any, path: str, arrays: _Arrays) -> Any:
         return {"$array": name}
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+        raise TypeError(f"a number of more than {MOST_DIGITS} digits cannot be saved (at {path!r})")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -166,7 +167,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
     with open(path, "ab") as file:  # says who may read it, by the umask; safetensors would keep it to its owner
         mode = os.fstat(file.fileno()).st_mode
     save_file(arrays, path, metadata={"palaestra": json.dumps(kinds)})
-    with open(path, "rb") as file:
+    with opened(path) as file:
         os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
 
@@ -180,9 +181,10 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, damaged, or not of this format.
     """
+    opened(path).close()
     try:
         with safe_open(path, framework="pt") as file:
-            kinds = json.loads((file.metadata() or {}).get("palaestra", "{}"))
+            kinds = parse_json((file.metadata() or {}).get("palaestra", "{}"))
             loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, (kind, value) in kinds.items():
             loaded[name] = loaded[name].numpy() if kind == "numpy" else value
@@ -312,7 +314,7 @@ def copy_newest(directory: Path, count: int, shared: Mapping[str, Path]) -> None
             _link(shared[copy.name], copy)
             continue
         shutil.copyfile(file, copy)
-        with copy.open("rb") as stream:
+        with opened(copy) as stream:
             os.fsync(stream.fileno())
 
 
@@ -414,7 +416,7 @@ def fingerprint(file: Path) -> dict[str, Any]:
     Args:
         file: its path.
     """
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
 
 
@@ -460,7 +462,14 @@ def write_json(path: Path, value: Any) -> None:
     Args:
         path: of the file.
         value: JSON values.
+
+    Raises:
+        CheckpointError: they are nested too deep to be read back.
     """
+    try:
+        require_shallow(value)
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
     with path.open("w") as stream:
         json.dump(value, stream)
         stream.flush()
@@ -510,10 +519,10 @@ def read_manifest(directory: Path, newest: int) -> dict[str, Any]:
         OtherFormatError: the format is newer.
     """
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text())
+        manifest = read_json(directory / _MANIFEST)
         digest = manifest.pop("sha256")
         manifest["format_version"], manifest["files"] = int(manifest["format_version"]), dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{directory} has no readable {_MANIFEST}: {error!r}") from error
     if digest != _digest(manifest):
         raise CheckpointError(f"{directory / _MANIFEST} is damaged: its own hash is wrong")

@@ -14,6 +14,7 @@ __all__ = ["EnvConfig"]
 
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
 VECTORIZATIONS = get_args(Vectorization)
+_MOST_ENVS = 1_000_000
 INPUTS = ("prev_action", "reward", "env_info")
 
 
@@ -90,6 +91,8 @@ class EnvConfig:
             if getattr(self, name) is not None and self.vectorization != "process":
                 given = f"env.{name} is {getattr(self, name)}"
                 raise ConfigError(f"{given}; only vectorization=process {does}, and it is {self.vectorization}")
+        if self.num_envs > _MOST_ENVS:
+            raise ConfigError(f"env.num_envs is {self.num_envs:,}; it must be at most {_MOST_ENVS:,}")
         if not self.auto_reset and self.num_ready is not None:
             raise ConfigError("env.auto_reset is False, which needs all environments at once; leave out env.num_ready")
         if not 0 <= self.discount <= 1:

@@ -1,6 +1,5 @@
 """Published rows of `benchmarks/learning`: trained as they were, and compared with what they say."""
 
-import json
 import math
 import platform
 import statistics
@@ -14,6 +13,7 @@ import torch
 
 from palaestra.config.presets import load_config
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
@@ -137,7 +137,7 @@ def published_rows(results: str | Path | None = None) -> dict[str, PublishedRow]
         )
     found = {}
     for file in sorted(folder.glob("*.json")):
-        record = json.loads(file.read_text())
+        record = read_json(file)
         if "row" in record:
             found[file.stem] = _row(file.stem, record)
     return found
@@ -208,7 +208,7 @@ def _final(policy: Policy, directory: Path, seed: int, which: str) -> dict[str, 
     with env:
         result = evaluate(policy, env, episodes=_FINAL_EPISODES, seeds=lanes)
     save_policy(policy, directory / f"{which}_policy")
-    described = json.loads((directory / f"{which}_policy" / "policy.json").read_text())
+    described = read_json(directory / f"{which}_policy" / "policy.json")
     return {
         "return_mean": result.return_mean,
         "return_std": result.return_std,

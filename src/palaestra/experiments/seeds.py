@@ -21,6 +21,7 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
+from palaestra.core.reading import opened, parse_json, read_json, read_text
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
 from palaestra.runs.records import provenance
@@ -165,8 +166,8 @@ def resume_seeds(
 def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
     """Refuses a group that lacks a seed, which would count as trained to the end."""
     try:
-        named = set(json.loads((group / "group.json").read_text())["seeds"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        named = set(read_json(group / "group.json")["seeds"])
+    except (CheckpointError, TypeError, KeyError) as error:
         raise CheckpointError(f"{group}/group.json says no more which seeds there are ({error!r}); mend it") from error
     if missing := sorted(named - {seed.number for seed in seeds}):
         raise CheckpointError(
@@ -218,9 +219,9 @@ class _Seed:
     def refresh(self) -> None:
         """Reads the newest row of metrics, where there is one."""
         path = self.directory.path / "metrics.jsonl"
-        with contextlib.suppress(OSError, ValueError, IndexError), path.open("rb") as file:
+        with contextlib.suppress(CheckpointError, ValueError, IndexError), opened(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            self.metrics = json.loads(file.read().split(b"\n")[-2])
+            self.metrics = parse_json(file.read(_TAIL_BYTES).split(b"\n")[-2])
 
     @property
     def env_steps(self) -> int:
@@ -334,7 +335,7 @@ def _supervise(
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    lines = read_text(path, errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else "it ended without a word"
 
 

@@ -24,6 +24,7 @@ from palaestra.core import ConfigError, PalaestraError, import_extra, require_at
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
+from palaestra.core.reading import read_bytes, read_text
 from palaestra.experiments.run import require_same_task
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
 from palaestra.runs.build import require_fit
@@ -201,7 +202,7 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
             raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder") from None
         asked = {"config": config_to_mapping(config), "seeds": search.seeds, "space": [str(one) for one in space]}
         text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
-        if file.exists() and file.read_text() != text:
+        if file.exists() and read_text(file) != text:
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
         replace_text(file, text)
         _cut_half_line(folder / "journal.log")
@@ -211,7 +212,7 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
 def _cut_half_line(file: Path) -> None:
     """Takes away what a machine that went down has left of a line."""
     if file.exists():
-        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+        os.truncate(file, read_bytes(file, 1 << 30).rfind(b"\n") + 1)
 
 
 def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:

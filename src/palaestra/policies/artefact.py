@@ -2,20 +2,19 @@
 
 import dataclasses
 import json
-import math
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_json
+from palaestra.core.computing import BoundedTensors
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint
 from palaestra.core.importing import code_of, import_object, strange_code
+from palaestra.core.reading import read_json
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
 from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -41,7 +40,6 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
-_OF_SHAPES = (torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros)
 
 
 def save_policy(policy: Policy, directory: str | Path) -> None:
@@ -94,7 +92,8 @@ def load_policy(
         )
     tensors = _tensors(directory, data)
     config = _network_config(data, directory / _JSON, network)
-    with _Sized(tensors.values()):
+    most = 20 * sum(tensor.numel() for tensor in tensors.values()) + 10**7
+    with BoundedTensors(most, 20 * len(tensors) + 1000, "far more than its weights do, or less than nothing"):
         policy = _built(known[name], data, config, directory / _JSON)
     try:
         policy.load_state_dict(tensors)
@@ -186,10 +185,7 @@ def _description(directory: Path) -> dict[str, Any]:
                 f"there is no {needed.name} in {directory}; {meant}ive the directory that save_policy wrote, "
                 "for example the `policy` directory of a run"
             )
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}; save the policy again") from error
+    data = read_json(path)
     version = data.get("format") if isinstance(data, dict) else None
     if version != _FORMAT:
         raise CheckpointError(
@@ -257,33 +253,6 @@ def _importable(name: str, path: Path) -> Any:
         f"{path} names the encoder {name!r}, which is {found!r}: no nn.Module class, and no function that is annotated "
         "to return a module. Pass it as load_policy(directory, network=...)"
     )
-
-
-class _Sized(TorchFunctionMode):
-    """Refuses to make tensors of more numbers than were saved justify, before memory is asked for."""
-
-    def __init__(self, saved: Collection[torch.Tensor]) -> None:
-        super().__init__()
-        self._left = 20 * sum(tensor.numel() for tensor in saved) + 10**7
-        self._calls_left = 20 * len(saved) + 1000
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _OF_SHAPES:
-            sizes = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
-            self._take(math.prod(size for size in sizes if type(size) is int))
-        elif func is torch.eye:
-            self._take(args[0] ** 2)
-        elif func is torch.linspace:
-            self._take(kwargs.get("steps", args[2] if len(args) > 2 else 0))
-        elif func is torch.arange:
-            self._take(max(args, default=0) - min(0, *args))
-        return func(*args, **kwargs)
-
-    def _take(self, count: int) -> None:
-        self._left, self._calls_left = self._left - count, self._calls_left - 1
-        if self._left < 0 or self._calls_left < 0 or count < 0:
-            raise ValueError("it asks for far more than its weights do, or for less than nothing")
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:

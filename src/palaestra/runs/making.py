@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +14,15 @@ import torch
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class
 from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.core.computing import choose_library, faster_threads, num_cores, prefer_onednn, prefers_onednn
+from palaestra.core.computing import (
+    BoundedTensors,
+    choose_library,
+    faster_threads,
+    memory_bytes,
+    num_cores,
+    prefer_onednn,
+    prefers_onednn,
+)
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import probe_specs
 from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
@@ -69,7 +78,8 @@ def made_of(
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
     try:
-        made = kind(*specs, settings, seeds)
+        with BoundedTensors((memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"):
+            made = kind(*specs, settings, seeds)
     except ConfigError as error:
         team = getattr(kind, "team", False)
         others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)

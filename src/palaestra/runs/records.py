@@ -24,8 +24,9 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.core.computing import num_cores
+from palaestra.core.computing import memory_bytes, num_cores
 from palaestra.core.files import replace_text
+from palaestra.core.reading import read_json, read_text
 from palaestra.envs import EventLog
 from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
@@ -121,14 +122,6 @@ def processor() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration, IndexError):
         return platform.processor()
-
-
-def memory_bytes() -> int | None:
-    """Memory of this machine; `None` where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _git_revision() -> dict[str, Any] | None:
@@ -242,7 +235,7 @@ def crash_of(directory: Path) -> str:
         directory: the run's.
     """
     path = directory / CRASH
-    return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
+    return read_text(path, errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
 def read_faults(directory: str | Path) -> list[FaultRecord]:
@@ -257,8 +250,8 @@ def read_faults(directory: str | Path) -> list[FaultRecord]:
     faults = []
     for path in sorted((Path(directory) / "faults").glob("*.json"), key=lambda path: (len(path.name), path.name)):
         try:
-            faults.append(FaultRecord(**json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError) as error:
+            faults.append(FaultRecord(**read_json(path)))
+        except (CheckpointError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is no record of a fault: {error}; delete it, nothing depends on it"
             ) from None
@@ -402,12 +395,12 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
         if not path.stem.isdigit():
             continue
         try:
-            record = json.loads(path.read_text())
+            record = read_json(path)
             numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
             if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
                 raise ValueError("numbers are needed")
             found.append((int(path.stem), record))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (CheckpointError, ValueError, TypeError, KeyError) as error:
             _log.warning("%s is no evaluation (%r) and is left out", path, error)
     return sorted(found, key=lambda pair: pair[0])
 

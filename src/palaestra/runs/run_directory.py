@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from palaestra.config.config import ExperimentConfig, config_from_mapping, read_config, save_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.core.files import fingerprint, replace_text, whole_folder
+from palaestra.core.reading import opened, parse_json, read_text
 from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations
 from palaestra.runs.trust import require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
@@ -123,9 +124,9 @@ class RunDirectory:
         """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
         file = self.path / "run.json"
         try:
-            return dict(json.loads(_ESCAPED.sub("?", file.read_text()))) if file.is_file() else {}
-        except (ValueError, TypeError, RecursionError) as error:
-            _log.warning("%s is damaged (%r) and is begun anew", file, error)
+            return dict(parse_json(_ESCAPED.sub("?", read_text(file)))) if file.exists() else {}
+        except (CheckpointError, ValueError, TypeError) as error:
+            _log.warning("%s is damaged (%s) and is begun anew", file, error)
             return {}
 
     def checkpoints(self, *, keep: int = 3, copies: int = 2) -> CheckpointStore:
@@ -204,10 +205,10 @@ class RunDirectory:
         if not (self.path / "run.lock").is_file():  # nor is a pipe of a stranger's, which would not open
             return False
         try:
-            with (self.path / "run.lock").open() as file:
+            with opened(self.path / "run.lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return not isinstance(error, FileNotFoundError)
+        except (OSError, CheckpointError):
+            return (self.path / "run.lock").exists()
         return False
 
     def write_info(self, values: Mapping[str, Any]) -> None:
@@ -240,7 +241,7 @@ class RunDirectory:
         Raises:
             ConfigError: another process has it.
         """
-        file = (self.path / "run.lock").open("a+")
+        file = (self.path / "run.lock").open("a+", errors="replace")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

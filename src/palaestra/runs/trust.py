@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import json
 import os
 import re
 import secrets
@@ -10,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from palaestra.core import ConfigError
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.errors import printable
 from palaestra.core.importing import code_of, strange_code, trust_own, trusts
+from palaestra.core.reading import read_bytes, read_json
 from palaestra.envs.suites import envpool
 from palaestra.multiagent import loading
 
@@ -62,7 +62,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
 
 
 def require_plain(directory: Path) -> None:
-    """Refuses a folder with links or devices in it, through which reading and writing would reach other files.
+    """Refuses a folder with pipes, devices or links in it: through these, files elsewhere would be read and written.
 
     A run of this user may have links: they may lead to a larger disk, and services leave some.
 
@@ -72,8 +72,7 @@ def require_plain(directory: Path) -> None:
     Raises:
         ConfigError: names the first one.
     """
-    if trusts(directory) or _signed(directory):
-        return
+    own = trusts(directory) or _signed(directory)
     folders, group = [directory], (directory / "group.json").exists()
     for folder in folders:
         try:
@@ -83,11 +82,13 @@ def require_plain(directory: Path) -> None:
         for entry in entries:
             if entry.is_dir(follow_symlinks=group):
                 folders += [] if group else [Path(entry.path)]
-            elif entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or not Path(entry.path).exists()):
+            elif entry.is_symlink() and not own:
                 raise ConfigError(
-                    f"{printable(entry.path)} is a link or a device, through which a stranger's run could reach your "
-                    "files. If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+                    f"{printable(entry.path)} is a link, through which a stranger's run could reach your files. "
+                    "If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
                 )
+            elif (path := Path(entry.path)).exists() and not (path.is_file() or path.is_dir()):
+                raise ConfigError(f"{printable(entry.path)} is a pipe or a device; a run has files alone: remove it")
 
 
 def _reaches(data: Any, path: str = "") -> Iterator[str]:
@@ -117,18 +118,18 @@ def sign(directory: Path) -> str | None:
             key.parent.mkdir(parents=True, exist_ok=True)
             key.touch(mode=0o600)
             key.write_bytes(secrets.token_bytes(_KEY_SIZE))
-        secret = key.read_bytes()
+        secret = read_bytes(key)
         if len(secret) != _KEY_SIZE:
             return None
-        return hmac.new(secret, (directory / "config.yaml").read_bytes(), hashlib.sha256).hexdigest()
-    except OSError:
+        return hmac.new(secret, read_bytes(directory / "config.yaml"), hashlib.sha256).hexdigest()
+    except (OSError, CheckpointError):
         return None  # no home: such runs are trusted when told to
 
 
 def _signed(directory: Path) -> bool:
     try:
-        given = json.loads((directory / "run.json").read_text())["signature"]
-    except (OSError, ValueError, TypeError, KeyError):
+        given = read_json(directory / "run.json")["signature"]
+    except (CheckpointError, TypeError, KeyError):
         return False
     mine = sign(directory)
     return mine is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), mine.encode())

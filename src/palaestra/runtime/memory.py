@@ -1,4 +1,4 @@
-"""Memory that processes share, and the heap that the tensors of a gradient step come from and go to."""
+"""Memory and semaphores that processes share, and the heap that the tensors of a gradient step come from and go to."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ctypes
 import mmap
 import os
 import platform
+import secrets
 import socket
 import tempfile
+import weakref
+from _multiprocessing import SemLock, sem_unlink  # pyright: ignore[reportMissingImports]
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from palaestra.runtime.supervision import SupervisedProcess
-
-__all__ = ["SharedArrays", "keep_freed_memory"]
+__all__ = ["SharedArrays", "SharedSemaphore", "keep_freed_memory"]
 
 Layout = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of every array."""
@@ -66,11 +66,11 @@ class SharedArrays:
             written = os.pwrite(self._file, view, at)
             view, at = view[written:], at + written
 
-    def send(self, process: SupervisedProcess, deadline: float | None = None) -> None:
+    def send(self, process: Any, deadline: float | None = None) -> None:
         """Lets a worker map the same memory; it calls `receive`.
 
         Args:
-            process: the worker.
+            process: the worker, a `SupervisedProcess`.
             deadline: in `time.monotonic()` seconds; a minute from now by default.
 
         Raises:
@@ -143,6 +143,55 @@ def _mapped(file: int, layout: Layout) -> dict[str, np.ndarray]:
         arrays[name] = np.frombuffer(block, dtype, count, offset).reshape(shape)
         offset += _padded(shape, dtype)
     return arrays
+
+
+_COUNTS = 1  # the kind that counts, and belongs to no thread
+
+
+class SharedSemaphore:
+    """Counts releases by one process that another one waits for, from 0.
+
+    It has a name until `forget_name`, so that the other process can `open` it. From then on the operating system frees
+    it with the last process that has it, even if all of them are killed at once.
+
+    Examples:
+        >>> ours = SharedSemaphore()
+        >>> theirs = SharedSemaphore.open(ours.name)
+        >>> ours.forget_name()
+        >>> theirs.release()
+        >>> ours.acquire(False), ours.acquire(False)
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self.name = f"/palaestra-{secrets.token_hex(8)}"
+        self._begin(SemLock(_COUNTS, 0, SemLock.SEM_VALUE_MAX, self.name, False))
+        self._finalizer = weakref.finalize(self, sem_unlink, self.name)
+
+    def _begin(self, lock: Any) -> None:
+        self.acquire = lock.acquire
+        """`acquire(block=True, timeout_s=None)`: takes one release; whether there was one."""
+        self.release = lock.release
+        """Lets one `acquire` through."""
+
+    @classmethod
+    def open(cls, name: str) -> Self:
+        """The semaphore that another process has made.
+
+        Args:
+            name: of it; it must not have been forgotten.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        opened = cls.__new__(cls)
+        opened.name = name
+        opened._begin(SemLock._rebuild(0, _COUNTS, SemLock.SEM_VALUE_MAX, name))
+        return opened
+
+    def forget_name(self) -> None:
+        """No other process can open it any more; those that have it keep it."""
+        self._finalizer()
 
 
 # Numbers of `mallopt` in glibc's malloc.h.

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from palaestra.core import ConfigError, PalaestraError
-from palaestra.runtime.semaphore import SharedSemaphore
+from palaestra.runtime.memory import SharedSemaphore
 
 __all__ = [
     "Companion",

@@ -3,7 +3,6 @@
 import errno
 import functools
 import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import files
 from palaestra.core.batch import Batch
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
+from palaestra.core.reading import read_json
 from palaestra.rollout import OfflineFirst
 from palaestra.training.parts import DataCollector
 
@@ -24,6 +24,7 @@ FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
 _ASIDE = ".tmp-"
+_MOST_BYTES = 1 << 28  # of values that are no tensors
 _READ_EVERY = 4  # saves after which a shared segment is read again; its size is compared each time
 
 _log = logging.getLogger(__name__)
@@ -177,10 +178,10 @@ class CheckpointStore:
         if lost and not without_lost:
             raise _SegmentsLostError(str(files.damage(path / lost[0])))
         try:
-            values = json.loads((path / "state.json").read_text()) if "state.json" in entries else None
+            values = read_json(path / "state.json", _MOST_BYTES) if "state.json" in entries else None
             if not isinstance(values, dict):
                 raise TypeError("a JSON object is needed")
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (CheckpointError, TypeError) as error:
             raise CheckpointError(f"{path} has no readable state.json: {error!r}") from error
         state: dict[str, Any] = {}
         for name, value in values.items():

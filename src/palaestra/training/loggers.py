@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from palaestra.core import ConfigError
+from palaestra.core.reading import opened
 from palaestra.rollout import Episode
 from palaestra.training.parts import Histogram
 
@@ -231,7 +232,7 @@ class _Lines:
         self._size = len(header.encode())
         self._waiting, self._rows, self._left_out = b"", 0, 0
         self._error: OSError | None = None
-        with path.open("rb") as file:
+        with opened(path) as file:
             kept = 0
             if len(file.read(self._size)) < self._size:
                 self._size, self._waiting = 0, header.encode()

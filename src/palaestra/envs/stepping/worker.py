@@ -15,7 +15,7 @@ from palaestra.envs.contract.rows import Infos, Rows, Specs, put
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import Failure, FaultPolicy, Incident, failure_of, leaks_of
 from palaestra.runtime import LeakWatch, SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
-from palaestra.runtime.semaphore import SharedSemaphore
+from palaestra.runtime.memory import SharedSemaphore
 from palaestra.runtime.supervision import spin_acquire
 
 __all__ = ["BUSY", "DONE", "NEWS", "STEP", "Seat", "View", "layout", "serve"]

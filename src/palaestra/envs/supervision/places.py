@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import episode_seed
+from palaestra.core.reading import read_bytes
 
 __all__ = ["Place", "lane_calls", "place_of", "places_kept"]
 
@@ -103,7 +104,7 @@ def place_of(path: Path, stacks: str) -> dict[str, Any]:
     line = re.search(_LINE, crashed) or re.search(_LINE, stacks)  # who was ended from outside was in another thread
     if line is None or not path.is_file() or path.is_symlink() or path.stat().st_size != 8 * _CELLS:
         return {}
-    cells = memoryview(path.read_bytes()).cast("q")
+    cells = memoryview(read_bytes(path)).cast("q")
     (first, steps), lane = divmod(cells[0], 1 << _SHIFT), int(line[1]) - 2
     if not 0 < first < _CELLS or not 0 <= lane < min(cells[first], (_CELLS - first - 1) // 3):
         return {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from palaestra.core import ConfigError, TimeStep, import_extra
+from palaestra.core.reading import read_bytes
 from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.wrappers.base import StatefulWrapper
 
@@ -102,7 +103,7 @@ class RecordVideo(StatefulWrapper):
     def _close(self, writer: Any) -> None:
         writer.close()
         # ffmpeg writes the index of a film last, and imageio does not say that it has failed
-        if self._suffix == "mp4" and b"moov" not in self._path.read_bytes():
+        if self._suffix == "mp4" and b"moov" not in read_bytes(self._path, 1 << 40):
             raise OSError("ffmpeg could not finish it; is the disk full?")
 
     def _try(self, write: Callable[..., None], *args: Any) -> None:
