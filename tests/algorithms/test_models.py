@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from palaestra.algorithms import ALGORITHMS, Losses
-from palaestra.core import RunSeeds
+from palaestra.core import ConfigError, RunSeeds
 from palaestra.nn import create_algorithm_func
 from tests.algorithms.parts import collected, collector_for, environment, first_minibatch, tiny_config
 
@@ -125,3 +125,39 @@ def test_terms_that_train_a_component_with_different_others_add_up_there(monkeyp
     after = algorithm.gradients(batch).values
     for name, gradient in before.items():
         assert_close(after[name], (2 if name.startswith("critic") else 1) * gradient)
+
+
+MARO = {
+    "policy.encoder": {"cls": "adam", "params": {"lr": 1e-4}},
+    "policy": {"cls": "sgd", "params": {"lr": 0.0}},
+    "value": {"cls": "rmsprop", "params": {"lr": 1e-3}, "max_grad_norm": 0.25},
+}
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo", "impala"])
+def test_maro_35_representation_actor_and_critic_have_an_optimizer_each(name):
+    """MARO-32, MARO-33: where one component is trained by one loss, its parts may have optimizers of their own."""
+    with environment("discrete") as env:
+        algorithm = factory(name, env, optimizers=MARO)()
+        before = {key: value.detach().clone() for key, value in algorithm.model.component.named_parameters()}
+        updated(env, algorithm)
+        used = algorithm.model.optimizers
+        assert {key: one.option.cls for key, one in used.items()} == {
+            name: used[name].option.cls,
+            f"{name}/policy/encoder": "adam",
+            f"{name}/policy": "sgd",
+            f"{name}/value": "rmsprop",
+        }
+        assert used[f"{name}/value"].option.max_grad_norm == 0.25 and not used[name].names
+        assert sum(len(one.names) for one in used.values()) == len(before)
+        for key, parameter in algorithm.model.component.named_parameters():
+            still = key.startswith(f"{name}.policy.") and not key.startswith(f"{name}.policy.encoder.")
+            assert torch.equal(parameter, before[key]) is still  # the actor's step size is 0
+        again = factory(name, env, optimizers=MARO)()
+        again.load_state_tensors(algorithm.state_tensors())
+    assert_close(dict(again.model.state_tensors()), dict(algorithm.model.state_tensors()), rtol=0, atol=0)
+
+
+def test_a_part_that_is_not_there_is_refused_with_those_that_are():
+    with environment("discrete") as env, pytest.raises(ConfigError, match=r"'critic'.* components are a2c; .* value"):
+        factory("a2c", env, optimizers={"critic": "rmsprop"})()

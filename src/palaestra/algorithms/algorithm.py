@@ -85,7 +85,7 @@ class AlgorithmConfig:
     """
 
     optimizers: dict[str, Any] = field(default_factory=dict)
-    """Other optimizers for components of the model: a name, or a mapping of cls, params and max_grad_norm."""
+    """Other optimizers for components of the model, or parts of them: a name, or cls, params and max_grad_norm."""
     rewards: RewardConfig = field(default_factory=RewardConfig)
     """Weights and constraints, where the environment's reward is a vector."""
 

@@ -102,25 +102,44 @@ class CoreModel(MovableModule):
             self.optimizers[name] = ComponentOptimizer(named, option, units)
 
     def replace_optimizers(self, options: Mapping[str, Any]) -> None:
-        """Takes other optimizers for some components, before anything is learned.
+        """Takes other optimizers for some components, or for parts of them, before anything is learned.
+
+        A part is a module inside a component, by its path there, such as `value` or `policy.encoder` of an
+        actor-critic; it gets an optimizer of its own, named `component/path/of/part`, and with it a gradient norm of its own.
 
         Args:
-            options: what `OptimizerOption.of` takes, by the component's name.
+            options: what `OptimizerOption.of` takes, by the name of a component or part.
 
         Raises:
-            ConfigError: no optimizer trains such a component, or an option is wrong.
+            ConfigError: no optimizer trains such a component or part, or an option is wrong.
         """
-        for name, option in options.items():
-            if name not in self.optimizers:
-                raise ConfigError(
-                    f"an optimizer is given for {name!r}{did_you_mean(name, self.optimizers)}; trained components are "
-                    f"{', '.join(self.optimizers)}"
-                )
-            old = self.optimizers[name]
-            parameters: Any = dict(zip(old.names, old.parameters, strict=True))
-            self.optimizers[name] = ComponentOptimizer(
-                parameters, OptimizerOption.of(option, old.option), old.unit_vectors
+        for name in sorted(options, key=lambda name: -name.count(".")):  # an encoder before the network that it is in
+            owner = name if name in self.optimizers else self._component_of(name)
+            old = self.optimizers[owner]
+            all_: Any = dict(zip(old.names, old.parameters, strict=True))
+            mine, option = all_, OptimizerOption.of(options[name], old.option)
+            if name != owner:
+                inside = f"{owner}.{name}."
+                mine = {key: parameter for key, parameter in all_.items() if key.startswith(inside)}
+                rest = {key: parameter for key, parameter in all_.items() if key not in mine}
+                self.optimizers[owner] = ComponentOptimizer(rest, old.option, old.unit_vectors)
+                owner = f"{owner}/{name.replace('.', '/')}"
+            self.optimizers[owner] = ComponentOptimizer(mine, option, old.unit_vectors)
+
+    def _component_of(self, part: str) -> str:
+        """The one trained component that has such a part."""
+        inside = {
+            component: {key.removeprefix(f"{component}.").rpartition(".")[0] for key in optimizer.names}
+            for component, optimizer in self.optimizers.items()
+        }
+        found = [name for name, paths in inside.items() if any(f"{path}.".startswith(f"{part}.") for path in paths)]
+        if len(found) != 1:
+            parts = sorted({path.partition(".")[0] for paths in inside.values() for path in paths} - {""})
+            raise ConfigError(
+                f"an optimizer is given for {part!r}{did_you_mean(part, [*self.optimizers, *parts])}; trained "
+                f"components are {', '.join(self.optimizers)}; their parts {', '.join(parts)}"
             )
+        return found[0]
 
     # -- learning
 
@@ -152,10 +171,12 @@ class CoreModel(MovableModule):
         """
         names: Sequence[str] = ()
         parameters: Sequence[Tensor] = []
-        for component in self.optimizers if components is None else components:
+        for component in components or ():
             if component not in self.optimizers:
                 raise ConfigError(f"no optimizer trains {component!r}{did_you_mean(component, self.optimizers)}")
-            optimizer = self.optimizers[component]
+        for component, optimizer in self.optimizers.items():
+            if components is not None and component.partition("/")[0] not in components:
+                continue
             names = (*names, *optimizer.names) if names else optimizer.names
             parameters = [*parameters, *optimizer.parameters] if parameters else optimizer.parameters
         if not parameters:

@@ -23,7 +23,8 @@ def model_summary(model: CoreModel) -> dict[str, str]:
     Args:
         model: of an algorithm; where nothing in it has an optimizer, all of it is meant.
     """
-    parts = {name: model.component[name] for name in model.optimizers or model.component}
+    names = [name for name in model.component if name in model.optimizers]
+    parts = {name: model.component[name] for name in names or model.component}
     return {name: network_summary(part) for name, part in parts.items() if _num_parameters(part) > 1}
 
 
