@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import palaestra
-from palaestra.core import ConfigError, RunSeeds
+from palaestra.core import ConfigError, RunSeeds, episode_seed
 from tests.cli.parts import exit_code, output
 
 NAME = f"{__name__}:Where"
@@ -74,6 +74,34 @@ def test_evaluations_of_a_run_are_in_a_thread_or_in_processes_as_it_says(tmp_pat
         assert row["info/main@mean"] == 1 and (row["info/pid@mean"] == os.getpid()) == (training == "serial")
         together = [seed for each in seeds for seed in each]
         assert len(together) == len(set(together))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_evaluations_of_a_run_share_their_environments(tmp_path, kind):
+    """Ten evaluations once started ten processes; each begins its streams anew, so their episodes are equal."""
+    MADE.clear()
+    _, seeds = run(tmp_path, trainer__eval_every_steps=4, run__eval_vectorization=kind, run__eval_num_envs=1)
+    (mine,) = [each for each in seeds if str(episode_seed(RunSeeds(0).integer("evaluation", 0), 0)) in each]
+    assert len(mine) == 3
+    assert MADE.count("thread") <= 1
+
+
+def test_environments_that_carry_something_over_are_made_anew(tmp_path):
+    """Else the evaluation of a resumed run would not be that of the run that was not interrupted."""
+    made = list[int]()
+    for wrappers in ((), ("NormalizeReward",)):
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        MADE.clear()
+        run(
+            folder,
+            trainer__total_env_steps=64,
+            trainer__eval_every_steps=8,
+            run__eval_num_envs=1,
+            env__wrappers=wrappers,
+        )
+        made.append(len(MADE))
+    assert made[1] - made[0] == 7  # of eight evaluations
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra import EnvConfig, create_environment, evaluate
-from palaestra.core import ConfigError, StepType
+from palaestra.core import ConfigError, SpecError, StepType
 from palaestra.envs import LaneEnvironment, SerialDriver, load
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.rollout import EpisodeTracker
@@ -63,6 +63,43 @@ def test_the_record_is_json():
     needed = {"return_mean", "return_std", "return_ci95", "length_mean", "episodes", "seeds", "deterministic"}
     assert needed <= record.keys()
     assert record["seeds"] == [5, 6]
+
+
+BATCHES = {
+    "serial": EnvConfig(name="CartPole-v1", num_envs=2),
+    "process": EnvConfig(name="CartPole-v1", num_envs=2, vectorization="process"),
+    "thread": EnvConfig(name="CartPole-v1", num_envs=1, vectorization="thread"),
+    "native": EnvConfig(name="CartPole-v1", num_envs=2, vectorization="native"),
+    "tensors": EnvConfig(name="palaestra.envs.worlds.tensor_cartpole:TensorCartPole", num_envs=2),
+    "wrapped": EnvConfig(
+        name="palaestra.envs.worlds.tensor_cartpole:TensorCartPole", num_envs=2, wrappers=("FrameStack(num_frames=2)",)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_equal_seeds_give_equal_episodes(kind):
+    """However far the environments have come; they were once noted and not used."""
+    config = BATCHES[kind]
+    seeds = [5, 6][: config.num_envs]
+    with (
+        create_environment(config, lane_seeds=seeds) as new,
+        create_environment(config, lane_seeds=[8, 9][: len(seeds)]) as env,
+    ):
+        policy = RandomPolicy(env.observation_spec, env.action_spec)
+        expected = evaluate(policy, new, episodes=4)
+        first, other, again = (evaluate(policy, env, episodes=4, seeds=those) for those in (seeds, [], seeds))
+    assert first.returns == again.returns == expected.returns
+    assert other.returns != first.returns
+    assert (first.seeds, other.seeds) == (seeds, [])
+
+
+def test_a_seed_for_each_environment_is_needed():
+    with (
+        environment("Chain", 2, max_episode_steps=3) as env,
+        pytest.raises(SpecError, match="2 environments were given"),
+    ):
+        evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=2, seeds=[5])
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -40,6 +40,11 @@ class EvaluationWorker:
         """
         return self._evaluate(policy)
 
+    def close(self) -> None:
+        """Closes what evaluating in this process has kept."""
+        if (close := getattr(self._evaluate, "close", None)) is not None:
+            close()
+
     def submit(self, policy: Any) -> _Pending:
         """Evaluates elsewhere.
 

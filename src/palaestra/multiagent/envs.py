@@ -354,6 +354,11 @@ class MultiAgentEnvs(Closeable):
         for lane, saved in zip(self._lanes, given, strict=True):
             lane.attributes.wait_for(lane.env, lane.attributes.load_state(lane.env, saved))
 
+    def seed(self, lane_seeds: Sequence[int]) -> None:
+        """Begins the streams of these lane seeds, one for each environment, with their first episodes."""
+        numbers, seeds = np.full(self.batch_size, -1), np.array(episodes.lane_seeds_of(lane_seeds, self.batch_size))
+        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": numbers})
+
     def render(self) -> np.ndarray:
         """A picture of environment 0."""
         return self._lanes[0].env.render()

@@ -132,7 +132,8 @@ def evaluate_agents(
         policy_specs: by policy name.
         episodes: how many.
         deterministic: whether to take the most probable or most valuable actions.
-        seeds: the lane seeds that `envs` were made with, for the record.
+        seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes. Without
+            them the environments go on where they are.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
 
     Raises:
@@ -148,6 +149,8 @@ def evaluate_agents(
         >>> abs(result.return_mean - 3 * result.parts["walkers/return"]) < 1e-6
         True
     """
+    if seeds:
+        envs.seed(seeds)
     play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic)
     finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
     return rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)

@@ -149,7 +149,8 @@ def evaluate(
         env: reset at the start.
         episodes: how many.
         deterministic: whether to take the most probable or most valuable action.
-        seeds: the lane seeds that `env` was made with, for the record.
+        seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes. Without
+            them the environments go on where they are.
         generator_seed: of the policy's noise where it samples.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning: long ones are missing
             then, so the mean is one of short ones.
@@ -159,6 +160,8 @@ def evaluate(
             ready, not together; or policy and environments do not fit together.
     """
     require_fit(env, policy, "evaluate")
+    if seeds:
+        env.seed(seeds)
     if (ready := env.num_ready) < env.batch_size:
         raise ConfigError(
             f"evaluate was given environments of which {ready} of {env.batch_size} are stepped at a "

@@ -29,7 +29,7 @@ from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.nn import compiler_missing
 from palaestra.policies import Policy, RandomPolicy, save_policy
 from palaestra.rollout import Evaluation
-from palaestra.runs.learner import Collecting, Evaluate, Learner
+from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
 from palaestra.runs.lineage import require_effect
 from palaestra.runs.making import attempt, choose_products, make_callbacks
 from palaestra.runs.records import network_lines
@@ -111,23 +111,29 @@ def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     return algorithm
 
 
-def evaluate_training(
-    evaluation: Evaluate, config: ExperimentConfig, acting: Policy | torch.nn.ModuleDict
-) -> Evaluation:
-    """An evaluation as the trainer makes it, in new environments.
+@dataclass(frozen=True)
+class TrainingEvaluation:
+    """Evaluates as the trainer does: in environments that are kept until `close`."""
 
-    Args:
-        evaluation: of the learner.
-        config: of the run.
-        acting: the policy to evaluate; by name where there are several.
-    """
-    trainer = config.trainer
-    return evaluation(
-        training.named_policies(acting),
-        episodes=trainer.eval_episodes,
-        seed=config.run.seed,
-        time_limit_s=trainer.eval_time_limit_s,
-    )
+    evaluation: Evaluate
+    """Of the learner."""
+    config: ExperimentConfig
+    """Of the run."""
+
+    def __call__(self, acting: Policy | torch.nn.ModuleDict) -> Evaluation:
+        """Evaluates the policy, or all of them by name where there are several."""
+        trainer = self.config.trainer
+        return self.evaluation(
+            training.named_policies(acting),
+            episodes=trainer.eval_episodes,
+            seed=self.config.run.seed,
+            time_limit_s=trainer.eval_time_limit_s,
+            keep=True,
+        )
+
+    def close(self) -> None:
+        """Closes the environments of this process; those of another end with it."""
+        close_kept_environments()
 
 
 class KeepEvaluations(training.Callback):
@@ -232,7 +238,7 @@ def make_trainer(
         evaluation = learner.evaluation()
         if config.agents.self_play.pool_size:
             evaluation = functools.partial(evaluation, pool=RunningPool(collecting.collector))
-        evaluate = functools.partial(evaluate_training, evaluation, config)
+        evaluate = TrainingEvaluation(evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
         limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent
         timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s

@@ -1,5 +1,7 @@
 """`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
 
+import atexit
+import contextlib
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
@@ -16,8 +18,9 @@ from palaestra import distributed
 from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, CheckpointError, ConfigError, RunSeeds
+from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds
 from palaestra.envs import EnvConfig, Environment, create_environment
+from palaestra.envs.wrappers.wrap import Wrap
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
 from palaestra.runs import making
@@ -351,7 +354,13 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
 
 
 def evaluate_one(
-    config: ExperimentConfig, policies: Mapping[str, Policy], *, episodes: int, seed: int, **options: Any
+    config: ExperimentConfig,
+    policies: Mapping[str, Policy],
+    *,
+    episodes: int,
+    seed: int,
+    keep: bool = False,
+    **options: Any,
 ) -> Evaluation:
     """Evaluates one policy, or actions at random where there is none.
 
@@ -360,15 +369,67 @@ def evaluate_one(
         policies: by name.
         episodes: how many.
         seed: of the evaluation.
+        keep: the environments for the next evaluation, until `close_kept_environments`.
         options: of `evaluate`.
     """
-    env, lanes = evaluation_environment(config, seed, evaluation_count(config, episodes))
-    with env:
+    count = evaluation_count(config, episodes)
+    with borrowed(config, seed, count, evaluation_environment, keep=keep) as (env, lanes):
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
-        sums = evaluate(policy, env, episodes=episodes, seeds=lanes, **options)
-    evaluation = sums.weighted(objective_of(config.algorithm))
+        sums = evaluate(policy, env, episodes=episodes, **options)
+    evaluation = dataclasses.replace(sums.weighted(objective_of(config.algorithm)), seeds=lanes)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     return evaluation
+
+
+_kept: list[tuple[Any, Any]] = []  # what environments are for, and they with their seeds
+
+
+@contextmanager
+def borrowed(
+    config: ExperimentConfig,
+    seed: int,
+    num_envs: int,
+    make: Callable[[ExperimentConfig, int, int], tuple[Any, list[int]]],
+    *,
+    keep: bool,
+) -> Iterator[tuple[Any, list[int]]]:
+    """Environments of an evaluation at the beginning of their streams: those that were kept, or new ones.
+
+    Kept are those that can begin again, and whose wrappers remember nothing from one episode to the next, for an
+    evaluation of a resumed run must be that of the run that was not interrupted.
+
+    Args:
+        config: of the run.
+        seed: of the evaluation.
+        num_envs: how many.
+        make: makes new ones, and says their lane seeds.
+        keep: whether they are kept for the next evaluation like this one; not where it fails.
+    """
+    purpose = (config, seed, num_envs)
+    found = next((one for one in _kept if one[0] == purpose), None)
+    if found is not None:
+        _kept.remove(found)  # which another thread may look for
+    env, lanes = make(*purpose) if found is None else found[1]
+    try:
+        yield env, lanes
+        if keep and all(isinstance(one, Wrap) and not one.carries_over for one in config.env.wrappers):
+            with contextlib.suppress(EnvError):  # an environment of one's own that cannot begin again
+                env.seed(lanes)
+                _kept.append((purpose, (env, lanes)))
+                return
+    except BaseException:
+        env.close()
+        raise
+    env.close()
+
+
+def close_kept_environments() -> None:
+    """Closes what evaluations of this process have kept."""
+    while _kept:
+        _kept.pop()[1][0].close()
+
+
+atexit.register(close_kept_environments)  # of a trainer that evaluates after its run
 
 
 def evaluation_count(config: ExperimentConfig, episodes: int) -> int:

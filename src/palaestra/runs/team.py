@@ -168,13 +168,13 @@ def _evaluate(
     episodes: int,
     seed: int,
     pool: Callable[[], Mapping[int, list[Tensor]]] = dict,
+    keep: bool = False,
     **options: Any,
 ) -> Evaluation:
-    count = learner.evaluation_count(config, episodes)
-    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
-    with create_multi_agent_envs(config.env.for_evaluation(count), lane_seeds=lanes) as envs:
-        actors = {**rules, **policies}
-        evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, seeds=lanes, **options)
+    count, actors = learner.evaluation_count(config, episodes), {**rules, **policies}
+    with learner.borrowed(config, seed, count, _evaluation_envs, keep=keep) as (envs, lanes):
+        evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
+    evaluation.seeds.extend(lanes)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     if config.agents.self_play.pool_size:
         ((name, policy),) = actors.items()
@@ -182,6 +182,11 @@ def _evaluate(
         limit_s = config.trainer.eval_time_limit_s
         evaluation.parts.update(_rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed, limit_s))
     return evaluation
+
+
+def _evaluation_envs(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[MultiAgentEnvs, list[int]]:
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
+    return create_multi_agent_envs(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Evaluator:
 
     Args:
         evaluate: evaluates the policy it is given. For asynchronous evaluation it is a function of a module or a
-            `functools.partial` of one, or has a method `submit` that returns a future of the evaluation.
+            `functools.partial` of one, or has a method `submit` that returns a future of the evaluation. It may have a
+            method `close`.
         asynchronous: evaluate a copy of the policy where `submit` does so, or in another process, while training
             continues.
     """
@@ -201,7 +202,9 @@ class Evaluator:
         return [(env_steps, evaluation, policy)]
 
     def close(self) -> None:
-        """Ends the process, with whatever it is doing."""
+        """Ends the process, with whatever it is doing, and closes what `evaluate` has kept if it has a `close`."""
+        if (close := getattr(self._evaluate, "close", None)) is not None:
+            close()
         if self._pool is not None:
             processes = list((self._pool._processes or {}).values())
             self._pool.shutdown(wait=False, cancel_futures=True)

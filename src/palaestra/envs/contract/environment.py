@@ -219,6 +219,14 @@ class Environment(_Specified, Closeable):
         """
         raise EnvError(f"{type(self).__name__} decides itself when episodes end; give it a method end_episodes(lanes)")
 
+    def seed(self, lane_seeds: Sequence[int]) -> None:
+        """Begins the streams of these lane seeds: the next `reset` starts the first episode of each.
+
+        Raises:
+            EnvError: there is not one seed for each, or these environments cannot begin again.
+        """
+        raise EnvError(f"{type(self).__name__} cannot begin its streams again; give it a method seed(lane_seeds)")
+
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
         """Changes an attribute of environments, which is saved and restored with them.
 

@@ -274,6 +274,10 @@ class LaneEnvironment(HasSpecs, Environment):
         again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]
         self._restore([LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)])
 
+    def seed(self, lane_seeds: Sequence[int]) -> None:
+        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
+        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, -1)})
+
     def render(self) -> np.ndarray:
         self._check_open()
         if self._sent is not None:

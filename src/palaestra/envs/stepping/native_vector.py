@@ -247,6 +247,10 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         """
         self.load_state_dict({**state, "resets": state["episode"][0]})
 
+    def seed(self, lane_seeds: Sequence[int]) -> None:
+        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
+        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, 0)})
+
     def _read(self, name: str) -> Found:
         pool: Any = self.vector_env.unwrapped
         try:

@@ -204,6 +204,9 @@ class BatchedWrapper(Environment):
         inner: Any = self.env
         inner.load_lane_state(state)
 
+    def seed(self, lane_seeds: Sequence[int]) -> None:
+        self.env.seed(lane_seeds)
+
     def render(self) -> np.ndarray:
         return self.env.render()
 

@@ -12,6 +12,7 @@ from palaestra.core import ConfigError, PalaestraError, did_you_mean, import_mak
 from palaestra.core.importing import parse_call
 from palaestra.envs.contract.environment import EnvironmentWrapper
 from palaestra.envs.supervision.faults import describe
+from palaestra.envs.wrappers.base import StatefulWrapper
 
 __all__ = ["Wrap"]
 
@@ -69,6 +70,12 @@ class Wrap:
         """
         name, kwargs = parse_call(text, "the wrapper", "FrameStack(num_frames=4)")
         return cls(_with_module(name, stock), **kwargs)
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether it carries something from one episode into the next; a function may."""
+        wrapper = self._resolve()
+        return not isinstance(wrapper, type) or issubclass(wrapper, StatefulWrapper)
 
     def __call__(self, env: Any) -> Any:
         """Puts the wrapper around an environment.
