@@ -105,7 +105,7 @@ class CoreModel(MovableModule):
         """Takes other optimizers for some components, or for parts of them, before anything is learned.
 
         A part is a module inside a component, by its path there, such as `value` or `policy.encoder` of an
-        actor-critic; it gets an optimizer of its own, named `component/path/of/part`, and with it a gradient norm of its own.
+        actor-critic; it gets an optimizer of its own, named `component/path/of/part`, with a gradient norm of its own.
 
         Args:
             options: what `OptimizerOption.of` takes, by the name of a component or part.
@@ -123,7 +123,7 @@ class CoreModel(MovableModule):
                 mine = {key: parameter for key, parameter in all_.items() if key.startswith(inside)}
                 rest = {key: parameter for key, parameter in all_.items() if key not in mine}
                 self.optimizers[owner] = ComponentOptimizer(rest, old.option, old.unit_vectors)
-                owner = f"{owner}/{name.replace('.', '/')}"
+                owner = "/".join((owner, *name.split(".")))
             self.optimizers[owner] = ComponentOptimizer(mine, option, old.unit_vectors)
 
     def _component_of(self, part: str) -> str:
