@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from palaestra.algorithms import ALGORITHMS
+from palaestra.cli import commands
 from palaestra.config.config import config_from_mapping, settings_of
 from palaestra.config.values import ELSEWHERE
 from palaestra.core import ConfigError, EnvError
@@ -66,6 +67,29 @@ class Robot(gymnasium.Env):
 def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, capsys):
     assert exit_code("train", algorithm, "CartPole-v1", typed, "3") == 2
     assert f"unknown option {typed} — did you mean {suggested}?" in output(capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("enjoy last", "unknown verb 'enjoy'; it is `palaestra play last` here"),
+        ("test last", "unknown verb 'test'; it is `palaestra eval last --episodes 100` here"),
+        ("run ppo CartPole-v1", "unknown verb 'run'; it is `palaestra train ppo CartPole-v1 --seeds 5` here"),
+        ("train PPO CartPole-v1", "unknown algorithm 'PPO' — did you mean 'ppo'?"),
+        ("train TD3BC Pendulum-v1", "did you mean 'td3_bc'?"),
+        ("train DreamerV3 CartPole-v1", "did you mean 'dreamer'?"),
+        ("train a3c CartPole-v1", "unknown algorithm 'a3c' — did you mean 'a2c'?"),
+        ("tune TQC Pendulum-v1", "did you mean 'quantile_sac'?"),
+    ],
+)
+def test_verbs_and_algorithms_of_other_libraries_lead_to_ours(typed, message, capsys):
+    assert exit_code(*typed.split()) == 2
+    assert message in output(capsys)
+
+
+def test_other_words_for_verbs_lead_to_verbs_that_exist():
+    assert set(commands.ELSEWHERE.values()) <= set(commands.COMMANDS)
+    assert not set(commands.ELSEWHERE) & set(commands.COMMANDS)
 
 
 def test_python_is_told_as_well():

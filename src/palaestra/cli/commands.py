@@ -126,6 +126,18 @@ _TABLE = (
 COMMANDS: dict[str, Command] = {command.name: command for command in _TABLE}
 """Every command by its name, in the order in which they are shown."""
 
+ELSEWHERE = {
+    "enjoy": "play",
+    "watch": "play",
+    "test": "eval",
+    "run": "train",
+    "learn": "train",
+    "benchmark": "bench",
+    "optimize": "tune",
+    "continue": "resume",
+}
+"""What other programs call our verbs."""
+
 _END = """
 `palaestra VERB --help` has each verb's options (of `train` those that are set most; `--help-all` has all);
 `palaestra --version` is this version. `--trust` opens runs of others that name code of their own.

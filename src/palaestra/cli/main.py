@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from palaestra.cli.commands import COMMANDS, usage
+from palaestra.cli.commands import COMMANDS, ELSEWHERE, usage
 
 __all__ = ["main"]
 
@@ -72,10 +72,11 @@ def _read(typed: list[str]) -> Callable[[], int]:
     from palaestra.core.importing import in_run
 
     known = [n for n in range(len(typed), 0, -1) if " ".join(typed[:n]) in COMMANDS]
+    if not known and (meant := COMMANDS.get(ELSEWHERE.get(typed[0], ""))):
+        raise ConfigError(f"unknown verb {typed[0]!r}; it is `palaestra {meant.name} {meant.example}` here")
     if not known:
-        raise ConfigError(
-            f"unknown verb {typed[0]!r}{did_you_mean(typed[0], [name for name in COMMANDS if ' ' not in name])}"
-        )
+        verbs = [name for name in COMMANDS if " " not in name]
+        raise ConfigError(f"unknown verb {typed[0]!r}{did_you_mean(typed[0], verbs)}")
     command, rest = COMMANDS[" ".join(typed[: known[0]])], typed[known[0] :]
     if members := command.members if not command.function else []:
         if rest and rest[0] not in ("-h", "--help"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -412,6 +413,19 @@ def algorithms_with(name: str) -> list[str]:
     return sorted(algorithm for algorithm, known in fields.items() if name.replace("-", "_") in known)
 
 
+_ELSEWHERE = {
+    "a3c": "a2c",
+    "appo": "impala",
+    "bc": "behaviour_cloning",
+    "dt": "decision_transformer",
+    "es": "evolution_strategies",
+    "pg": "reinforce",
+    "tqc": "quantile_sac",
+    "vpg": "reinforce",
+}
+"""What other libraries call our algorithms."""
+
+
 def algorithm_class(name: str) -> Any:
     """The algorithm of a name.
 
@@ -429,7 +443,9 @@ def algorithm_class(name: str) -> Any:
             raise ConfigError(f"{name} does not define {', '.join(sorted(lacks))}, as its base class asks for")
         return kind
     if name not in ALGORITHMS:
-        known = did_you_mean(name, ALGORITHMS)
+        plain = re.sub(r"[\W_]|v3$", "", name.lower())
+        meant = _ELSEWHERE.get(plain) or next((one for one in ALGORITHMS if one.replace("_", "") == plain), None)
+        known = f" — did you mean {meant!r}?" if meant else did_you_mean(name, ALGORITHMS)
         own = "" if known.endswith("?") else "; one of your own is named my_module:MyAlgorithm"
         raise ConfigError(f"unknown algorithm {name!r}{known}{own}")
     return ALGORITHMS[name]
