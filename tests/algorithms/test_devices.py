@@ -114,11 +114,11 @@ def test_compiled_code_is_for_one_device(monkeypatch):
     monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", compiled)
     algorithm, collector = collected("dqn", "discrete")
     steps = CompiledSteps(algorithm, 0)
-    list(steps(Minibatches(algorithm.draw(collector.buffer), 1, 0)))
+    list(steps.steps([Minibatches(algorithm.draw(collector.buffer), 1, 0)]))
     with pretend_device() as device:
         algorithm.to(device)
         for _ in range(2):
-            list(steps(Minibatches(algorithm.draw(collector.buffer), 1, 0)))
+            list(steps.steps([Minibatches(algorithm.draw(collector.buffer), 1, 0)]))
     assert made == ["cpu", device]
 
 
@@ -139,7 +139,7 @@ def test_targets_follow_inside_of_a_step_on_a_gpu_if_its_gradient_is_finite(fini
     batch = algorithm.prepared(drawn := algorithm.draw(collector.buffer), drawn, collector.buffer)
     algorithm.device = torch.device("cuda")
     before = [p.clone() for p in algorithm.model.component["target_critic"].parameters()]
-    (metrics, _, _), moments = algorithm.one_step(batch if finite else batch.replace(reward=batch.reward * torch.nan))
+    _, moments = algorithm.one_step(batch if finite else batch.replace(reward=batch.reward * torch.nan))
     for target, old, now in zip(
         algorithm.model.component["target_critic"].parameters(),
         before,
@@ -149,7 +149,7 @@ def test_targets_follow_inside_of_a_step_on_a_gpu_if_its_gradient_is_finite(fini
         assert_close(target, old.lerp(now, 0.25) if finite else old, rtol=0, atol=1e-7)
     after = [p.clone() for p in algorithm.model.component["target_critic"].parameters()]
     if finite:
-        algorithm.step_made(metrics, moments, compiled=True)
+        algorithm.step_made(moments, targets_followed=algorithm.targets_follow_inside)
     assert all(
         torch.equal(a, b) for a, b in zip(after, algorithm.model.component["target_critic"].parameters(), strict=True)
     )

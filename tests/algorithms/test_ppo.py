@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra import NetworkConfig
-from palaestra.algorithms import PPO, PPOConfig
+from palaestra.algorithms import PPO, PPOConfig, ShardedSteps
 from palaestra.core import Batch, ConfigError, Linear, NonFiniteError, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
@@ -49,7 +49,7 @@ def test_an_update_that_is_cut_off_keeps_its_gradient_steps_and_they_have_a_vers
         return twin.apply_shards([gradients])
 
     with pytest.raises(InterruptedError):
-        twin.update(other.buffer, step)
+        twin.update(other.buffer, ShardedSteps(step))
     with pytest.raises(NonFiniteError, match=f"after {poisoned} gradient steps"):
         algorithm.update(collector.buffer)
     assert algorithm.policy_version == twin.policy_version == int(poisoned > 0)

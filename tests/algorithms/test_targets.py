@@ -53,7 +53,7 @@ def test_a_setting_called_tau_changes_nothing_of_a_target_period():
     [
         ({"slow": "fast"}, {}, r"period=None and tau=None; say after how many gradient steps"),
         ({"slow": "fast"}, {"period": 0}, r"period=0 and tau=None; .* at least 1"),
-        ({"slow": "quick"}, {"tau": 0.5}, r"Targets name \['quick'\], but the components are \['fast', 'slow'\]"),
+        ({"slow": "quick"}, {"tau": 0.5}, r"Targets follow \['quick'\], but the components are \['fast', 'slow'\]"),
     ],
 )
 def test_targets_that_cannot_be_are_refused(follows, rule, message):

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
+from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, ShardedSteps
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
 from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
@@ -387,6 +387,6 @@ def test_gradients_and_trajectories_of_several_places_are_one_update():
     def step(minibatch):
         return parts.apply_shards([parts.gradients(part) for part in shards(minibatch, parts.plan, 2)])
 
-    parts.update(received, step)
+    parts.update(received, ShardedSteps(step))
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

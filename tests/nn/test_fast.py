@@ -23,7 +23,10 @@ def test_gradients_are_those_of_autograd():
     mlp, unused = MLP(4, (8,), 2), torch.zeros(3, requires_grad=True)
     parameters = [*mlp.parameters(), unused]
     for differentiate in (fast.differentiate, fast.public_gradients):
-        *found, nothing = differentiate(mlp(x).square().mean(), parameters, False)
+        loss = mlp(x).square().mean()
+        *found, nothing = differentiate(
+            (loss,), (torch.ones_like(loss),), False, False, tuple(parameters), True, accumulate_grad=False
+        )
         assert nothing is None
         expected = torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

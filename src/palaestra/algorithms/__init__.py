@@ -41,6 +41,7 @@ from palaestra.algorithms.reinforce import *
 from palaestra.algorithms.rewards import *
 from palaestra.algorithms.sac import *
 from palaestra.algorithms.sarsa import *
+from palaestra.algorithms.steppers import *
 from palaestra.algorithms.targets import *
 from palaestra.algorithms.td3 import *
 from palaestra.algorithms.td3_bc import *

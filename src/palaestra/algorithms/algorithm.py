@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
 
@@ -14,20 +14,10 @@ from torch import Tensor
 
 from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    DataSource,
-    OnPolicy,
-    Plan,
-    Prioritized,
-    RunSeeds,
-    StepType,
-    TensorSpec,
-    require_device,
-    to_device,
-)
+from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, StepType, require_device, to_device
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
 from palaestra.core.schedule import ENDS_AT_ZERO, FINITE, NO_LIMIT, Linear, Piecewise, range_problems, schedule_value
+from palaestra.core.spec import TensorSpec
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
@@ -126,21 +116,20 @@ class BonusConfig:
 
     kind: Literal["rnd", "icm"] | None = None
     """What measures novelty: random network distillation, or the intrinsic curiosity module."""
-    weight: float = 0.1
+    weight: Positive[float] = 0.1
     """Reward for a bonus of one running standard deviation."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive[float] = 1e-3
     """Step size of Adam for what measures novelty."""
     hidden_sizes: tuple[int, ...] = (64,)
     """Units of each hidden layer of its networks."""
-    feature_size: int = 32
+    feature_size: Positive[int] = 32
     """Features into which observations are encoded."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, "rnd", "icm"):
             raise ConfigError(f"unknown exploration bonus {self.kind!r}{did_you_mean(str(self.kind), ('rnd', 'icm'))}")
-        for name in ("weight", "learning_rate", "feature_size"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"bonus.{name} is {getattr(self, name)}; it must be greater than 0")
+        if problems := range_problems(self, "bonus."):
+            raise ConfigError("\n".join(problems))
 
 
 @dataclass(slots=True)
@@ -149,14 +138,20 @@ class UpdateInfo:
 
     policy_version: int
     """Version after the update."""
-    gradient_steps: int
+    gradient_steps: int = 0
     """Optimizer steps made."""
-    rows: int | Tensor
+    rows: int | Tensor = 0
     """`rows_trained`, as a number or a 0-dim tensor."""
     records: list[dict[str, Tensor]] = field(default_factory=list)
     """One dict of 0-dim metrics per gradient step."""
     awaited: Callable[[], None] | None = None
     """What `require_finite` calls; `None` where that is known."""
+
+    def add(self, metrics: dict[str, Tensor], rows: int | Tensor) -> None:
+        """Takes a gradient step into account."""
+        self.gradient_steps += 1
+        self.records.append(metrics)
+        self.rows += rows
 
     def require_finite(self) -> None:
         """Waits for a GPU that makes gradient steps of `Algorithm.begin_update`; nothing elsewhere.
@@ -385,18 +380,9 @@ class Algorithm(ABC, Generic[PolicyT]):
                 )
 
     @final
-    @contextmanager
-    def partly_updated(self, info: UpdateInfo) -> Iterator[None]:
-        """An update that is cut off after a gradient step has made another policy: its version rises.
-
-        Args:
-            info: of the update.
-        """
-        try:
-            yield
-        except BaseException:
-            self.policy.version += int(info.gradient_steps > 0)
-            raise
+    def partly_updated(self, info: UpdateInfo) -> AbstractContextManager[None]:
+        """An update that is cut off after a gradient step has made another policy: its version rises."""
+        return _PartlyUpdated(self.policy, info)
 
     @final
     def finish_update(self, drawn: Batch, info: UpdateInfo) -> None:
@@ -490,6 +476,22 @@ class Algorithm(ABC, Generic[PolicyT]):
             )
         if self.policy.normalizer is not None:
             self.policy.normalizer.load_state_dict(saved)
+
+
+class _PartlyUpdated:
+    """What `Algorithm.partly_updated` returns: each update enters one; a generator would take several times as long."""
+
+    __slots__ = ("_info", "_policy")
+
+    def __init__(self, policy: Policy, info: UpdateInfo) -> None:
+        self._policy, self._info = policy, info
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        if kind is not None and self._info.gradient_steps:
+            self._policy.version = self._info.policy_version
 
 
 def _reward_weights(config: Any, model: CoreModel) -> RewardWeights | None:

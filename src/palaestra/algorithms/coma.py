@@ -18,16 +18,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    TensorSpec,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, TensorSpec, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import lambda_returns, policy_gradient, row_weights, weighted_sum
 from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view

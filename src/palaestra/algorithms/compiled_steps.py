@@ -1,21 +1,19 @@
 """`CompiledSteps`: gradient steps as compiled code."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, Minibatches, shards, tree_map
+from palaestra.algorithms.algorithm import UpdateInfo
+from palaestra.algorithms.steppers import Stepper, StepResult, num_rows
+from palaestra.core import Batch, ConfigError, Minibatches, NonFiniteError, shards, tree_map
 from palaestra.nn import compiled_method, recorded_calls
 from palaestra.policies import Phase
 
-__all__ = ["CompiledSteps", "StepResult", "num_valid"]
-
-StepResult: TypeAlias = tuple[dict[str, Tensor], Tensor | None, Tensor | int]
-"""What one gradient step reports: its metrics, new priorities of its rows where the algorithm has any, and how many
-rows counted."""
+__all__ = ["CompiledSteps"]
 
 _ROWS_IN_CACHE = 2048
 """Rows whose activations a core's cache holds, with hidden layers of 64 to 256 units: measured, 10 to 25% faster."""
@@ -24,7 +22,7 @@ _AT_ONCE = 16
 
 
 @final
-class CompiledSteps:
+class CompiledSteps(Stepper):
     """The gradient steps of an algorithm as compiled code; what it needs is compiled when it is first needed.
 
     On a GPU, steps between which nothing happens are one graph. On a CPU, large minibatches are learned from in parts
@@ -34,6 +32,9 @@ class CompiledSteps:
     for each layout of what is learned from: names, shapes, strides and types of its fields. What belongs to the
     algorithm (parameters, settings, optimizer state) stays the same object in one place, so nothing of it is checked. A
     call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small step.
+
+    A gradient that is not finite changes nothing. On a GPU it is found out when all steps of an update are made, unless
+    running averages of batch normalisations follow each step; on a CPU after each.
 
     Args:
         algorithm: a `GradientAlgorithm`.
@@ -47,6 +48,11 @@ class CompiledSteps:
         """Of what came before compiled code takes over, one pass of each layout and of each sequence of loss terms that
         are due: gradient steps before it, its own, and what one graph learns from, without values. `prepare` compiles
         for them."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an update that begins now is compiled."""
+        return self._algorithm.num_gradient_steps >= self.after
 
     def note(self, minibatches: Minibatches) -> None:
         """Keeps the layout of what will be learned from before compiled code takes over.
@@ -81,16 +87,26 @@ class CompiledSteps:
         finally:
             algorithm.num_gradient_steps = before
 
-    def __call__(self, minibatches: Minibatches) -> Iterator[StepResult]:
+    def steps(self, passes: Iterable[Minibatches]) -> Iterator[StepResult]:
         """Makes a gradient step for each minibatch.
-
-        Args:
-            minibatches: of a pass.
 
         Raises:
             ConfigError: they cannot be compiled; says why.
             NonFiniteError: a gradient is NaN or infinite.
         """
+        for minibatches in passes:
+            place = 0
+            try:
+                for result in self._steps_of(minibatches):
+                    if result.priority is not None:
+                        result = result._replace(minibatch=minibatches[place])
+                    yield result
+                    place += 1
+            except NonFiniteError as error:
+                error.batch = minibatches[place]
+                raise
+
+    def _steps_of(self, minibatches: Minibatches) -> Iterator[StepResult]:
         algorithm = self._algorithm
         if parts := self._parts(minibatches, 0):
             for place in range(len(minibatches)):
@@ -104,8 +120,20 @@ class CompiledSteps:
         for several in groups:
             made = self._graph("one_step", layout, several)(several.rows)
             for result, moments in [made] if len(several) == 1 else made:
-                algorithm.step_made(result[0], moments, compiled=True)
-                yield result
+                if not self._asks_later:
+                    algorithm.require_finite_gradients(result[0])
+                algorithm.step_made(moments, targets_followed=algorithm.targets_follow_inside)
+                yield StepResult(*result)
+
+    def awaited(self, info: UpdateInfo) -> UpdateInfo:
+        """With what waits for the steps on a GPU, whose metrics begin to come to main memory now."""
+        if self._asks_later:
+            info.awaited = AwaitedMetrics(self._algorithm, info.records).require_finite
+        return info
+
+    @property
+    def _asks_later(self) -> bool:
+        return self._algorithm.device.type == "cuda" and not self._algorithm.mixes_rows
 
     def _in_a_row(self, number: int) -> int:
         """Which part of so many gradient steps a graph makes: nothing may have to happen between them."""
@@ -120,7 +148,7 @@ class CompiledSteps:
         if algorithm.mixes_rows or algorithm.device.type != "cpu":
             return []
         minibatch = minibatches[place]
-        if (rows := _num_rows(minibatch)) < 2 * _ROWS_IN_CACHE:
+        if (rows := num_rows(minibatch)) < 2 * _ROWS_IN_CACHE:
             return []
         near = range(rows // _ROWS_IN_CACHE, 2 * rows // _ROWS_IN_CACHE)
         parts = shards(minibatch, algorithm.plan, next((count for count in near if rows % count == 0), 1))
@@ -187,24 +215,6 @@ class AwaitedMetrics:
             record[name] = value
         for record in self._records:
             self._algorithm.require_finite_gradients(record, self._steps)
-
-
-def num_valid(batch: Batch) -> Tensor | int:
-    """How many rows of a minibatch count.
-
-    Args:
-        batch: ready for `losses`.
-    """
-    fields = vars(batch)
-    return fields["valid"].sum() if "valid" in fields else _num_rows(batch)
-
-
-def _num_rows(batch: Batch) -> int:
-    # by name where it can be: PyTorch 2.11 traces no iteration over fields
-    leaf = batch["action"] if "action" in vars(batch) else next(iter(vars(batch).values()))
-    while isinstance(leaf, Batch):
-        leaf = next(iter(vars(leaf).values()))
-    return leaf.shape[0]
 
 
 def _layout(batch: Batch) -> tuple[Any, ...]:

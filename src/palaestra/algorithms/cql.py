@@ -4,7 +4,6 @@ Paper: Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation (4), CQL(H)
 of its appendix F. Departures: those of `SAC`; the weight of the conservative term is fixed.
 """
 
-import copy
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,16 +93,16 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
             )
             size = policy.raw_action_spec.size
             self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self.temperature}, options)
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -5,7 +5,6 @@ al. 2016, https://arxiv.org/abs/1509.06461, equation (4)). Departures: the sum o
 follows slowly; the Huber loss; scalar instead of quantile values.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +76,11 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
-        self._target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel({"q": policy.network, "target_q": self._target_network}, {"q": adam})
+        model = CoreModel({"q": policy.network}, {"q": adam})
         targets = Targets({"target_q": "q"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self._target_network: Any = model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -4,7 +4,6 @@ Paper: Christodoulou 2019, https://arxiv.org/abs/1910.07207, equations (10) to (
 of `SAC`; the target entropy is a share of the entropy of the uniform distribution over allowed actions.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,15 +88,15 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
                 observation_spec, action_spec, actor, normalize=config.normalize_observation
             )
             self._critic = EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
-        self._target_critic = copy.deepcopy(self._critic)
         self._temperature = parts.Temperature(config.initial_temperature)
-        networks = {"actor": policy.network, "critic": self._critic, "target_critic": self._target_critic}
+        networks = {"actor": policy.network, "critic": self._critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self._temperature}, options)
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self._target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

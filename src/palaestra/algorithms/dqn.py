@@ -8,7 +8,6 @@ Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step t
 Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +104,11 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        model = CoreModel({"q": self.network}, {"q": adam})
         targets = Targets({"target_q": "q"}, period=config.target_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_network: Any = model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

@@ -9,7 +9,6 @@ that of what the last update's policy imagines from the beginnings of its sequen
 another row; an action mask is honoured in acting, and no imagined action is forbidden.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +19,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    DataSource,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    StepType,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
 from palaestra.nn import (
     CoreModel,
     Decoder,
@@ -203,16 +193,17 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
             self.decoder = Decoder(observation_spec, size, inner)
             self.reward, self.critic = SymexpHead(size, *bins, inner), SymexpHead(size, *bins, inner)
             self.continuation = mlp_of(size, inner.hidden_sizes, 1, inner)
-        self.target_critic, self.return_range = copy.deepcopy(self.critic), ReturnRange()
+        self.return_range = ReturnRange()
         world = {"world": policy.network.world, "decoder": self.decoder}
         world |= {"reward": self.reward, "continuation": self.continuation}
         components = {"world_model": nn.ModuleDict(world), "actor": policy.network.head, "critic": self.critic}
-        components |= {"target_critic": self.target_critic, "return_range": self.return_range}
+        components |= {"return_range": self.return_range}
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.behaviour_learning_rate}, config.max_grad_norm)
         model = CoreModel(components, {"world_model": adam, "actor": slow, "critic": slow})
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
         length, self._burn_in = config.mini_batch_length, config.burn_in
         self._starts = torch.linspace(0, length - 1, min(config.num_starts, length)).long() + config.burn_in
 

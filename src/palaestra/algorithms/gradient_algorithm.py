@@ -1,33 +1,23 @@
 """`GradientAlgorithm`: what most algorithms are, those that state a loss."""
 
-import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
-from palaestra.algorithms.compiled_steps import AwaitedMetrics, CompiledSteps, StepResult, num_valid
+from palaestra.algorithms.compiled_steps import CompiledSteps
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
-from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Minibatches,
-    NonFiniteError,
-    Plan,
-    RunSeeds,
-    equal_minibatches,
-)
+from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_valid
+from palaestra.core import Batch, ConfigError, DataSource, Minibatches, Plan, RunSeeds, equal_minibatches
 from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, set_products
 from palaestra.policies import Phase
 
-__all__ = ["GradientAlgorithm", "GradientStep", "Gradients", "Losses", "StepResult"]
+__all__ = ["GradientAlgorithm", "Gradients", "Losses"]
 
 
 class Losses(NamedTuple):
@@ -58,10 +48,6 @@ class Gradients(NamedTuple):
     """By component, what its batch normalisations saw."""
 
 
-GradientStep: TypeAlias = Callable[[Batch], StepResult]
-"""Makes one gradient step on a minibatch, with gradients from wherever it gets them."""
-
-
 class GradientAlgorithm(Algorithm[PolicyT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
@@ -88,20 +74,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
-    _asks_later = False  # whether gradients that are not finite are asked for when all steps of an update are made
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        policy: PolicyT,
-        model: CoreModel,
-        plan: Plan,
-        seeds: RunSeeds | None = None,
-        targets: Targets | None = None,
-    ) -> None:
-        self.bonus = bonus_of(config, policy, model, plan, seeds or RunSeeds(0))
-        super().__init__(config, policy=policy, model=model, plan=plan, seeds=seeds, targets=targets)
+    def __init__(self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, **given: Any) -> None:
+        self.bonus = bonus_of(config, policy, model, plan, given.get("seeds") or RunSeeds(0))
+        super().__init__(config, policy=policy, model=model, plan=plan, **given)
+        self._together: dict[tuple[str, ...], list[tuple[tuple[str, ...], list[str]]]] = {}
+        self._has_prepared = False  # and what `preprocess` and `noise` return was looked at
         self.mixes_rows = model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
 
@@ -160,9 +138,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def gradients(self, batch: Batch) -> Gradients:
         """Gradients of the losses on one minibatch, or on a shard of it. Stateless: runs in any gradient worker.
 
-        Args:
-            batch: one minibatch.
-
         Raises:
             ConfigError: `losses` returned something else than `Losses`, or a loss term trains a component that has no
                 optimizer, or that it does not depend on.
@@ -172,31 +147,38 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 losses = self.losses(batch)
         else:
             losses = self.losses(batch)
-        self._require_losses(losses)
+        together = self._trained_together(losses)
         terms, metrics, priority, moments = losses
-        terms = terms if self.bonus is None else {**terms, "bonus": self.bonus.loss(batch)}
-        by_components: dict[tuple[str, ...], Tensor] = {}
-        for name, term in terms.items():
-            components = self.trains.get(name, (name,))
-            by_components[components] = by_components[components] + term if components in by_components else term
+        if self.bonus is not None:
+            terms = {**terms, "bonus": self.bonus.loss(batch)}
         values: dict[str, Tensor] = {}
-        for number, (components, term) in enumerate(by_components.items(), start=1):
-            self._require_optimizers(components)
-            gradients = self.model.get_gradients(term, components, retain_graph=number < len(by_components))
-            if not gradients:
+        for number, (components, names) in enumerate(together, start=1):
+            loss = terms[names[0]]
+            for name in names[1:]:
+                loss = loss + terms[name]
+            found = self.model.get_gradients(loss, components, retain_graph=number < len(together))
+            if not found:
                 raise ConfigError(
                     f"{type(self).__name__}.losses returned a term for {', '.join(components)} that depends on no "
                     "parameter there, so that nothing would be learned; was it detached, or is it of another component?"
                 )
-            for name, gradient in gradients.items():
+            for name, gradient in found.items():
                 values[name] = values[name] + gradient if name in values else gradient
-        return Gradients(
-            values,
-            num_valid(batch),
-            {name: value.detach() for name, value in {**terms, **metrics}.items()},
-            priority,
-            moments,
-        )
+        reported = {name: value.detach() if value.requires_grad else value for name, value in (terms | metrics).items()}
+        return Gradients(values, num_valid(batch), reported, priority, moments)
+
+    def _trained_together(self, losses: Losses) -> list[tuple[tuple[str, ...], list[str]]]:
+        """Components, and the terms that train them; what `losses` returned is looked at once for each set of terms."""
+        names = tuple(losses.terms) if isinstance(losses, Losses) and isinstance(losses.terms, dict) else ()
+        if (found := self._together.get(names)) is None:
+            self._require_losses(losses)
+            groups: dict[tuple[str, ...], list[str]] = {}
+            for name in names if self.bonus is None else (*names, "bonus"):
+                groups.setdefault(self.trains.get(name, (name,)), []).append(name)
+            found = list(groups.items())
+            if not torch.compiler.is_compiling():
+                self._together[names] = found
+        return found
 
     @final
     def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
@@ -212,16 +194,23 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             NonFiniteError: the gradient is NaN or infinite.
             ConfigError: these are shards, and `mixes_rows` says that there can be none.
         """
-        shards = [gradients] if isinstance(gradients, Gradients) else list(gradients)
-        if self.mixes_rows and len(shards) > 1:
-            raise ConfigError(
-                f"gradients of {len(shards)} parts of a minibatch were given, but {type(self).__name__} normalises its "
-                "rows by the whole of it; give the gradient of the whole minibatch, or leave out network.batch_norm"
-            )
-        weights = None if len(shards) == 1 else [float(shard.num_valid) for shard in shards]
-        reported = shards[0].metrics if weights is None else combine_gradients([s.metrics for s in shards], weights)
-        metrics = {**reported, **self._optimize([shard.values for shard in shards], weights)}
-        self.step_made(metrics, shards[0].moments)
+        if isinstance(gradients, Gradients) or len(gradients) == 1:
+            one = gradients if isinstance(gradients, Gradients) else gradients[0]
+            metrics, norms = dict(one.metrics), self.model.apply_gradients((one.values,))
+        else:
+            if self.mixes_rows:
+                raise ConfigError(
+                    f"gradients of {len(gradients)} parts of a minibatch were given, but {type(self).__name__} "
+                    "normalises its rows by the whole of it; give the gradient of the whole minibatch, or leave out "
+                    "network.batch_norm"
+                )
+            one, weights = gradients[0], [float(shard.num_valid) for shard in gradients]
+            metrics = combine_gradients([shard.metrics for shard in gradients], weights)
+            norms = self.model.apply_gradients([shard.values for shard in gradients], weights)
+        metrics |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+        if not all(map(math.isfinite, norms.values())):
+            self.require_finite_gradients(metrics)
+        self.step_made(one.moments)
         return metrics
 
     @final
@@ -236,10 +225,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         priorities = [part.priority for part in parts if part.priority is not None]
         rows = sum([part.num_valid for part in parts])
-        return self.apply(parts), torch.cat(priorities) if priorities else None, rows
+        return StepResult(self.apply(parts), torch.cat(priorities) if priorities else None, rows)
 
     @final
-    def update(self, source: DataSource, gradient_step: GradientStep | None = None) -> UpdateInfo:
+    def update(self, source: DataSource, stepper: Stepper | None = None) -> UpdateInfo:
         """Draw, preprocess, add noise, then one gradient step for every minibatch, and priorities back to the source.
 
         An update that is cut off, by a gradient that is not finite for example, keeps the gradient steps that were
@@ -247,77 +236,52 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
         Args:
             source: where the data comes from.
-            gradient_step: makes the step for one minibatch, where gradients are computed elsewhere: it ends with
-                `apply`. By default `gradients` and `apply` make it here.
+            stepper: makes the gradient steps, such as `ShardedSteps`; by default they are made here, as compiled code
+                after `compile`.
 
         Raises:
             NonFiniteError: a gradient is NaN or infinite; the error holds the minibatch, but for compiled steps on a
                 GPU, which are all made before that is asked unless rows are normalised together.
         """
-        info = self.begin_update(source, gradient_step)
+        info = self.begin_update(source, stepper)
         info.require_finite()
         return info
 
     @final
-    def begin_update(self, source: DataSource, gradient_step: GradientStep | None = None) -> UpdateInfo:
+    def begin_update(self, source: DataSource, stepper: Stepper | None = None) -> UpdateInfo:
         """`update` that does not wait for compiled steps on a GPU; see `Algorithm.begin_update`.
 
         Where running statistics learn from the data of an update, it waits: they may not learn from what is not finite.
-
-        Args:
-            source: where the data comes from.
-            gradient_step: see `update`.
         """
-        compiled = self._compiled is not None and self.num_gradient_steps >= self._compiled.after
-        own = self._compiled if compiled else None
-        steps = own if gradient_step is None else functools.partial(map, gradient_step)
-        info = UpdateInfo(self.policy_version + 1, 0, 0)
-        self._asks_later = compiled and gradient_step is None and self.device.type == "cuda" and not self.mixes_rows
-        later = self._asks_later and self.after_update is None and self.policy.normalizer is None
-        with self.policy.in_phase(Phase.UPDATE):
-            drawn = self.draw(source)
-            nothing = _nothing_valid(drawn)  # asked first: later a GPU would be waited for
-            rewarded = self._rewarded(drawn, info)
-            batch = self.prepared(rewarded, drawn, source)
-            minibatches, place, renew = Minibatches(batch, 1, 0), 0, None
-            if self.preprocesses_each_epoch:
-                renew = functools.partial(self.prepared, rewarded, drawn, source)
-            passes = equal_minibatches(batch, self.plan, generator=self.minibatch_generator, renew=renew)
-            if vars(batch).get("valid") is not vars(drawn).get("valid"):
-                nothing = _nothing_valid(batch)
-            passes = () if nothing else passes
-            made: Iterator[StepResult] = iter(())
-            with self.partly_updated(info):
-                try:
-                    for minibatches, place in ((equal, place) for equal in passes for place in range(len(equal))):
-                        if steps is None and self._compiled is not None and not place:
-                            self._compiled.note(minibatches)
-                        if steps is not None:
-                            made = made if place else iter(steps(minibatches))
-                            metrics, priority, rows = next(made)
-                        else:
-                            gradients = self.gradients(minibatches[place])
-                            metrics, priority, rows = self.apply(gradients), gradients.priority, gradients.num_valid
-                        info.gradient_steps += 1
-                        if priority is not None:
-                            source.write_back(minibatches[place]["index"], priority)
-                        info.records.append(metrics)
-                        info.rows += rows
-                        if self.stop_early is not None and self.stop_early(metrics):
-                            break
-                    if self._asks_later and not later:
-                        AwaitedMetrics(self, info.records).require_finite()
-                except NonFiniteError as error:
-                    error.batch = None if self._asks_later else minibatches[place]
-                    raise
-            if diagnostics := self.diagnostics(batch):
-                info.records.append(diagnostics)
-            if self.after_update is not None:
-                self.after_update(batch)
-        self.finish_update(drawn, info)
-        if later:
-            info.awaited = AwaitedMetrics(self, info.records).require_finite
-        return info
+        stepper = stepper or self._stepper
+        info = UpdateInfo(self.policy_version + 1)
+        with self.policy.in_phase(Phase.UPDATE), self.partly_updated(info):
+            data = _UpdateData(self, source, info)
+            for step in stepper.steps(data.passes()):
+                info.add(step.metrics, step.num_valid)
+                if step.priority is not None:
+                    source.write_back(step.minibatch["index"], step.priority)
+                if self.stop_early and self.stop_early(step.metrics):
+                    break
+            self._learn_statistics(data, info, stepper)
+        self.finish_update(data.drawn, info)
+        return stepper.awaited(info)
+
+    @property
+    def _stepper(self) -> Stepper:
+        """How gradient steps are made now."""
+        if self._compiled is None:
+            return EagerSteps(self)
+        return self._compiled if self._compiled.has_begun else EagerSteps(self, self._compiled.note)
+
+    def _learn_statistics(self, data: "_UpdateData", info: UpdateInfo, stepper: Stepper) -> None:
+        """What comes after the last gradient step: statistics may not learn from a step that was not finite."""
+        if self.after_update is not None or self.policy.normalizer is not None:
+            stepper.awaited(info).require_finite()
+        if diagnostics := self.diagnostics(data.batch):
+            info.records.append(diagnostics)
+        if self.after_update is not None:
+            self.after_update(data.batch)
 
     def _rewarded(self, drawn: Batch, info: UpdateInfo) -> Batch:
         """With the bonus added to the rewards, where there is one."""
@@ -339,23 +303,26 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             source: where it came from.
             generator: of the noise; by default the algorithm's own.
         """
-        batch = self._batch("preprocess", self.preprocess(rewarded, source))
-        noised = self.noise(self._with_rest(batch, drawn), generator or self._noise_generator)
-        batch = self._ready(self._batch("noise", noised))
+        batch = self.preprocess(rewarded, source)
+        if not self._has_prepared:
+            self._require_batch("preprocess", batch)
+        if "env_info" in vars(drawn) or "untransformed" in vars(drawn):
+            batch = self._with_rest(batch, drawn)
+        batch = self.noise(batch, generator or self._noise_generator)
+        if not self._has_prepared:
+            self._require_batch("noise", batch)
+            self._has_prepared = True
+        batch = self._ready(batch)
         return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
 
-    def _batch(self, method: str, batch: Any) -> Batch:
+    def _require_batch(self, method: str, batch: Any) -> None:
         if not isinstance(batch, Batch):
             raise ConfigError(
                 f"{type(self).__name__}.{method} returned a {type(batch).__name__}; return the batch, changed or not"
             )
-        return batch
 
     def _with_rest(self, batch: Any, drawn: Batch) -> Any:
-        """With `env_info` and `untransformed` for the losses, where rows keep them and `preprocess` adds none."""
-        fields = vars(drawn)
-        if "env_info" not in fields and "untransformed" not in fields:
-            return batch
+        """With `env_info` and `untransformed` for the losses, where `preprocess` adds none."""
         gamma = self.value_of("gamma") if hasattr(self.config, "gamma") else 1.0
         rest = kept_besides(drawn, float(gamma))
         return batch.replace(**{name: value for name, value in rest.items() if name not in batch})
@@ -365,7 +332,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
         Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
         """
-        batch = self.on_device(batch)
+        if self._moves:
+            batch = self.on_device(batch)
         if self.policy.normalizer is None:
             for name in ("observation", "next_observation"):
                 value = vars(batch).get(name)
@@ -413,41 +381,35 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             self._compiled.prepare()
 
     @final
-    def one_step(self, batch: Batch) -> tuple[StepResult, Any]:
+    def one_step(self, batch: Batch) -> tuple[tuple[dict[str, Tensor], Tensor | None, Tensor | int], Any]:
         """A gradient step, with nothing asked; part of one graph when it is compiled.
 
         Args:
             batch: one minibatch.
 
         Returns:
-            Its result, and what batch normalisations saw; see `step_made`.
+            Metrics, priorities and valid rows as `StepResult` has them, and what batch normalisations saw.
         """
         gradients = self.gradients(batch)
-        norms = self._optimize([gradients.values], None)
-        metrics = {**gradients.metrics, **norms}
-        if self._follows:
+        norms = self.model.apply_gradients((gradients.values,))
+        metrics = {**gradients.metrics, **{f"gradient_norm/{name}": norm for name, norm in norms.items()}}
+        if self.targets_follow_inside:
             finite = torch.stack(list(norms.values())).isfinite().all()
             self.targets.move(finite * self.targets.share)
         return (metrics, gradients.priority, gradients.num_valid), gradients.moments
 
     @final
-    def step_made(self, metrics: Mapping[str, Tensor], moments: Any, *, compiled: bool = False) -> None:
-        """What comes after a gradient step.
+    def step_made(self, moments: Any, *, targets_followed: bool = False) -> None:
+        """What comes after a gradient step: it counts, running averages and target networks follow, then `after_step`.
 
         Args:
-            metrics: of the step.
             moments: what batch normalisations saw.
-            compiled: whether `one_step` has made it, after which targets need not follow.
-
-        Raises:
-            NonFiniteError: the gradient was NaN or infinite.
+            targets_followed: whether target networks have followed inside of a compiled step.
         """
-        if not self._asks_later:
-            self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
         if moments is not None:
             self.model.follow(moments)
-        if not (compiled and self._follows):
+        if not targets_followed:
             self.targets.step(self.num_gradient_steps)
         if self.after_step is not None:
             self.after_step()
@@ -457,21 +419,15 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """A multiple of how many gradient steps have nothing to be done between them, from now on; 0 is any number."""
         if self.after_step or self.stop_early or self.mixes_rows or self.term_periods:
             return 1
-        if self._follows or not self.targets.follows:
+        if self.targets_follow_inside or not self.targets.follows:
             return 0
         return math.gcd(self.targets.period, self.num_gradient_steps)  # up to the next move of a target network
 
     @property
-    def _follows(self) -> bool:
+    def targets_follow_inside(self) -> bool:
         """Whether targets follow inside of `one_step`: on a GPU, which would have to be waited for."""
         after_each = bool(self.targets.follows) and self.targets.period == 1
         return after_each and self.device.type == "cuda" and not self.mixes_rows
-
-    def _optimize(
-        self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
-    ) -> dict[str, Tensor]:
-        norms = self.model.apply_gradients(gradients, weights)
-        return {f"gradient_norm/{name}": norm for name, norm in norms.items()}
 
     def _require_losses(self, losses: Any) -> None:
         called = f"{type(self).__name__}.losses returned"
@@ -483,14 +439,36 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             if wrong := [name for name, value in values.items() if not isinstance(value, Tensor)]:
                 kind_of = type(values[wrong[0]]).__name__
                 raise ConfigError(f"{called} {kind} whose {wrong[0]!r} is a {kind_of}; give a tensor of one number")
-
-    def _require_optimizers(self, components: Sequence[str]) -> None:
-        for component in components:
+        for component in {part for name in losses.terms for part in self.trains.get(name, (name,))}:
             if component not in self.model.optimizers:
                 raise ConfigError(
                     f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
                     f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
                 )
+
+
+class _UpdateData:
+    """The data of one update: drawn once, and prepared once, or again before each pass."""
+
+    def __init__(self, algorithm: GradientAlgorithm[Any], source: DataSource, info: UpdateInfo) -> None:
+        self._algorithm, self._source = algorithm, source
+        self.drawn = algorithm.draw(source)
+        self._empty = _nothing_valid(self.drawn)  # asked first: later a GPU would be waited for
+        self._rewarded = algorithm._rewarded(self.drawn, info)
+        self.batch = self._prepared()
+        if vars(self.batch).get("valid") is not vars(self.drawn).get("valid"):
+            self._empty = _nothing_valid(self.batch)
+
+    def passes(self) -> Iterable[Minibatches]:
+        """Minibatches to learn from, those of a pass together; none if no row counts."""
+        if self._empty:
+            return ()
+        renew = self._prepared if self._algorithm.preprocesses_each_epoch else None
+        generator = self._algorithm.minibatch_generator
+        return equal_minibatches(self.batch, self._algorithm.plan, generator=generator, renew=renew)
+
+    def _prepared(self) -> Batch:
+        return self._algorithm.prepared(self._rewarded, self.drawn, self._source)
 
 
 def _nothing_valid(batch: Batch) -> bool:

@@ -5,7 +5,6 @@ Departures: acting averages evenly spaced fractions instead of random ones, so i
 distortions are left out. N-step targets and double Q-learning are optional.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,11 +112,11 @@ class IQN(GradientAlgorithm[ValueGreedyPolicy]):
             )
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        model = CoreModel({"q": self.network}, {"q": adam})
         targets = Targets({"target_q": "q"}, period=config.target_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_network: Any = model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

@@ -6,7 +6,6 @@ Gaussian noise; critics learn from all moments, also those in which their member
 its end counts as 0.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,13 +93,13 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
             size = policy.raw_action_spec.size
             self.critic = EnsembleNetwork(central_spec(observation_spec), 1, self.num_agents, critic, action_size=size)
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
-        self.target_actor, self.target_critic = copy.deepcopy(policy.network), copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}
-        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel({**networks, **copies}, dict.fromkeys(networks, adam))
+        model = CoreModel(networks, dict.fromkeys(networks, adam))
         targets = Targets({"target_actor": "actor", "target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_actor: Any = model.component["target_actor"]
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

@@ -6,7 +6,6 @@ Departures: those of `MADDPG` and `SAC`; members share one temperature, and the 
 values alone.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,16 +98,16 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
             )
             size, count = policy.raw_action_spec.size, self.num_agents * config.num_critics
             self.critic = EnsembleNetwork(central_spec(observation_spec), 1, count, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -size / self.num_agents if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
         model = CoreModel({**networks, "temperature": self.temperature}, options)
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

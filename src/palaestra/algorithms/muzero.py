@@ -7,7 +7,6 @@ values of a slow copy of the network, as in appendix H, but policies are not sea
 are as small as errors of values count less in a search; the decay of weights is decoupled from the loss.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,19 +147,15 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         (layers,) = config.network.parts("network")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(
-                observation_spec,
-                action_spec,
-                layers,
-                normalize=config.normalize_observation,
-                planning=config.planning,
+                observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
             )
         adam = OptimizerOption(
             "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
         )
-        self.target_network: Any = copy.deepcopy(policy.network)
-        model = CoreModel({"network": policy.network, "target_network": self.target_network}, {"network": adam})
+        model = CoreModel({"network": policy.network}, {"network": adam})
         targets = Targets({"target_network": "network"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_network: Any = model.component["target_network"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:

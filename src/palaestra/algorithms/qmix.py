@@ -7,7 +7,6 @@ its members; Adam instead of RMSProp; double Q-learning, as in the authors' code
 mixture with the value 0.
 """
 
-import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -164,11 +163,11 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
             self.mixer = _Sum() if adds else Mixer(state_spec, count, config.mixing_size, *mixer)
         policy.exploration = EpsilonGreedy(policy.num_actions, config.epsilon)
         networks = nn.ModuleDict({"members": policy.network, "mixer": self.mixer})
-        self.target = copy.deepcopy(networks)
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"qmix": networks, "target_qmix": self.target}, {"qmix": option})
+        model = CoreModel({"qmix": networks}, {"qmix": option})
         targets = Targets({"target_qmix": "qmix"}, period=config.target_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target: Any = model.component["target_qmix"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows of the team's mean reward to transitions."""

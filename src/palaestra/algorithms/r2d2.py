@@ -8,7 +8,6 @@ environments explore with the same epsilon; the memory sees the last action and 
 them.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,11 +134,11 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
             policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
         policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
         self.network: Any = policy.network
-        self.target_network: Any = copy.deepcopy(policy.network)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network, "target_q": self.target_network}, {"q": adam})
+        model = CoreModel({"q": self.network}, {"q": adam})
         targets = Targets({"target_q": "q"}, period=config.target_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_network: Any = model.component["target_q"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:

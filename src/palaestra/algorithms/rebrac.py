@@ -6,7 +6,6 @@ their mean size over all the data of an update, before its first gradient step; 
 next action is in the data and the critics are not held to any.
 """
 
-import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,16 +114,15 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
             size = policy.raw_action_spec.size
             self.target_actor = Network(observation_spec, size, actor)
             self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}
-        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | copies, dict.fromkeys(networks, adam))
+        model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         follows = {"target_actor": "actor", "target_critic": "critic"}
         targets = Targets(follows, tau=config.tau, period=config.policy_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:

@@ -4,7 +4,6 @@ Paper: Chen et al. 2021, https://arxiv.org/abs/2101.05982, algorithm 1. Departur
 made together with the last one of the critics.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +103,9 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
             )
             size = policy.raw_action_spec.size
             self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
@@ -115,6 +113,7 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

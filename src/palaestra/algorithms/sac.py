@@ -5,7 +5,6 @@ its minimum of two critics. Departures: critics, actor and temperature are diffe
 stepped together; the temperature is learned through its logarithm.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,10 +108,9 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
             self.remembered = parts.Remembered(policy, config)
             actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
             self.critic = EnsembleNetwork(policy.feature_spec, 1, config.num_critics, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": self.remembered.head, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": self.remembered.head, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
@@ -122,6 +120,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         self.trains = self.remembered.trains
         targets = Targets({"target_critic": "critic"} | self.remembered.follows, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

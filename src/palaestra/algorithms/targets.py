@@ -1,5 +1,6 @@
 """`Targets`: which networks follow which others, and when. An algorithm's file says it; no name of a setting does."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,14 +51,17 @@ class Targets:
             self.share = torch.tensor(schedule_value(self._tau, 0.0))
 
     def attach(self, model: CoreModel) -> None:
-        """Says in which model they are, and makes them copies.
+        """Says in which model they are, and makes them copies; those that it lacks are added.
 
         Raises:
-            ConfigError: it lacks a component.
+            ConfigError: it lacks what is to be followed.
             ShapeError: a target network differs from what it follows.
         """
-        if missing := sorted({*self.follows, *self.follows.values()} - set(model.component)):
-            raise ConfigError(f"Targets name {missing}, but the components are {sorted(model.component)}")
+        if missing := sorted(set(self.follows.values()) - set(model.component)):
+            raise ConfigError(f"Targets follow {missing}, but the components are {sorted(model.component)}")
+        for target, source in self.follows.items():
+            if target not in model.component:
+                model.extend({target: copy.deepcopy(model.component[source])})
         self._model = model
         self.copy()
 

@@ -5,7 +5,6 @@ actor that is due is differentiated at the same weights as the critics, then ste
 units of raw actions, which lie in [-1, 1].
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,19 +110,18 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
             actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
             self.target_actor = Network(policy.feature_spec, size, actor)
             self.critic = EnsembleNetwork(policy.feature_spec, 1, 2, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": self.remembered.head, "critic": self.critic}
-        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         memory = self.remembered.components
         trained = [*networks, *(["memory"] if memory else [])]
-        model = CoreModel(networks | copies | memory, dict.fromkeys(trained, adam))
+        model = CoreModel(networks | {"target_actor": self.target_actor} | memory, dict.fromkeys(trained, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         self.trains = self.remembered.trains
         follows = {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows
         targets = Targets(follows, tau=config.tau, period=config.policy_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

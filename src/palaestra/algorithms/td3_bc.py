@@ -5,7 +5,6 @@ scale of the action values in (5) is their mean at the policy's actions, over al
 first gradient step; the squared distance is a mean over action dimensions.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,16 +92,15 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
             size = policy.raw_action_spec.size
             self.target_actor = Network(observation_spec, size, actor)
             self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
-        self.target_critic = copy.deepcopy(self.critic)
         networks = {"actor": policy.network, "critic": self.critic}
-        copies = {"target_actor": self.target_actor, "target_critic": self.target_critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | copies, dict.fromkeys(networks, adam))
+        model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
         policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         follows = {"target_actor": "actor", "target_critic": "critic"}
         targets = Targets(follows, tau=config.tau, period=config.policy_period)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:

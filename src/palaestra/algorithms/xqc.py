@@ -9,7 +9,6 @@ falling to 1e-4, where the paper falls from 3e-4 to 3e-5, and 0.05 for targets i
 learned through its logarithm.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +19,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption, in_full_precision
 from palaestra.ops import categorical_projection
 from palaestra.policies import SquashedGaussianPolicy
@@ -118,18 +108,18 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
             self.critic = EnsembleNetwork(
                 observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
             )
-        self.target_critic = copy.deepcopy(self.critic)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.reward_scale = RewardScale(max(config.max_return, -config.min_return))
         self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": policy.network, "critic": self.critic, "target_critic": self.target_critic}
+        networks = {"actor": policy.network, "critic": self.critic}
         others = {"temperature": self.temperature, "reward_scale": self.reward_scale}
         model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
         targets = Targets({"target_critic": "critic"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.target_critic: Any = model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import Algorithm, UpdateInfo
+from palaestra.algorithms import Algorithm, ShardedSteps, UpdateInfo
 from palaestra.core import Batch, DataSource, NonFiniteError, Plan, computing_thread
 from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat, fingerprint
 
@@ -225,4 +225,4 @@ def updated_by(algorithm: Any, source: DataSource, exchange: Exchange | None) ->
     if exchange is None:
         return algorithm.update(source)
     exchange.connect()
-    return algorithm.update(source, functools.partial(exchange.step, algorithm))
+    return algorithm.update(source, ShardedSteps(functools.partial(exchange.step, algorithm)))

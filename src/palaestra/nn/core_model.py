@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mean
 from palaestra.nn.batch_norm import batch_norms
-from palaestra.nn.fast import MovableModule, differentiate, follow_all
+from palaestra.nn.fast import MovableModule, differentiate, follow_all, public_gradients
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
 __all__ = ["CoreModel", "combine_gradients", "create_algorithm_func"]
@@ -58,6 +58,7 @@ class CoreModel(MovableModule):
     ) -> None:
         super().__init__()
         self.component = nn.ModuleDict()
+        self._trained: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[Tensor, ...]]] = {}
         self.optimizers: dict[str, ComponentOptimizer] = {}
         self.extend(component, optim_option)
         self._policy: list[_Sampler] = []
@@ -100,6 +101,7 @@ class CoreModel(MovableModule):
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
             units = {f"{name}.{key}": dim for key, dim in _unit_vectors(component[name]).items()}
             self.optimizers[name] = ComponentOptimizer(named, option, units)
+        self._trained.clear()
 
     def replace_optimizers(self, options: Mapping[str, Any]) -> None:
         """Takes other optimizers for some components, or for parts of them, before anything is learned.
@@ -125,6 +127,7 @@ class CoreModel(MovableModule):
                 self.optimizers[owner] = ComponentOptimizer(rest, old.option, old.unit_vectors)
                 owner = "/".join((owner, *name.split(".")))
             self.optimizers[owner] = ComponentOptimizer(mine, option, old.unit_vectors)
+        self._trained.clear()
 
     def _component_of(self, part: str) -> str:
         """The one trained component that has such a part."""
@@ -169,32 +172,37 @@ class CoreModel(MovableModule):
             ConfigError: a component has no optimizer, or was frozen by another model that shares it.
             ShapeError: the loss is not one number.
         """
-        names: Sequence[str] = ()
-        parameters: Sequence[Tensor] = []
-        for component in components or ():
+        components = tuple(self.optimizers) if components is None else tuple(components)
+        names, parameters = self._trained.get(components) or self._looked_up(components)
+        if loss.numel() != 1:
+            raise ShapeError(f"a loss of shape {list(loss.shape)} was given; it must be one number, such as a mean")
+        if not loss.requires_grad:
+            return {}
+        engine = public_gradients if torch.compiler.is_compiling() else differentiate
+        one = torch.ones_like(loss)
+        gradients = engine((loss,), (one,), retain_graph, False, parameters, True, accumulate_grad=False)
+        return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+
+    def _looked_up(self, components: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """Names and parameters of trained components, which are looked at once."""
+        for component in components:
             if component not in self.optimizers:
                 raise ConfigError(f"no optimizer trains {component!r}{did_you_mean(component, self.optimizers)}")
-        for component, optimizer in self.optimizers.items():
-            if components is not None and component.partition("/")[0] not in components:
-                continue
-            names = (*names, *optimizer.names) if names else optimizer.names
-            parameters = [*parameters, *optimizer.parameters] if parameters else optimizer.parameters
+        optimizers = [one for name, one in self.optimizers.items() if name.partition("/")[0] in components]
+        names = tuple(name for optimizer in optimizers for name in optimizer.names)
+        parameters = tuple(parameter for optimizer in optimizers for parameter in optimizer.parameters)
         if not parameters:
             raise ConfigError(
                 f"no optimizer trains any of the components {list(self.component)}; give `optim_option`, and leave "
                 "`requires_grad` on in what is trained"
             )
-        if False in [parameter.requires_grad for parameter in parameters]:
-            frozen = [name for name, parameter in zip(names, parameters, strict=True) if not parameter.requires_grad]
+        if frozen := [name for name, p in zip(names, parameters, strict=True) if not p.requires_grad]:
             raise ConfigError(
                 f"{frozen[:4]} were frozen after this model was built, by another model that shares them?"
             )
-        if loss.numel() != 1:
-            raise ShapeError(f"a loss of shape {list(loss.shape)} was given; it must be one number, such as a mean")
-        if not loss.requires_grad:
-            return {}
-        gradients = differentiate(loss, parameters, retain_graph)
-        return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        if not torch.compiler.is_compiling():
+            self._trained[components] = names, parameters
+        return names, parameters
 
     def apply_gradients(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None

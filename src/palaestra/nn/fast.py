@@ -38,10 +38,7 @@ __all__ = [
 ]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
-_KERNELS: dict[bool, Any] = {
-    False: getattr(torch, "_fused_adam_", None),
-    True: getattr(torch, "_fused_adamw_", None),
-}
+_KERNELS: dict[bool, Any] = {False: getattr(torch, "_fused_adam_", None), True: getattr(torch, "_fused_adamw_", None)}
 
 
 def public_call(owner: nn.Module, name: str, x: Any) -> Any:
@@ -159,28 +156,17 @@ class MovableModule(nn.Module):
         return self
 
 
-def public_gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> Sequence[Tensor | None]:
-    """`differentiate` by PyTorch's public function.
-
-    Args:
-        loss: a scalar.
-        parameters: what it is differentiated by.
-        retain_graph: whether another loss shares this one's graph.
-    """
-    return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+def public_gradients(loss: Any, one: Any, retain_graph: bool, create_graph: bool, by: Any, *_: Any, **__: Any) -> Any:
+    """`differentiate` by PyTorch's public function."""
+    return torch.autograd.grad(loss, by, one, retain_graph, create_graph, allow_unused=True)
 
 
-def _engine_gradients(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> Sequence[Tensor | None]:
-    if torch.compiler.is_compiling():
-        return public_gradients(loss, parameters, retain_graph)
-    one = torch.ones_like(loss)
-    return _engine.run_backward((loss,), (one,), retain_graph, False, tuple(parameters), True, accumulate_grad=False)
+differentiate: Callable[..., Sequence[Tensor | None]] = getattr(_engine, "run_backward", public_gradients)
+"""Gradients of a scalar, `None` for a parameter that it does not depend on: takes `(loss,), (ones_like(loss),),
+retain_graph, False, parameters, True, accumulate_grad=False`.
 
-
-differentiate = _engine_gradients if hasattr(_engine, "run_backward") else public_gradients
-"""Gradients of a scalar, `None` for a parameter that it does not depend on: (loss, parameters, retain_graph).
-
-`torch.autograd.grad` checks its arguments for longer than the backward pass of a small layer takes."""
+`torch.autograd.grad` checks its arguments for longer than the backward pass of a small layer takes. Compiled code knows
+only that."""
 
 
 def public_flatten(tensors: Sequence[Tensor]) -> Tensor:

@@ -496,12 +496,7 @@ class NoisyMLP(nn.Module):
     """
 
     def __init__(
-        self,
-        in_size: int,
-        hidden_sizes: Sequence[int],
-        out_size: int | None = None,
-        *,
-        activation: Activation = "relu",
+        self, in_size: int, hidden_sizes: Sequence[int], out_size: int | None = None, *, activation: Activation = "relu"
     ) -> None:
         super().__init__()
         self.mean = MLP(in_size, hidden_sizes, out_size, activation=activation, init="default")

@@ -37,12 +37,7 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self,
-        observation_spec: SpecTree,
-        out_size: int,
-        config: NetworkConfig | None = None,
-        *,
-        out_gain: float = 1.0,
+        self, observation_spec: SpecTree, out_size: int, config: NetworkConfig | None = None, *, out_gain: float = 1.0
     ) -> None:
         super().__init__()
         config = config or NetworkConfig()
