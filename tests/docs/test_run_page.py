@@ -2,8 +2,8 @@
 
 import re
 
+from tests.architecture.calls import calls
 from tests.architecture.source import ROOT
-from tests.architecture.test_numbers import calls
 
 
 def test_the_calls_of_a_run_are_those_on_the_page():
