@@ -142,12 +142,12 @@ def test_a_robot_does_not_draw_its_actions_in_an_evaluation(run):
         evaluate_run(run.directory, episodes=2, deterministic=False)
 
 
-def test_a_task_may_have_a_policy_of_a_class_of_the_robots_own(tmp_path):
-    """Its artefact names the class, and the robot knows it."""
+def test_what_a_task_that_only_watches_has_learned_is_kept_and_loaded(tmp_path):
+    """Its module is the robot's own, which no file could name."""
     sizes = SIZES | {"env__kwargs": {"num_sensors": 8}, "env__max_episode_steps": 20, "run__directory": str(tmp_path)}
     done = palaestra.train("examples.robots.auxiliary:SeeingRobot", "palaestra.envs.tiny:Backdrop", **sizes)
     kept = json.loads((done.directory / "policy" / "see" / "policy.json").read_text())
-    assert kept["policy"] == "InverseDynamics"
+    assert kept["policy"] == "ModelPolicy"
     assert evaluate_run(done.directory, episodes=3, which="last").returns == done.result.evaluation.returns
 
 

@@ -78,7 +78,7 @@ def test_a_restarted_agent_leaves_no_such_row_and_its_fault_is_kept(broken, capl
         episodes = collector.unroll(16).episodes
         assert [(e.length, e.episode_return) for e in episodes] == [(4, 4.0)] * len(episodes)
         faults = list(collector.faults)
-        assert len(faults) == sum(collector._incarnations.values()) >= 4
+        assert len(faults) == sum(collector.state()["incarnations"].values()) >= 4
     assert {(fault.env_id, fault.kind, fault.handled) for fault in faults} == {
         (number, "non-finite", "restart") for number in (0, 1)
     }

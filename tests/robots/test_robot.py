@@ -1,9 +1,7 @@
 """Tests of whole robots: what their agents see and count, what a trainer sees, and what is saved."""
 
 import dataclasses
-import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -72,8 +70,7 @@ def test_an_unroll_lets_every_agent_act_so_often_and_keeps_it_there():
             before = collector.env_steps
             info = collector.unroll(unroll)
             assert info.env_steps == 3 * unroll == collector.env_steps - before
-        agents = collector._group.agents.values()
-        assert [agent.env.env_steps for agent in agents] == [10, 10, 10]
+        assert len({len(robot.tasks["policy"].buffer.in_time_order(lane)) for lane in range(3)}) == 1
         predictions = robot.tasks["policy"].predictions
         assert predictions == 30, "nobody asks anything after its last action"
 
@@ -83,7 +80,7 @@ def test_a_pause_ends_an_unroll_before_it_has_all_its_steps(wait_until):
     with collector_of(robot, make, 2) as collector:
         thread = threading.Thread(target=lambda: collector.unroll(1_000_000), daemon=True)
         thread.start()
-        wait_until(lambda: collector._group is not None and collector._group.steps > 10)
+        wait_until(lambda: robot.tasks["policy"].predictions > 12)
         collector.pause()
         thread.join(10)
         assert not thread.is_alive() and 10 < collector.env_steps < 1_000_000
@@ -244,8 +241,11 @@ def test_a_robot_without_tasks_is_refused():
 def test_parts_of_a_robot_can_be_replaced():
     """PARL-08: the agent's control flow, here by one that stops early and begins anew."""
 
+    begun = []
+
     class Hasty(Agent):
         def run_one_episode(self) -> None:
+            begun.append(self)
             step = self.env.reset()
             for _ in range(2):
                 step = self.env.step(self.helpers["policy"].predict(step))
@@ -258,16 +258,18 @@ def test_parts_of_a_robot_can_be_replaced():
     robot = robot_of(HastyRobot, make, OneTaskConfig(name="a2c"))
     with collector_of(robot, make, 1, config=QUICK) as collector:
         assert collector.unroll(9).episodes == []
-        assert collector._group.agents[0].env.episodes == 5
+        assert len(begun) == 5
 
 
 def test_one_update_that_is_not_finite_hides_no_good_ones(caplog):
     """PARL-25: of all updates of an iteration; only bad ones alone count as skipped."""
     good, bad = UpdateInfo(1, 1, 64, []), NonFiniteError("the gradient is not finite")
 
+    robot, _ = chain_robot()
+
     def joined(*updates):
-        task: Any = SimpleNamespace(lock=threading.RLock(), updates=list(updates))
-        return sys.modules[Robot.__module__]._joined(task)
+        robot.tasks["policy"].updates = list(updates)
+        return robot.update({}).get("policy")
 
     found = joined(good, bad, good, good)
     assert isinstance(found, UpdateInfo) and (found.gradient_steps, found.rows_trained) == (3, 192)

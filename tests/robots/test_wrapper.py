@@ -144,7 +144,6 @@ def test_an_error_in_predict_and_in_learn_names_the_task_and_keeps_its_cause():
         raise ValueError("a NaN, say")
 
     wrapper.task.predict = broken
-    wrapper.prediction._function = broken
     wrapper.task.learn = broken
     with wrapper:
         communicator = wrapper.create_communicator(0)

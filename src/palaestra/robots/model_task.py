@@ -1,8 +1,7 @@
 """`ModelTask`: a task that does not act: an autoencoder, a model of the world, a perception."""
 
-import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import NetworkPolicy, PolicyStep
 from palaestra.robots.task import ComputationTask
 
-__all__ = ["ModelTask"]
+__all__ = ["ModelPolicy", "ModelTask"]
 
 
 class ModelTask(ComputationTask):
@@ -54,7 +53,7 @@ class ModelTask(ComputationTask):
             module = model if isinstance(model, nn.Module) else model()
         if not callable(getattr(module, "loss", None)):
             raise ConfigError(f"{type(module).__name__} has no method `loss(batch)`, which a ModelTask learns by")
-        policy = _policy_class(module)(module, observation_spec, _predicted(module, observation_spec, action_spec))
+        policy = ModelPolicy(module, observation_spec, _predicted(module, observation_spec, action_spec))
         policy.stored_spec = action_spec
         policy.network_config = NetworkConfig()  # so that it is kept with the run; the module's layers are its own
         plan = plan or Replay(unroll_length=8, mini_batch_size=64)
@@ -68,14 +67,13 @@ class ModelTask(ComputationTask):
 
 
 class ModelPolicy(NetworkPolicy):
-    """Predicts instead of choosing; its class knows the module, so that an artefact is loaded into a copy."""
+    """Predicts instead of choosing. Saved weights go into a copy of it: what its module is, no file can say."""
 
-    module: ClassVar[nn.Module]
     stored_spec: Any
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        return copy.deepcopy(cls.module)
+        raise ConfigError("a ModelTask's policy is made of its module; put weights into a copy by `load_weights`")
 
     @property
     def raw_action_spec(self) -> Any:
@@ -84,18 +82,6 @@ class ModelPolicy(NetworkPolicy):
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         predicted = self.network(observation)
         return PolicyStep(Batch.of(predicted) if isinstance(predicted, dict) else predicted, state)
-
-    def __reduce__(self) -> Any:
-        return _blank, (self.network,), self.__dict__
-
-
-def _policy_class(module: nn.Module) -> type[ModelPolicy]:
-    return type(type(module).__name__, (ModelPolicy,), {"module": module})
-
-
-def _blank(module: nn.Module) -> ModelPolicy:
-    kind = _policy_class(module)
-    return kind.__new__(kind)
 
 
 @final

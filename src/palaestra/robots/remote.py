@@ -50,7 +50,7 @@ class HostAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class HostReport:
-    """How the agents of a host are."""
+    """Status of a host's agents."""
 
     requests: list[HostRequest]
     """Since the last report, in order."""
@@ -154,7 +154,7 @@ class AgentHost:
 
 @dataclass(eq=False)
 class _Host:
-    """What is known here of a host: its agents, and what is to be sent to it next."""
+    """A host's agents, and what is to be sent to it next."""
 
     worker: str
     numbers: set[int]

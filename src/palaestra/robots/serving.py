@@ -160,7 +160,7 @@ class ComputationWrapper:
         self._spec = task.spec(name)
         self._later: dict[int, Future[Any]] = {}  # the newest `learn_later` of each agent
         self.prediction = InferenceServer(
-            task.predict,
+            lambda inputs: task.predict(inputs),
             self._spec.input_spec,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_s,

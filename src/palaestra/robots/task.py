@@ -52,7 +52,7 @@ class TaskSpec:
 
     @property
     def input_spec(self) -> dict[str, Any]:
-        """Of one row of a request."""
+        """Spec of one request row."""
         inputs: dict[str, Any] = {"observation": self.observation_spec, "step_type": TensorSpec((), torch.int32)}
         return inputs | ({"state": dict(self.state_spec)} if self.state_spec else {})
 

@@ -1,5 +1,6 @@
 """`RobotLearner`: runs of robots, whose agents collect and say when their tasks learn."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +17,8 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import ConfigError, TimeStep
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
-from palaestra.policies import NetworkPolicy, Policy, load_policy
-from palaestra.robots import AgentFactory, Robot, RobotCollector, evaluate_robot
+from palaestra.policies import NetworkPolicy, Policy, load_policy, load_weights
+from palaestra.robots import AgentFactory, ModelPolicy, Robot, RobotCollector, evaluate_robot
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
 from palaestra.runs.learner import Collecting, Evaluate, Learner, Scene
@@ -109,6 +110,10 @@ class RobotLearner(Learner):
         for name, policy in policies.items():
             folder = policy_folder(path / "policy", name)
             if folder.is_dir():  # a task that only watches has kept none
+                if isinstance(policy, ModelPolicy):
+                    policies[name] = copy.deepcopy(policy).eval()
+                    load_weights(policies[name], folder)
+                    continue
                 own = [type(policy)] if isinstance(policy, NetworkPolicy) else []  # it may be a class of the robot's
                 policies[name] = load_policy(folder, classes=own)
         return policies
