@@ -40,21 +40,22 @@ def learn(collector, ppo):
     collector.buffers["all"].clear()
 
 
+def seats(collector):
+    """Who plays which agent in the running episodes, as checkpoints have it; nobody where the policy plays all."""
+    return collector.state()["self_play"]["seats"]
+
+
 def test_one_agent_of_an_episode_is_learned_from_and_snapshots_play_the_rest():
     """Or all agents, where the newest policy plays them."""
     collector, ppo = collector_of()
-    played = collector._self_play
-    seen = {"own": 0, "all": 0}
+    seated = []
     for _ in range(30):
-        before = [dict(seats) for seats in played._seats]
         collector.unroll(1)
         ppo.policy.version += 1
-        for seats in before:
-            assert len(seats) in (0, 2)
-            seen["own" if seats else "all"] += 1
-    assert 0.5 < seen["own"] / (seen["own"] + seen["all"]) < 0.95
-    draws = collector.buffers["all"]
-    assert len(draws) < 30 * 3 * 3 * 0.8  # rows of the snapshots' agents are not there
+        seated += [len(opponents) for opponents in seats(collector)]
+    assert set(seated) == {0, 2}
+    assert 0.5 < sum(count > 0 for count in seated) / len(seated) < 0.95
+    assert len(collector.buffers["all"]) < 30 * 3 * 3 * 0.8  # rows of the snapshots' agents are not there
 
 
 def test_opponents_are_what_the_policy_was_when_they_joined_the_pool():
@@ -90,22 +91,16 @@ def test_rows_of_an_episode_are_whole_and_of_one_agent():
 
 def test_the_pool_holds_the_newest_snapshots_frozen_as_they_were():
     collector, ppo = collector_of()
-    weights: dict[int, dict[str, torch.Tensor]] = {}
-
-    def copied(policy):
-        return {name: value.clone() for name, value in policy.state_dict().items()}
-
+    weights = {}
     for _ in range(9):
         collector.unroll(1)
-        weights[ppo.policy.version] = copied(ppo.policy)
+        weights[ppo.policy.version] = [value.clone() for value in ppo.policy.state_dict().values()]
         learn(collector, ppo)
-    played = collector._self_play
-    assert list(played.weights) == [6, 8]
-    for version in played.weights:
-        snapshot = played._snapshots[version].policy
-        assert snapshot.version == version
-        assert not different(copied(snapshot), weights[version])
-        assert different(copied(snapshot), copied(ppo.policy))
+    opponents = collector.opponents()
+    assert list(opponents) == [6, 8]
+    for version, kept in opponents.items():
+        assert all(torch.equal(*pair) for pair in zip(kept, weights[version], strict=True))
+        assert not all(torch.equal(*pair) for pair in zip(kept, ppo.policy.state_dict().values(), strict=True))
 
 
 def test_draws_follow_from_the_episode_alone():
@@ -119,9 +114,8 @@ def test_draws_follow_from_the_episode_alone():
         ppo = PPO(spec["all"].observation_spec, spec["all"].action_spec)
         half = MultiAgentCollector(envs, spec, {"all": ppo}, self_play=CONFIG)
         half.unroll(1)
-        halves += half._self_play._seats
-    assert whole._self_play._seats == halves
-    assert any(halves)
+        halves += seats(half)
+    assert seats(whole) == halves and any(halves)
 
 
 def test_scores_against_snapshots_are_reported():
@@ -153,8 +147,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     second.load_state(CheckpointStore(tmp_path / "b").load_newest()[1])
     second.run()
     assert not different(parameters(ours), parameters(theirs))
-    assert whole.collector._self_play._seats == second.collector._self_play._seats
-    assert list(whole.collector._self_play.weights) == list(second.collector._self_play.weights)
+    assert seats(whole.collector) == seats(second.collector)
+    assert list(whole.collector.opponents()) == list(second.collector.opponents())
 
 
 def test_another_number_of_workers_goes_on_with_the_pool_of_the_checkpoint():
