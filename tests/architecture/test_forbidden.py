@@ -27,9 +27,10 @@ READERS = {"os.open", "io.open", "json.load", "np.load", "np.fromfile", "np.memm
 }
 KERNEL = {  # which tells about this process and this machine
     "src/palaestra/buffers/storage.py": {
-        *("Path('/proc/meminfo').read_text", "own.read_text", "(folder / limit).read_text"),
+        *("Path('/proc/meminfo').read_text", "(folder / limit).read_text"),
         *("(folder / usage).read_text", "(folder / 'memory.stat').read_text"),
     },
+    "src/palaestra/core/computing.py": {"own.read_text", "(folder / name).read_text"},
     "src/palaestra/envs/supervision/guard.py": {"open"},
     "src/palaestra/runs/records.py": {"Path('/proc/cpuinfo').read_text"},
     "src/palaestra/runtime/leaks.py": {

@@ -13,6 +13,7 @@ import torch
 from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
 from palaestra.buffers.streams import WritePositions
 from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core.computing import control_groups
 from palaestra.testing.buffers import World, check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
 from tests.buffers.model import generator, make_buffer, replay
@@ -64,12 +65,13 @@ def test_the_limit_of_a_container_counts(tmp_path):
         (tmp_path / folder / "memory.stat").write_text("cache 70\ntotal_inactive_file 50\n")
     (tmp_path / "unified").mkdir()
     (tmp_path / "unified" / "memory.max").write_text("max\n")
-    found = [value for value in storage._free_of_cgroups(tmp_path, own) if value is not None]
+    groups = [*control_groups("memory", tmp_path, own)]
+    found = [value for value in storage._free_of_cgroups(groups) if value is not None]
     assert min(found) == 4000 - 1000 + 50
     (tmp_path / "unified" / "memory.max").write_text("900\n")
     (tmp_path / "unified" / "memory.current").write_text("950\n")
     (tmp_path / "unified" / "memory.stat").write_text("inactive_file 0\n")
-    assert min(value for value in storage._free_of_cgroups(tmp_path, own) if value is not None) == 0
+    assert min(value for value in storage._free_of_cgroups(groups) if value is not None) == 0
     assert (storage.available_bytes() or 0) > 0
 
 

@@ -41,7 +41,8 @@ def test_a_robot_learns_with_the_cores_that_the_run_chose(cores, monkeypatch):
 
 
 @pytest.mark.parametrize(("gain", "chosen"), [(1.1, 1), (0.4, 1), (1.5, 4)])
-def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, monkeypatch):
+@pytest.mark.parametrize("picture", [(), (4, 84, 84), (1, 6, 6)])
+def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, picture, monkeypatch):
     """The clock says what a gradient took, by the threads that computed it."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     now = itertools.accumulate(itertools.repeat(0), lambda total, _: total + 1e-4 / (gain ** (cores() > 1)), initial=0)
@@ -49,7 +50,7 @@ def test_as_many_threads_as_are_measured_to_be_faster(gain, chosen, monkeypatch)
     monkeypatch.setattr(computing, "choose_library", lambda largest: None)
     monkeypatch.setattr(computing.time, "perf_counter", lambda: next(now))
     torch.set_num_threads(3)
-    assert computing.faster_threads(256, (256, 256), 4) == chosen
+    assert computing.faster_threads(256, (256, 256), 4, picture) == chosen
     assert cores() == 3
 
 
@@ -73,6 +74,30 @@ def test_one_thread_for_small_networks_and_where_the_environment_says_so(monkeyp
     assert computing.faster_threads(256, (64, 64), 4) == 1
     assert computing.faster_threads(256, (), 4) == 1
     assert computing.faster_threads(10**6, (512,), 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"unified/cpu.max": "250000 100000"}, 2),
+        ({"unified/cpu.max": "max 100000"}, 64),
+        ({"unified/cpu.max": "50000 100000"}, 1),
+        ({"cpu/outer/cpu.cfs_quota_us": "300000", "cpu/outer/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/outer/cpu.cfs_quota_us": "-1", "cpu/outer/cpu.cfs_period_us": "100000"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_container_has_no_more_cores_than_time_for_them(files, cores, tmp_path, monkeypatch):
+    """Both kinds of control groups, of the own group and of those above it."""
+    own = tmp_path / "cgroup"
+    own.write_text("4:cpu,cpuacct:/outer/inner\n3:memory:/\n0::/unified\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    groups = computing.control_groups
+    monkeypatch.setattr(computing, "control_groups", lambda controller: groups(controller, tmp_path, own))
+    monkeypatch.setattr(computing.os, "sched_getaffinity", lambda _: range(64))
+    assert computing.num_cores() == cores
 
 
 def precision_of(_: object = None) -> str:

@@ -16,7 +16,7 @@ import palaestra
 import palaestra.envs.tiny
 from palaestra import ExperimentConfig, RunSeeds, load_policy
 from palaestra.config.config import config_from_mapping
-from palaestra.core import CheckpointError, ConfigError, NonFiniteError, TensorSpec
+from palaestra.core import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experiments import (
     RunDirectory,
     evaluation_environment,
@@ -26,7 +26,6 @@ from palaestra.experiments import (
     preset,
     read_evaluations,
 )
-from palaestra.runs.making import choose_threads
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
@@ -295,14 +294,6 @@ def test_threads_are_few_for_small_networks_and_as_asked_for_otherwise(monkeypat
     make_algorithm(small)
     make_algorithm(dataclasses.replace(small, run=dataclasses.replace(small.run, num_threads=3)))
     assert chosen == [1, 3]
-
-
-def test_only_pictures_take_many_threads_not_every_observation_of_three_axes(monkeypatch):
-    """What a convolutional network encodes; a small box is flattened, whatever its axes."""
-    monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
-    config = preset("sac", "Pendulum-v1")
-    assert choose_threads(config, TensorSpec((2, 2, 2))) == 1
-    assert choose_threads(config, {"camera": TensorSpec((3, 64, 64), torch.uint8)}) == 8
 
 
 def test_a_resumed_run_keeps_the_threads_that_were_measured(tmp_path, monkeypatch):

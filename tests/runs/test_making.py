@@ -58,6 +58,7 @@ def test_settings_that_could_not_work_are_refused(algorithm, settings, message):
 def test_learners_in_processes_share_the_cores(monkeypatch):
     """Pictures are learned from with all of them; learners beside each other would take more than there are."""
     monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.runs.making.faster_threads", lambda rows, widths, most, picture: most)
     learners = {"distributed__runtime": "process", "distributed__num_learners": 4}
     base, pictures = preset("ppo", "CartPole-v1"), TensorSpec((4, 84, 84), torch.uint8)
     config = config_from_mapping(type(base), learners, base=base)
@@ -67,3 +68,16 @@ def test_learners_in_processes_share_the_cores(monkeypatch):
     for number in (1, 2, 4):
         equal = {**learners, "distributed__num_learners": number, "distributed__gradient_shards": 4}
         assert choose_threads(config_from_mapping(type(base), equal, base=base), pictures) == 2
+
+
+def test_threads_for_pictures_are_measured_and_limited_too(monkeypatch):
+    """What a convolutional network encodes; a small box is flattened, whatever its axes."""
+    seen = []
+    monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.runs.making.faster_threads", lambda *given: seen.append(given) or 8)
+    config, pictures = preset("sac", "Pendulum-v1"), {"camera": TensorSpec((3, 64, 64), torch.uint8)}
+    for spec in (TensorSpec((2, 2, 2)), pictures):
+        assert choose_threads(config, spec) == 8
+    assert [given[2:] for given in seen] == [(8, ()), (8, (3, 64, 64))]
+    monkeypatch.undo()
+    assert choose_threads(config, pictures) == 1  # OMP_NUM_THREADS is 1 in tests

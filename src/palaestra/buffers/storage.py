@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import final
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
+from palaestra.core.computing import control_groups
 from palaestra.core.reading import read_json
 
 __all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage"]
@@ -226,7 +227,7 @@ def saved_field(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...]
 
 def available_bytes() -> int | None:
     """Main memory that is free for this process: of the machine, and of its container; `None` where that is unknown."""
-    found = [value for value in (_free_of_machine(), *_free_of_cgroups()) if value is not None]
+    found = [value for value in (_free_of_machine(), *_free_of_cgroups(control_groups("memory"))) if value is not None]
     return min(found, default=None)
 
 
@@ -240,21 +241,9 @@ def _free_of_machine() -> int | None:
         return None
 
 
-def _free_of_cgroups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int | None]:
-    """What the limits of both kinds of control groups leave, of this process's group and of those above it."""
-    try:
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return []
-    free: list[int | None] = []
-    for _, controllers, path in groups:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, names = (root / "memory", _V1) if controllers else (root, _V2)
-        group = base / path.strip("/")
-        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(base))):
-            free.append(_free_of_group(folder, *names))
-    return free
+def _free_of_cgroups(groups: Iterable[Path]) -> list[int | None]:
+    """What the limits of both kinds of control groups leave."""
+    return [_free_of_group(folder, *names) for folder in groups for names in (_V1, _V2)]
 
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

@@ -7,8 +7,9 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _LARGE = 5_000_000
 _before: str | None = None  # the precision that `prefer_onednn` has changed
 # Activations of a layer: several threads are never faster below; more need not be tried.
 _LEAST, _MOST = 1 << 15, 1 << 18
+_PICTURES, _LARGE_PICTURE = 16, 36  # how many are enough to measure; from which height and width on kernels are large
 
 
 _OF_SHAPES = (torch.empty, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros)
@@ -72,8 +74,40 @@ def memory_bytes() -> int | None:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: those that it is bound to, and no more than its container has time for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([cores, *_quotas(control_groups("cpu"))])
+
+
+def _quotas(groups: Iterable[Path]) -> Iterator[int]:
+    """How many whole cores of time each control group has that has a limit, at least one."""
+    for folder in groups:
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of the second kind, and of the first
+            with suppress(OSError, ValueError):  # no such group here, or its limit is "max"
+                quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                if quota > 0 and period > 0:
+                    yield max(1, quota // period)
+
+
+def control_groups(
+    controller: str, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Iterator[Path]:
+    """Folders of the control groups of this process, of both kinds, and of those above them.
+
+    Args:
+        controller: whose limits are asked for, such as `memory`.
+        root: where the system shows all of them.
+        own: where it says which are this process's.
+    """
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        if not controllers or controller in controllers.split(","):
+            base = root / controller if controllers else root
+            group = base / path.strip("/")
+            yield from (group, *(parent for parent in group.parents if parent.is_relative_to(base)))
 
 
 def computing_thread(target: Callable[..., object], *args: Any, name: str | None = None) -> threading.Thread:
@@ -96,7 +130,7 @@ def computing_thread(target: Callable[..., object], *args: Any, name: str | None
     return threading.Thread(target=run, name=name, daemon=True)
 
 
-def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
+def faster_threads(rows: int, widths: Sequence[int], most: int, picture: Sequence[int] = ()) -> int:
     """One thread, or as many as there are: measured on gradients of such a network, in a third of a second.
 
     On a busy machine several threads wait for the slowest of them, and one is faster even for wide layers. Sums of
@@ -106,6 +140,7 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
         rows: of a minibatch.
         widths: of the layers.
         most: threads, at least 1; `OMP_NUM_THREADS` is a limit as well.
+        picture: [channels, height, width] of an observation that convolutions see.
 
     Returns:
         1, or the limit where it usually takes 1.25 times less than one thread ever did.
@@ -113,23 +148,37 @@ def faster_threads(rows: int, widths: Sequence[int], most: int) -> int:
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # OpenMP takes one for each nested level
     most = min(most, int(limit)) if limit.isdecimal() and int(limit) else most
     widest = max(widths, default=0)
-    if most == 1 or rows * widest < _LEAST:
+    if most == 1 or (not picture and rows * widest < _LEAST):
         return 1
-    pairs = [*itertools.pairwise(widths), (widths[-1], widths[-1])]
     before, library, generator = torch.get_num_threads(), prefers_onednn(), torch.Generator().manual_seed(0)
-    choose_library(2 * rows * max(a * b for a, b in pairs))
-    inputs = torch.randn(min(rows, _MOST // widest), widths[0], generator=generator)
-    weights = [torch.randn(pair, generator=generator, requires_grad=True) for pair in pairs]
+    stride = 1
+    if picture:
+        size, stride = (8, 4) if min(picture[1:]) >= _LARGE_PICTURE else (3, 1)
+        shapes = [(32, picture[0], size, size), (64, 32, 3, 3)]
+        inputs = torch.randn(min(rows, _PICTURES), *picture, generator=generator)
+    else:
+        shapes = [*itertools.pairwise(widths), (widths[-1], widths[-1])]
+        choose_library(2 * rows * max(a * b for a, b in shapes))
+        inputs = torch.randn(min(rows, _MOST // widest), widths[0], generator=generator)
+    weights = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+
+    def gradient() -> None:
+        hidden = inputs
+        for number, weight in enumerate(weights):
+            whole = torch.conv2d(hidden, weight, stride=1 if number else stride) if picture else hidden @ weight
+            hidden = whole.relu()
+        torch.autograd.grad(hidden.sum(), weights)
+
+    if picture:
+        gradient()  # the first one prepares convolutions
     taken: dict[int, list[float]] = {1: [], most: []}
     deadline_s = time.perf_counter() + 0.3
     for threads in [1, most] * 8:
         torch.set_num_threads(threads)
-        hidden, begun = inputs, time.perf_counter()
+        begun = time.perf_counter()
         if begun > deadline_s and threads == 1:
             break
-        for weight in weights:
-            hidden = (hidden @ weight).relu()
-        torch.autograd.grad(hidden.sum(), weights)
+        gradient()
         taken[threads].append(time.perf_counter() - begun)
     torch.set_num_threads(before)
     prefer_onednn(library)

@@ -23,7 +23,7 @@ from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 from palaestra.nn.fast import times_changed
 
-__all__ = ["Encoder", "OwnEncoder", "StepEncoder", "has_pictures"]
+__all__ = ["Encoder", "OwnEncoder", "StepEncoder", "has_pictures", "largest_picture"]
 
 
 class Encoder(nn.Module):
@@ -258,10 +258,17 @@ def has_pictures(observation_spec: SpecTree) -> bool:
         >>> has_pictures(TensorSpec((3, 64, 64), torch.uint8)), has_pictures(TensorSpec((2, 2, 2)))
         (True, False)
     """
-    return any(
-        type(leaf) in (TensorSpec, BoundedSpec) and picture_shape(leaf) is not None
-        for leaf in spec_leaves(observation_spec).values()
-    )
+    return bool(largest_picture(observation_spec))
+
+
+def largest_picture(observation_spec: SpecTree) -> tuple[int, ...]:
+    """[C, H, W] of the largest picture in an observation; empty without any.
+
+    Args:
+        observation_spec: the spec tree.
+    """
+    leaves = [leaf for leaf in spec_leaves(observation_spec).values() if type(leaf) in (TensorSpec, BoundedSpec)]
+    return max((picture_shape(leaf) or () for leaf in leaves), key=math.prod, default=())
 
 
 def _encoder_of(spec: SpecTree, make: Callable[[Sequence[int]], ConvolutionalNetwork]) -> nn.Module:

@@ -21,6 +21,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, require_device
+from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
@@ -173,7 +174,8 @@ def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> train
         networks: what its networks look like, by policy.
     """
     title = f"{config.algorithm_name} on {config.env.name}"
-    head = [preset_line(config), *network_lines(networks)]
+    threads = f"threads     {torch.get_num_threads()} of {num_cores()} cores"
+    head = [preset_line(config), *network_lines(networks), threads]
     offline = config.algorithm.plan_class is Offline and config.offline.fraction is None
     return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline)
 

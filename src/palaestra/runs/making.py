@@ -25,7 +25,7 @@ from palaestra.core.computing import (
 )
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import probe_specs
-from palaestra.nn import NetworkConfig, compiler_missing, has_pictures
+from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
 from palaestra.rollout import Collector
 from palaestra.training import Callback
 
@@ -101,7 +101,6 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
         observation_spec: of its environment.
     """
     torch.set_num_threads(choose_threads(config, observation_spec))
-    _log.info("torch uses %d thread(s)", torch.get_num_threads())
     if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
@@ -109,27 +108,28 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
 
 
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
-    """Threads of torch: as asked for; else all where there are pictures, and what is faster where there are none.
+    """Threads of torch: as asked for, else what is measured to be faster, within `OMP_NUM_THREADS`.
 
     Learners and policy hosts share the cores; with `gradient_shards`, as many learners would, for equal bits with any
     number.
 
     Args:
         config: of the run.
-        observation_spec: of its environment; pictures need large networks.
+        observation_spec: of its environment.
         side_by_side: runs that share the machine.
     """
     distributed = config.distributed
     if distributed.runtime in ("process", "ray"):
         side_by_side *= (distributed.gradient_shards or distributed.num_learners) * max(1, distributed.num_policy_hosts)
     network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
-    if config.run.num_threads or has_pictures(observation_spec):
-        return config.run.num_threads or most
+    if config.run.num_threads:
+        return config.run.num_threads
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
         return 1
     whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
     rows = getattr(config.algorithm, "mini_batch_size", None) or whole
-    return faster_threads(rows, network.hidden_sizes, most) if isinstance(network, NetworkConfig) else most
+    widths = network.hidden_sizes if isinstance(network, NetworkConfig) else NetworkConfig().hidden_sizes
+    return faster_threads(rows, widths, most, largest_picture(observation_spec))
 
 
 def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:
