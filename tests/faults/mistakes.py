@@ -233,8 +233,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "no such file": (
         "train ppo CartPole-v1 --config missing.yaml",
         2,
-        "ConfigError the configuration missing.yaml cannot be read: [Errno 2] No such file or "
-        "directory: 'missing.yaml'",
+        "ConfigError the configuration missing.yaml cannot be read: No such file or directory",
     ),
     "an option without its file": (
         "train ppo CartPole-v1 --config",

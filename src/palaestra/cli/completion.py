@@ -8,7 +8,7 @@ from pathlib import Path
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import COMMANDS, Argument, Command
-from palaestra.cli.help import choices, options_of
+from palaestra.cli.help import Option, choices, options_of
 from palaestra.cli.options import NoOptions, defaults_of
 from palaestra.envs.suites.gym import registered_environments
 
@@ -44,14 +44,22 @@ def _words(command: Command) -> dict[str, list[str]]:
         words[f"{name} *"] = words[f"{name} {len(command.arguments)}"]
     shown = options_of(defaults_of(command))
     if command.forms == "ALGORITHM ENVIRONMENT":  # whose options depend on the algorithm
-        shown = [option for option in shown if not option.names[0].startswith("--algorithm.")]
+        shown = [option for option in shown if not _is_of_algorithm(option)]
         for algorithm in ALGORITHMS:
-            own = options_of(defaults_of(command, [algorithm]))
-            own = [option for option in own if option.names[0].startswith("--algorithm.")]
+            own = [option for option in options_of(defaults_of(command, [algorithm])) if _is_of_algorithm(option)]
             words[f"{name} -- {algorithm}"] = [option.names[0] for option in own]
-            words |= {f"{name} {option.names[0]}": choices(option.setting.hint) for option in own}
+            words |= _choices(name, own)
     words[f"{name} --"] = ["--help", *(typed for option in shown for typed in option.names)]
-    return words | {f"{name} {typed}": choices(option.setting.hint) for option in shown for typed in option.names}
+    return words | _choices(name, shown)
+
+
+def _is_of_algorithm(option: Option) -> bool:
+    return option.setting.path.startswith("algorithm.")
+
+
+def _choices(command: str, options: list[Option]) -> dict[str, list[str]]:
+    """The values of options."""
+    return {f"{command} {typed}": choices(option.setting.hint) for option in options for typed in option.names}
 
 
 def _values(argument: Argument) -> list[str]:

@@ -164,13 +164,19 @@ def _positional(command: Command, typed: list[str]) -> tuple[list[str], list[str
     if len(given) <= len(needed):
         words = iter(given)
         given = ["" if argument.is_optional else next(words, "") for argument in arguments]
-    for word, argument in zip(given, arguments, strict=False):
+    _require_known(command, given)
+    return given, rest
+
+
+def _require_known(command: Command, given: list[str]) -> None:
+    """Refuses a word that is none of an argument's choices, and an environment before its algorithm."""
+    for word, argument in zip(given, command.arguments, strict=False):
         if word and argument.choices and word not in argument.choices:
             raise ConfigError(f"`palaestra {command.name}` has no {word!r}{did_you_mean(word, argument.choices)}")
-    is_pair = command.forms.replace("[ALGORITHM]", "ALGORITHM") == "ALGORITHM ENVIRONMENT"
-    if is_pair and given[1] in ALGORITHMS and given[0] not in ALGORITHMS:
-        raise ConfigError(f"the algorithm comes first: palaestra {command.name} {given[1]} {given[0]}")
-    return given, rest
+    if [argument.called for argument in command.arguments] == ["the algorithm", "the environment"]:
+        algorithm, env = given
+        if env in ALGORITHMS and algorithm not in ALGORITHMS:
+            raise ConfigError(f"the algorithm comes first: palaestra {command.name} {env} {algorithm}")
 
 
 def parse(base: T, typed: Sequence[str]) -> T:

@@ -1,17 +1,17 @@
 """`palaestra stats`: what runs of any library say about algorithms, and what they do not."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 from palaestra import experiments
 from palaestra.analysis.curves import require_plot_name
 from palaestra.cli.options import RunOptions
 from palaestra.core import ConfigError
 
-Groups = dict[str, dict[str, list[experiments.LoggedRun]]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,53 +26,84 @@ class StatsOptions(RunOptions):
     """File to draw into, .png or .svg (both need the extra `plot`)."""
 
 
+class _Entry(NamedTuple):
+    """A run in a table of algorithms and environments."""
+
+    algorithm: str
+    env: str
+    run: experiments.LoggedRun
+
+
 def stats(names: list[str], options: StatsOptions) -> int:
     """Interquartile means, intervals, performance profiles and probabilities of improvement over runs."""
     if options.output is not None:
         require_plot_name(options.output)
-    groups = _groups(names, options)
+    entries = _entries(names, options)
     references = None if options.references is None else experiments.read_references(options.references)
-    environments = sorted({env for table in groups.values() for env in table})
-    parts = [environments] if references is not None else [[env] for env in environments]
+    until = _until(entries)
+    parts = [[*until]] if references is not None else [[env] for env in until]
     if options.output is not None and len(parts) > 1:
         raise ConfigError("--output draws one environment, or several with --references; name runs of one")
-    until = {env: _until(groups, env) for env in environments}
-    results = [experiments.stats(_scores(groups, part, until), references=references) for part in parts]
-    metrics = {name: sorted({r.metric for runs in t.values() for r in runs}) for name, t in groups.items()}
-    replaced = {str(r.path): r.replaced for t in groups.values() for runs in t.values() for r in runs if r.replaced}
-    record = {"stats": [result.to_json() for result in results], "metrics": metrics, "env_steps": until}
-    paragraphs = [*map(str, results), *_notes(until, metrics, replaced)]
+    scores = _table(entries, lambda one: one.run.score(until[one.env]))
+    results = [experiments.stats(_part(scores, part), references=references) for part in parts]
+    record = {"stats": [result.to_json() for result in results], "env_steps": until, "plot": options.output}
+    paragraphs = [*map(str, results), *_notes(entries, until)]
     if options.output is not None:
-        paragraphs[-1] += f"\nplot        {_draw(groups, results[0], options.output, references)}"
-    record |= {"replaced": replaced, "plot": options.output}
+        curves = _table(entries, lambda one: one.run.points)
+        efficiency = experiments.sample_efficiency(curves, references=references)
+        paragraphs[-1] += f"\nplot        {experiments.save_stats(results[0], options.output, efficiency=efficiency)}"
+    record |= {"metrics": _metrics(entries), "replaced": _replaced(entries)}
     options.show(json.loads(json.dumps(record)), "\n\n".join(paragraphs))
     return 0
 
 
-def _notes(
-    until: Mapping[str, float], metrics: Mapping[str, Sequence[str]], replaced: Mapping[str, int]
-) -> Iterator[str]:
+def _notes(entries: Sequence[_Entry], until: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the scores has to know."""
     if at := [f"{env} {end:,.0f}" for env, end in until.items() if end]:
         yield f"up to where the shortest run ends, env steps: {', '.join(at)}"
+    metrics = _metrics(entries)
     if len({tuple(kinds) for kinds in metrics.values()}) > 1:
         yield f"note: the scores are of different kinds: {metrics}"
-    for path, count in replaced.items():
+    for path, count in _replaced(entries).items():
         yield f"note: {path} goes back; {count:,} points from before were replaced by what was logged after"
 
 
-def _draw(groups: Groups, result: Any, output: str, references: Any) -> Path:
-    """Writes the picture, and says where."""
-    curves = {
-        name: {env: [run.points for run in runs] for env, runs in table.items()} for name, table in groups.items()
-    }
-    efficiency = experiments.sample_efficiency(curves, references=references)
-    return experiments.save_stats(result, output, efficiency=efficiency)
+def _metrics(entries: Sequence[_Entry]) -> dict[str, list[str]]:
+    """What the scores of each algorithm are."""
+    found: dict[str, set[str]] = {}
+    for one in entries:
+        found.setdefault(one.algorithm, set()).add(one.run.metric)
+    return {algorithm: sorted(kinds) for algorithm, kinds in found.items()}
 
 
-def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
-    """Runs by algorithm and environment."""
-    groups: Groups = {}
+def _replaced(entries: Sequence[_Entry]) -> dict[str, int]:
+    """How many points of a log that goes back were replaced."""
+    return {str(one.run.path): one.run.replaced for one in entries if one.run.replaced}
+
+
+def _until(entries: Sequence[_Entry]) -> dict[str, float]:
+    """Env steps that all runs in an environment have reached."""
+    environments = sorted({one.env for one in entries})
+    return {env: min(float(one.run.points[-1, 0]) for one in entries if one.env == env) for env in environments}
+
+
+def _table(entries: Sequence[_Entry], value: Callable[[_Entry], T]) -> dict[str, dict[str, list[T]]]:
+    """A value of each run, by algorithm and environment."""
+    table: dict[str, dict[str, list[T]]] = {}
+    for one in entries:
+        table.setdefault(one.algorithm, {}).setdefault(one.env, []).append(value(one))
+    return table
+
+
+def _part(table: Mapping[str, Mapping[str, T]], environments: Sequence[str]) -> dict[str, dict[str, T]]:
+    """The rows of some environments, and the algorithms that have any."""
+    part = {name: {env: row[env] for env in environments if env in row} for name, row in table.items()}
+    return {name: row for name, row in part.items() if row}
+
+
+def _entries(names: Sequence[str], options: StatsOptions) -> list[_Entry]:
+    """Each run with its algorithm and environment."""
+    entries: list[_Entry] = []
     words: dict[tuple[str, str], str] = {}
     counted: dict[tuple[str, Path], int] = {}
     for number, word in enumerate(names):
@@ -85,8 +116,8 @@ def _groups(names: Sequence[str], options: StatsOptions) -> Groups:
                 raise ConfigError(f"{first} and {word} would both be {key!r}; give each its own name: NAME={word}")
             if counted.setdefault((key, run.path.resolve()), number) != number:
                 raise ConfigError(f"{run.path} is given twice, and would count as two; give each run once")
-            groups.setdefault(key, {}).setdefault(env, []).append(run)
-    return groups
+            entries.append(_Entry(key, env, run))
+    return entries
 
 
 def _labelled(word: str, root: str) -> tuple[str, str]:
@@ -100,20 +131,3 @@ def _runs(name: str, root: str) -> list[experiments.LoggedRun]:
     if Path(name).exists() and not (Path(name) / "group.json").is_file():
         return experiments.read_logs(name)
     return [run for own in experiments.begun_runs([name], root) for run in experiments.read_logs(own.path)]
-
-
-def _until(groups: Groups, env: str) -> float:
-    """Env steps that all runs in an environment have reached."""
-    return min(float(run.points[-1, 0]) for table in groups.values() for run in table.get(env, []))
-
-
-def _scores(
-    groups: Groups, environments: Sequence[str], until: Mapping[str, float]
-) -> dict[str, dict[str, list[float]]]:
-    """Each run's score at env steps that all runs in its environment have reached."""
-    scores: dict[str, dict[str, list[float]]] = {}
-    for env in environments:
-        for name, table in groups.items():
-            if env in table:
-                scores.setdefault(name, {})[env] = [run.score(until[env]) for run in table[env]]
-    return scores

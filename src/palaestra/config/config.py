@@ -462,7 +462,9 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     """
     try:
         data = _parsed(read_text(path))
-    except (CheckpointError, yaml.YAMLError) as error:
+    except CheckpointError as error:
+        raise ConfigError(f"the configuration {error}") from error
+    except yaml.YAMLError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         what = "is empty" if data is None else f"holds {type(data).__name__}"
