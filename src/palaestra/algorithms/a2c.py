@@ -61,6 +61,7 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
     """
 
     config_class = A2CConfig
+    usual_lanes = 8
     recurrent = True
 
     def __init__(

@@ -197,6 +197,8 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Its configuration."""
     stored_fields: ClassVar[tuple[str, ...]] = ()
     """Which of the policy's `behaviour` fields the buffer has to keep."""
+    usual_lanes: ClassVar[int] = 1
+    """Environments that a run collects from where no preset says how many."""
     recurrent: ClassVar[bool] = False
     """Whether it learns policies with a hidden state."""
     team: ClassVar[bool] = False

@@ -52,6 +52,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
     """
 
     config_class = EvolutionStrategiesConfig
+    usual_lanes = 32
     stored_fields = ("seed",)
 
     def __init__(

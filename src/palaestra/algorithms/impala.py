@@ -94,6 +94,7 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
     """
 
     config_class = IMPALAConfig
+    usual_lanes = 8
     recurrent = True
     stored_fields = ("log_prob",)
 

@@ -83,6 +83,7 @@ class PPG(Algorithm[StochasticPolicy]):
     """
 
     config_class = PPGConfig
+    usual_lanes = 8
     stored_fields = ("log_prob",)
 
     _kept: Any = None

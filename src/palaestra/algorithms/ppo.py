@@ -117,6 +117,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     """
 
     config_class = PPOConfig
+    usual_lanes = 8
     recurrent = True
     stored_fields = ("log_prob",)
 

@@ -53,6 +53,7 @@ class Reinforce(GradientAlgorithm[StochasticPolicy]):
     """Raises the probability of actions by the return that followed them; the smallest algorithm of the library."""
 
     config_class = ReinforceConfig
+    usual_lanes = 8
     recurrent = True
 
     def __init__(

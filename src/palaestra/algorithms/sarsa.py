@@ -70,6 +70,7 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
     """
 
     config_class = SarsaConfig
+    usual_lanes = 8
 
     def __init__(
         self,

@@ -75,6 +75,7 @@ class TRPO(Algorithm[StochasticPolicy]):
     """
 
     config_class = TRPOConfig
+    usual_lanes = 8
     stored_fields = ("log_prob",)
 
     def __init__(

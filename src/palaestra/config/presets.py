@@ -19,10 +19,6 @@ from palaestra.core.importing import name_to_find
 __all__ = ["PRESETS", "load_config", "preset"]
 
 _FOLDER = Path(__file__).parent / "tuned"
-_NUM_ENVS = {
-    **dict.fromkeys(("a2c", "impala", "ppg", "ppo", "reinforce", "sarsa", "trpo"), 8),
-    "evolution_strategies": 32,
-}
 
 
 def algorithm_name(kind: Any) -> str:
@@ -96,9 +92,9 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
         0.98
     """
     algorithm = OTHER_NAMES.get(algorithm, algorithm)
-    algorithm_class(algorithm)
+    lanes = getattr(algorithm_class(algorithm), "usual_lanes", 1)  # a robot has none
     known = _known(algorithm, env_name)
-    defaults = {"env": {"num_envs": _NUM_ENVS.get(algorithm, 1)}}
+    defaults = {"env": {"num_envs": lanes}}
     return _config(algorithm, env_name, defaults if known is None else tuned()[algorithm, known])
 
 
