@@ -118,6 +118,64 @@ def test_what_was_seen_often_is_no_longer_new(bonus):
     assert old < 0.05 * new
 
 
+def ready(bonus):
+    """A bonus that has learned a little, and rows of which one does not count."""
+    algorithm, collector = with_bonus("ppo", "discrete", bonus)
+    algorithm.update(collector.buffer)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    rows = algorithm.bonus.transitions(drawn)
+    return algorithm.bonus, rows, drawn.valid * (torch.arange(drawn.valid.shape[1]) > 0)
+
+
+def test_the_loss_of_curiosity_is_that_of_a_plain_transcription():
+    """Pathak et al. 2017, (2) to (7), gradients included: features learn what was done, not what is easy to foresee."""
+    bonus, rows, valid = ready("icm")
+    features, inverse, dynamics = (bonus.trained[name] for name in ("features", "inverse", "dynamics"))
+    before, after = (features(bonus.fixed["normalizer"](x)) for x in (rows.observation, rows.next_observation))
+    logits = inverse(torch.cat((before, after), -1))[0]
+    likely = logits.log_softmax(-1).gather(-1, rows.action.long().unsqueeze(-1)).squeeze(-1)
+    foreseen = dynamics(Batch.of({"features": before.detach(), "action": rows.action}))
+    surprise = ((foreseen - after.detach()) ** 2).mean(-1) / 2
+    expected = ((-0.8 * likely + 0.2 * surprise) * valid).sum() / valid.sum()
+    found = bonus.loss(Batch.of({"bonus": rows, "valid": valid}))
+    assert_close(found, expected)
+    every = list(bonus.trained.parameters())
+    assert_close(torch.autograd.grad(found, every), torch.autograd.grad(expected, every))
+
+
+def test_the_loss_of_distillation_is_that_of_a_plain_transcription():
+    """Burda et al. 2019, section 2.2: of what came of an action."""
+    bonus, rows, valid = ready("rnd")
+    seen = bonus.fixed["normalizer"](rows.next_observation)
+    errors = ((bonus.trained["predictor"](seen) - bonus.fixed["target"](seen)) ** 2).mean(-1)
+    assert_close(bonus.loss(Batch.of({"bonus": rows, "valid": valid})), (errors * valid).sum() / valid.sum())
+    far = rows.replace(observation=rows.observation + 1)
+    assert_close(bonus.novelty(seen * 0, rows.action, seen), errors)
+    assert_close(bonus.loss(Batch.of({"bonus": far})), errors.mean())
+
+
+@BONUSES
+def test_rows_that_lead_nowhere_are_in_no_statistic(bonus):
+    """The first observation of an episode did not come of an action."""
+    gained, counts = [], []
+    for size in (0.0, 100.0):
+        algorithm, collector = with_bonus("ppo", "discrete", bonus)
+        drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+        begins = (drawn.step_type == StepType.FIRST).unsqueeze(-1)
+        begins[0] = False
+        drawn = drawn.replace(observation=torch.where(begins, drawn.observation + size, drawn.observation))
+        rewarded, _ = algorithm.bonus.rewarded(drawn)
+        gained.append((rewarded.reward - drawn.reward)[1:][drawn.valid == 1])
+        statistics = [algorithm.bonus.fixed["scale"].moments.count]
+        if "normalizer" in algorithm.bonus.fixed:
+            statistics += [x for key, x in algorithm.bonus.fixed["normalizer"].state_dict().items() if "count" in key]
+        counts.append([float(x) for x in statistics])
+        assert set(counts[-1]) == {float(drawn.valid.sum())}
+    assert begins.any()
+    if bonus == "rnd":  # curiosity looks at where an action began, too
+        assert_close(gained[0], gained[1])
+
+
 def test_windows_of_several_steps_are_refused():
     """Their middle observations are not drawn, so the novelty in between is unknown."""
     with pytest.raises(ConfigError, match="needs n_step=1 and was given n_step=3"):

@@ -5,7 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.algorithms import FixedPolicy
-from palaestra.core import load_tensors, save_tensors
+from palaestra.algorithms.parts import advantages
+from palaestra.core import Batch, load_tensors, save_tensors
+from palaestra.ops import Categorical
 from tests.algorithms.parts import collected
 
 
@@ -63,6 +65,43 @@ def test_the_auxiliary_phase_teaches_values_and_keeps_the_policy(kind):
         moved[cost] = divergence.mean().item()
         assert len(kept.value_target) > 20
     assert moved[30.0] < 0.5 * moved[0.0]
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_losses_of_both_phases_are_those_of_a_plain_transcription(kind):
+    """Equations (1) to (4), by PyTorch's own distributions, far from the policy before: KL(old, new)."""
+    algorithm, collector = collected("ppg", kind, entropy_cost=0.7, clone_cost=2.0, num_policy_phases=2)
+    updated(algorithm, collector, 1)
+    old, rows = FixedPolicy(algorithm.policy), algorithm._kept
+    with torch.no_grad():
+        before = plain(old.distribution(rows.observation))
+        for parameter in algorithm.policy.network.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    new = plain(algorithm.policy.distribution(rows.observation))
+    clone = torch.distributions.kl_divergence(before, new).mean()
+    auxiliary, error = (
+        (value(rows.observation) - rows.value_target).square().mean()
+        for value in (algorithm.auxiliary_value, algorithm.value)
+    )
+    (joint, both), (value, alone) = algorithm._auxiliary_phase(rows, old)[0]
+    assert_close([joint, value], [0.5 * auxiliary + 2.0 * clone, 0.5 * error])
+    assert (both, alone) == (["policy", "auxiliary"], ["value"])
+    assert not torch.isclose(clone, torch.distributions.kl_divergence(new, before).mean(), rtol=0.05)
+    drawn = advantages(algorithm, algorithm.draw(collector.buffer))
+    batch = Batch.of({name: x for name, x in drawn.items() if name != "step_type"})
+    now, valid = plain(algorithm.policy.distribution(batch.observation)), batch.valid.bool()
+    ratio = (now.log_prob(batch.action) - batch.log_prob).exp()[valid]
+    gain = torch.minimum(ratio * batch.advantage[valid], ratio.clamp(0.8, 1.2) * batch.advantage[valid])
+    (surrogate, _), _ = algorithm._policy_phase(batch)[0]
+    assert_close(surrogate, -gain.mean() - 0.7 * now.entropy()[valid].mean())
+
+
+def plain(policy):
+    """PyTorch's own distribution."""
+    if isinstance(policy, Categorical):
+        return torch.distributions.Categorical(logits=policy.logits)
+    normal = torch.distributions.Normal(policy.mean, policy.log_std.exp().expand_as(policy.mean))
+    return torch.distributions.Independent(normal, 1)
 
 
 def test_the_policys_value_is_read_from_its_last_hidden_layer():

@@ -18,7 +18,7 @@ SMALL = NetworkConfig(hidden_sizes=(8,), activation="relu", layer_norm=True)
 def made(**settings):
     box = BoundedSpec((2,), minimum=-np.ones(2), maximum=np.ones(2))
     config = ReBRACConfig(
-        network=SMALL, gamma=GAMMA, actor_penalty=ACTOR, critic_penalty=CRITIC, mini_batch_size=64, **settings
+        network=SMALL, gamma=GAMMA, actor_penalty=ACTOR, critic_penalty=CRITIC, **{"mini_batch_size": 64, **settings}
     )
     return ReBRAC(TensorSpec((3,)), box, config, RunSeeds(1))
 
@@ -52,9 +52,13 @@ def batch():
     return algorithm, algorithm.noise(found, torch.Generator().manual_seed(1))
 
 
-def test_both_losses_are_those_of_the_paper(batch):
-    """Equations (2) and (3), one row after another, with PyTorch's own layers called by hand."""
+@pytest.mark.parametrize("size", [1.0, 30.0], ids=["inside", "at the bounds"])
+def test_both_losses_are_those_of_the_paper(batch, size):
+    """Equations (2) and (3), row by row; smoothed actions are cut at the bounds (Fujimoto et al. 2018, (14))."""
     algorithm, rows = batch
+    with torch.no_grad():
+        for parameter in algorithm.target_actor.parameters():
+            parameter *= size
     losses = algorithm.losses(rows)
     critic, actor, size = 0.0, 0.0, rows.valid.numel()
     for n in range(size):
@@ -89,6 +93,20 @@ def test_the_critics_alone_are_normalised():
     names = [name for name, _ in algorithm.model.named_parameters()]
     assert any("critic" in name and "gain" in name for name in names)
     assert not any("actor" in name and "gain" in name for name in names)
+
+
+def test_targets_follow_when_the_actor_learns():
+    """Every `policy_period` steps, not in each."""
+    algorithm, buffer = made(policy_period=2, mini_batch_size=8), data()
+    moved = []
+    for _ in range(4):
+        before = [p.clone() for p in (*algorithm.target_critic.parameters(), *algorithm.target_actor.parameters())]
+        actor = [p.clone() for p in algorithm.policy.network.parameters()]
+        algorithm.update(buffer)
+        after = [*algorithm.target_critic.parameters(), *algorithm.target_actor.parameters()]
+        pairs = [zip(before, after, strict=True), zip(actor, algorithm.policy.network.parameters(), strict=True)]
+        moved.append([any(not torch.equal(a, b) for a, b in pair) for pair in pairs])
+    assert moved == [[False, False], [True, True]] * 2
 
 
 def test_penalties_of_0_leave_the_targets_of_td3():

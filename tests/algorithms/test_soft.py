@@ -125,6 +125,35 @@ def test_the_highest_quantiles_are_left_out_of_the_target():
     assert critic == pytest.approx((0.5 * 0.5 + 0.5 * 0.5) / 3, rel=1e-5)
 
 
+def test_losses_of_quantiles_are_those_of_a_plain_transcription():
+    """Kuznetsov et al., equations (6) to (9), row by row, with a temperature and critics that differ."""
+    algorithm = made("quantile_sac", num_critics=2, num_quantiles=4, num_dropped=1, initial_temperature=0.5, gamma=0.9)
+    batch = prepared(algorithm, 2.0, 1.0)
+    now, after = (algorithm.policy.distribution(x) for x in (batch.observation, batch.next_observation))
+    (action, log_prob), (next_action, next_log_prob) = now.at(batch.noise), after.at(batch.next_noise)
+    believed, wanted, chosen = (
+        network(seen, acted).detach()  # [2, N, 4]
+        for network, seen, acted in (
+            (algorithm.critic, batch.observation, batch.action),
+            (algorithm.target_critic, batch.next_observation, next_action),
+            (algorithm.critic, batch.observation, action),
+        )
+    )
+    critic, actor = [], []
+    for n in range(ROWS):
+        kept = sorted(wanted[:, n].flatten().tolist())[:-2]
+        for member in range(2):
+            for place, quantile in enumerate(believed[member, n].tolist()):
+                for value in kept:
+                    error = 2.0 + 0.9 * (value - 0.5 * next_log_prob[n].item()) - quantile
+                    size = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+                    critic.append(abs((place + 0.5) / 4 - (error < 0)) * size)
+        actor.append(0.5 * log_prob[n].item() - chosen[:, n].mean().item())
+    terms = algorithm.losses(batch).terms
+    assert terms["critic"].item() == pytest.approx(sum(critic) / len(critic), rel=1e-4)
+    assert terms["actor"].item() == pytest.approx(sum(actor) / len(actor), rel=1e-4)
+
+
 def test_at_least_one_quantile_has_to_be_left():
     with pytest.raises(ConfigError, match="num_dropped is 4 of 4 quantiles"):
         made("quantile_sac", num_quantiles=4, num_dropped=4)

@@ -190,6 +190,14 @@ def test_the_scale_brings_returns_of_rewards_that_keep_coming_to_half_of_the_out
     assert scale().item() == pytest.approx(2 * (25 / 2 * 0.999) ** 0.5 * 10 / 5), "a thousand minibatches count"
 
 
+def test_sums_of_several_rewards_count_with_the_discount_of_what_follows_them():
+    """gamma ** 3 behind three rewards."""
+    algorithm, collector = collected("xqc", "unit-vectors", n_step=3, gamma=0.9)
+    algorithm.update(collector.buffer)
+    bound = algorithm.reward_scale.mean_square.sqrt().item() / (1 - 0.9**3)
+    assert algorithm.reward_scale().item() == pytest.approx(2 * bound / algorithm.config.max_return, rel=1e-4)
+
+
 def test_scaled_returns_stay_below_half_of_the_outermost_atom():
     rewards = torch.randn(5000, generator=torch.Generator().manual_seed(2)).cumsum(0).sin() + 0.5
     returns, squares = torch.zeros(1), list[torch.Tensor]()

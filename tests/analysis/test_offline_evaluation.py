@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import palaestra
 from palaestra import EnvConfig
@@ -84,6 +87,29 @@ def test_the_value_of_a_reward_of_one_at_every_step_is_known(gamma, tmp_path):
     assert found.episodes == 40
     assert found.steps == 200
     assert str(found).endswith(f"discounted by {gamma:g}, from 200 steps of 40 episodes")
+
+
+class OneStep(gymnasium.Env):
+    """Every episode is one step with a reward of 1, and ends where it began."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 1.0, True, False, {}
+
+
+def test_nothing_follows_a_termination(tmp_path):
+    """Worth 1; 10 if the state in which an episode terminated had a value."""
+    name = f"{__name__}:OneStep"
+    collect_data(None, EnvConfig(name=name), tmp_path / "data", steps=200)
+    policy = policy_of(trained("dqn", name, tmp_path))
+    found = evaluate_offline(policy, str(tmp_path / "data"), gamma=GAMMA, updates=400, members=4)
+    assert found.value.value == pytest.approx(1, rel=0.03)
 
 
 def test_the_same_seed_gives_the_same_bits(policy, tmp_path):
