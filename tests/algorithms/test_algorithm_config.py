@@ -11,9 +11,9 @@ from palaestra.core import ConfigError, DiscreteSpec, Linear, TensorSpec
 from palaestra.nn import NetworkConfig
 
 POSITIVE, FRACTION = "it must be greater than 0", "it must lie in [0, 1]"
-ANNEALED, NOT_NEGATIVE = "it must be greater than 0, where a schedule may end at 0", "it must not be negative"
+ANNEALED, NOT_NEGATIVE = "it must be greater than 0, where a schedule may end at 0", "it must be at least 0"
 FINITE = "it must be finite"
-OPEN = "it must lie between 0 and 1, both excluded"
+OPEN = "it must be above 0 and below 1"
 
 IMPOSSIBLE = [
     ("iqn", "num_fractions", 0, POSITIVE),

@@ -104,5 +104,5 @@ def test_an_algorithm_without_gradients_is_an_error():
 
 def test_a_precision_that_does_not_exist_is_an_error():
     given: Any = "half"
-    with pytest.raises(ConfigError, match=r"run.precision is 'half'; it is float32, tf32 or bf16"):
+    with pytest.raises(ConfigError, match=r"run.precision is 'half'; it must be float32, tf32 or bf16"):
         RunConfig(precision=given)

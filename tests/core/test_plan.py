@@ -26,15 +26,15 @@ from palaestra.core import (
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OnPolicy(unroll_length=0), r"OnPolicy\(unroll_length=0\): unroll_length must be greater than 0"),
-        (lambda: OnPolicy(unroll_length=math.nan), "unroll_length=nan"),
+        (lambda: OnPolicy(unroll_length=0), r"OnPolicy.unroll_length is 0; it must be greater than 0"),
+        (lambda: OnPolicy(unroll_length=math.nan), "unroll_length is nan"),
         (lambda: OnPolicy(unroll_length=8, num_epochs=0), "num_epochs"),
-        (lambda: OnPolicy(unroll_length=8, mini_batch_size=-1), "mini_batch_size=-1"),
+        (lambda: OnPolicy(unroll_length=8, mini_batch_size=-1), "mini_batch_size is -1"),
         (lambda: OnPolicy(unroll_length=8, mini_batch_length=0), "mini_batch_length"),
         (lambda: Replay(unroll_length=1, capacity=0), "capacity"),
         (lambda: Replay(unroll_length=1, n_step=0), "n_step"),
-        (lambda: Replay(unroll_length=1, learning_starts=-1), "learning_starts=-1"),
-        (lambda: Offline(mini_batch_size=0), r"Offline\(mini_batch_size=0\)"),
+        (lambda: Replay(unroll_length=1, learning_starts=-1), "learning_starts is -1"),
+        (lambda: Offline(mini_batch_size=0), "Offline.mini_batch_size is 0"),
     ],
 )
 def test_impossible_plans_are_refused(make, message):

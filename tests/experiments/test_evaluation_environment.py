@@ -152,7 +152,7 @@ def test_what_cannot_be_evaluated_there_is_refused_before_the_run_starts(tmp_pat
         palaestra.train("ppo", NAME, env__variants=two, **there)
     with pytest.raises(ConfigError, match="many agents are evaluated in this process; leave it out"):
         palaestra.train("ppo", "palaestra.multiagent:Meeting", **there)
-    with pytest.raises(ConfigError, match="it is one of auto, serial, thread and process"):
+    with pytest.raises(ConfigError, match="it must be auto, serial, thread or process"):
         palaestra.RunConfig(eval_vectorization="threads")  # pyright: ignore[reportArgumentType]
 
 

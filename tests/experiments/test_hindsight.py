@@ -228,7 +228,7 @@ def test_a_run_from_before_the_setting_is_resumed_and_may_begin_with_hindsight(t
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": -0.1}, "hindsight.share is -0.1; it must be a probability, from 0 to 1"),
+        ({"share": -0.1}, r"hindsight.share is -0.1; it must lie in \[0, 1\]"),
         ({"share": 1.5}, "hindsight.share is 1.5"),
         ({"share": float("nan")}, "hindsight.share is nan"),
         ({"share": 0.5, "strategy": "past"}, "hindsight.strategy is 'past'; it must be"),

@@ -161,7 +161,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "no environments": (
         "train ppo CartPole-v1 --env.num-envs 0",
         2,
-        "ConfigError env.num_envs is 0; it must be an integer of at least 1",
+        "ConfigError env.num_envs is 0; it must be at least 1",
     ),
     "negative seed": (
         "train ppo CartPole-v1 --seed -1",

@@ -111,13 +111,13 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path, capsys):
         ("dqn", "initial_collect_steps", "learning_starts"),
     ],
 )
-def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(tmp_path, capsys, algorithm, old, new):
+def test_a_setting_that_elsewhere_has_another_name_is_refused_with_ours(tmp_path, capsys, algorithm, old, new):
     """F27: in a file and on the command line."""
     (tmp_path / "run.yaml").write_text(
         f"algorithm_name: {algorithm}\nenv: {{name: CartPole-v1}}\nalgorithm: {{{old}: 3}}\n"
     )
     assert exit_code("train", "--config", "run.yaml") == 2
-    assert f"unknown key algorithm.{old}; it is called algorithm.{new} now" in said(capsys)
+    assert f"unknown key algorithm.{old} — did you mean 'algorithm.{new}'?" in said(capsys)
     assert exit_code("train", algorithm, "CartPole-v1", f"--algorithm.{old.replace('_', '-')}", "3") == 2
     assert f"did you mean --algorithm.{new.replace('_', '-')}?" in said(capsys)
 

@@ -15,10 +15,8 @@ from palaestra.core import CheckpointError, ConfigError, EnvError
 from palaestra.distributed import DistributedConfig, WorkerFault
 from palaestra.envs import EventLog, Fault
 from palaestra.experiments import (
-    ExperimentConfig,
     RunDirectory,
     changes_between,
-    config_from_mapping,
     list_runs,
     load_config,
     preset,
@@ -368,26 +366,6 @@ def test_the_manifest_says_where_a_run_comes_from(tmp_path):
     assert needed | {"started", "ended", "process", "threads"} <= info.keys()
     assert {"cores", "memory_bytes", "processor", "gpus"} <= info["hardware"].keys()
     assert info["lineage"] is None
-
-
-def test_settings_that_an_older_version_wrote_are_read_under_their_new_names(tmp_path):
-    """F27: a run directory from before a setting was renamed loads; typed by hand, the old name is refused by name."""
-    run = RunDirectory(trained(tmp_path).directory)
-    now, path = run.config, run.path / "config.yaml"
-    path.write_text(path.read_text().replace("eval_async", "eval_beside"))
-    assert run.config == now
-    path.write_text(path.read_text().replace("num_learners: 1", "num_gradient_workers: 0"))
-    assert run.config == now
-    with pytest.raises(ConfigError, match=r"unknown key trainer.eval_beside; it is called trainer.eval_async now"):
-        palaestra.train("ppo", "CartPole-v1", trainer__eval_beside=True)
-
-
-def test_a_setting_of_teams_that_is_gone_is_passed_over_in_old_runs(tmp_path):
-    """F27: versions before wrote it for every team, with the one value that it could have."""
-    data = {"algorithm_name": "qmix", "algorithm": {"bonus": {"kind": None, "weight": 0.1}, "gamma": 0.5}}
-    assert config_from_mapping(ExperimentConfig, data, old_names=True).algorithm.gamma == 0.5
-    with pytest.raises(ConfigError, match=r"unknown key algorithm\.bonus"):
-        config_from_mapping(ExperimentConfig, data)
 
 
 def test_a_run_that_a_fault_has_ended_goes_on_by_restarts(tmp_path):

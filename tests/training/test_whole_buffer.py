@@ -113,7 +113,7 @@ def test_all_algorithms_that_replay_have_it_and_what_cannot_be_is_refused(tmp_pa
         _ = palaestra.DQNConfig(num_epochs=1, prioritized=True).plan
     with pytest.raises(ConfigError, match=r"set gradient_steps, here 2, to 1"):
         Replay(unroll_length=1, num_epochs=1, gradient_steps=2)
-    with pytest.raises(ConfigError, match="num_epochs must be greater than 0"):
+    with pytest.raises(ConfigError, match="num_epochs is 0; it must be greater than 0"):
         Replay(unroll_length=1, num_epochs=0)
     there = {"run__directory": str(tmp_path), "algorithm__num_epochs": 1}
     workers = {"distributed__runtime": "local", "distributed__num_workers": 1, "distributed__mode": "async"}

@@ -6,17 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 
 import torch
-from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, StepType, require_device, to_device
-from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, did_you_mean
-from palaestra.core.schedule import ENDS_AT_ZERO, FINITE, NO_LIMIT, Linear, Piecewise, range_problems, schedule_value
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError
+from palaestra.core.schedule import Linear, Piecewise, schedule_value
+from palaestra.core.settings import (
+    AboveOne,
+    Annealed,
+    Finite,
+    Fraction,
+    InsideFraction,
+    Limit,
+    NotNegative,
+    Positive,
+    require_ranges,
+)
 from palaestra.core.spec import TensorSpec
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
@@ -37,24 +47,6 @@ __all__ = [
 ]
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-_T = TypeVar("_T")
-
-Finite: TypeAlias = Annotated[_T, FINITE]
-"""A number, or a schedule of numbers, that is not infinite. Those of the ranges below are finite, too."""
-Limit: TypeAlias = Annotated[_T, Gt(0), NO_LIMIT]
-"""A limit greater than 0; infinity is none."""
-Positive: TypeAlias = Annotated[_T, Gt(0)]
-"""A setting greater than 0: `num_epochs: Positive[int]`; a schedule must stay there."""
-NotNegative: TypeAlias = Annotated[_T, Ge(0)]
-"""A setting of at least 0."""
-AboveOne: TypeAlias = Annotated[_T, Gt(1)]
-"""A setting greater than 1."""
-Fraction: TypeAlias = Annotated[_T, Interval(ge=0, le=1)]
-"""A setting in [0, 1]."""
-InsideFraction: TypeAlias = Annotated[_T, Interval(gt=0, lt=1)]
-"""A setting between 0 and 1, both excluded."""
-Annealed: TypeAlias = Annotated[_T, ENDS_AT_ZERO]
-"""A setting greater than 0; a schedule may begin or end at 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +98,7 @@ class AlgorithmConfig:
         return self.plan_class(**{**values, **more})
 
     def __post_init__(self) -> None:
-        if problems := range_problems(self, "algorithm."):
-            raise ConfigError("\n".join(problems))
+        require_ranges(self, "algorithm.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +117,7 @@ class BonusConfig:
     """Features into which observations are encoded."""
 
     def __post_init__(self) -> None:
-        if self.kind not in (None, "rnd", "icm"):
-            raise ConfigError(f"unknown exploration bonus {self.kind!r}{did_you_mean(str(self.kind), ('rnd', 'icm'))}")
-        if problems := range_problems(self, "bonus."):
-            raise ConfigError("\n".join(problems))
+        require_ranges(self, "bonus.")
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Vectors of rewards, as a part that any algorithm takes: `RewardConfig`, fixed weights and Lagrange multipliers."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, Plan, TensorSpec
 from palaestra.core.schedule import schedule_value
+from palaestra.core.settings import Positive, require_ranges
 from palaestra.ops import valid_starts
 
 __all__ = ["RewardConfig", "RewardWeights", "objective_of"]
@@ -24,28 +26,27 @@ class RewardConfig:
     """Constraints: the mean per time step that each reward shall reach; its weight is then a Lagrange multiplier, which
     rises from `weights` while the mean is below and falls, to 0 at least, while it is above. `None` for a reward
     without one."""
-    multiplier_learning_rate: float = 0.01
+    multiplier_learning_rate: Positive[float] = 0.01
     """Change of a multiplier in one update, for each unit of reward by which the mean misses its threshold."""
 
     def __post_init__(self) -> None:
+        require_ranges(self, "rewards.", self._misfits())
+
+    def _misfits(self) -> Iterator[str]:
         if self.thresholds and len(self.thresholds) != len(self.weights):
-            raise ConfigError(
+            yield (
                 f"rewards.thresholds has {len(self.thresholds)} entries and rewards.weights {len(self.weights)}; give "
                 "one of each for every reward of the vector, and None as the threshold of a reward without a constraint"
             )
-        wrong = [value for value in (*self.weights, *self.thresholds) if value is not None and not math.isfinite(value)]
-        if wrong:
-            raise ConfigError(f"rewards.weights and rewards.thresholds must be finite numbers; given was {wrong[0]}")
+        for value in (*self.weights, *self.thresholds):
+            if value is not None and not math.isfinite(value):
+                yield f"rewards.weights and rewards.thresholds must be finite numbers; given was {value}"
         for weight, threshold in zip(self.weights, self.thresholds, strict=False):
             if threshold is not None and weight < 0:
-                raise ConfigError(
+                yield (
                     f"rewards.weights has {weight} for a reward with a threshold; a multiplier begins at 0 or above. "
                     "Give a cost as a negative reward"
                 )
-        if not self.multiplier_learning_rate > 0:
-            raise ConfigError(
-                f"rewards.multiplier_learning_rate is {self.multiplier_learning_rate}; it must be greater than 0"
-            )
 
 
 @final

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from palaestra import deployment
 from palaestra.cli.options import JsonOptions, RunOptions
-from palaestra.core import require_at_least
+from palaestra.core import AtLeastOne, require_ranges
 from palaestra.deployment import ExportFormat
 
 
@@ -71,7 +71,7 @@ class ShareOptions(RunOptions):
     """The folder to make; by default `shared/` and the name of the run."""
     push: str | None = None
     """Push it to the model NAMESPACE/NAME on the hub as well (needs the extra `hub`, and HF_TOKEN)."""
-    episodes: int = 20
+    episodes: AtLeastOne[int] = 20
     """Episodes of the evaluation, of every seed."""
     film: bool = True
     """Film an episode, where the environment draws pictures."""
@@ -79,7 +79,7 @@ class ShareOptions(RunOptions):
 
 def share(name: str, options: ShareOptions) -> int:
     """Makes a folder for others of a run's best policy."""
-    require_at_least(options, "--", episodes=1)
+    require_ranges(options, "--")
     shared = deployment.share(
         name,
         output=options.output,

@@ -17,9 +17,10 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import Command
 from palaestra.cli.help import long_help, short_help, short_names
 from palaestra.config.config import Setting, algorithms_with, meant, settings_of
-from palaestra.config.values import members_of, value_from_words
+from palaestra.config.values import value_from_words
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
+from palaestra.core.settings import members_of
 from palaestra.envs import EnvConfig
 from palaestra.experiments import ExperimentConfig, config_from_mapping, preset
 

@@ -12,19 +12,19 @@ import numpy as np
 
 from palaestra import experiments
 from palaestra.cli.options import RunOptions
-from palaestra.core import ConfigError, import_extra, require_at_least
+from palaestra.core import AtLeastOne, ConfigError, import_extra, require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions(RunOptions):
     """Options of `palaestra play`."""
 
-    episodes: int = 1
+    episodes: AtLeastOne[int] = 1
     """How many episodes."""
     output: str | None = None
     """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen; of a shared
     folder `play.mp4` here."""
-    fps: int | None = None
+    fps: AtLeastOne[int | None] = None
     """Frames per second of the film; by default as many as the environment says (`render_fps`), or 30."""
     seed: int = 0
     """Seed of the environment."""
@@ -38,7 +38,7 @@ class PlayOptions(RunOptions):
 
 def play(name: str, options: PlayOptions) -> int:
     """Shows the policy of a run in a window, or films it."""
-    require_at_least(options, "--", episodes=1, **({} if options.fps is None else {"fps": 1}))
+    require_ranges(options, "--")
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = experiments.find_run(name, options.root)

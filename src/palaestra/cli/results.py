@@ -11,14 +11,14 @@ from rich.console import Console
 from palaestra import experiments
 from palaestra.analysis.curves import Axis, Statistic, require_plot_name, shown_metric
 from palaestra.cli.options import RunOptions, print_table
-from palaestra.core import ConfigError, require_at_least
+from palaestra.core import AtLeastOne, ConfigError, require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(RunOptions):
     """Options of `palaestra eval`."""
 
-    episodes: int = 20
+    episodes: AtLeastOne[int] = 20
     """How many episodes of each run."""
     seed: int | None = None
     """Seed of the environments; by default the run's own evaluation seeds."""
@@ -34,7 +34,7 @@ class EvalOptions(RunOptions):
 
 def evaluate(names: list[str], options: EvalOptions) -> int:
     """Evaluates the policies of runs."""
-    require_at_least(options, "--", episodes=1)
+    require_ranges(options, "--")
     result = experiments.evaluate_runs(
         names,
         root=options.root,

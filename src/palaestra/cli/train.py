@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from palaestra import experiments
 from palaestra.cli.options import ExperimentOptions, parse
 from palaestra.config.config import as_yaml
-from palaestra.core import ConfigError, require_at_least
+from palaestra.core import AtLeastOne, ConfigError, require_ranges
 from palaestra.training.console import silence_stdout
 
 _log = logging.getLogger(__name__)
@@ -43,16 +43,15 @@ class TrainCommand(ExperimentOptions):
     """Print all settings as YAML and start nothing."""
     dry_run: bool = False
     """Build everything, learn for about a second, say how much time and memory it will take; leave nothing behind."""
-    seeds: int | None = None
+    seeds: AtLeastOne[int | None] = None
     """Train so many seeds side by side, counted up from --seed."""
     json: bool = False
     """With --dry-run: print JSON."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, "--", seeds=1)
-        if self.json and not self.dry_run:
-            raise ConfigError("--json prints what --dry-run finds out; give both, or neither")
+        alone = ["--json prints what --dry-run finds out; give both, or neither"]
+        require_ranges(self, "--", alone if self.json and not self.dry_run else ())
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:

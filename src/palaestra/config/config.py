@@ -13,11 +13,23 @@ import numpy as np
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.config.values import REMOVED, RENAMED, closest, dataclass_of, read_yaml, type_name, value_of
-from palaestra.core import Linear, Offline, Piecewise, import_object
-from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean, require_at_least
+from palaestra.config.values import closest, dataclass_of, read_yaml, type_name, value_of
+from palaestra.core import (
+    AtLeastOne,
+    Fraction,
+    InsideFraction,
+    Linear,
+    NotNegative,
+    Offline,
+    Piecewise,
+    Range,
+    import_object,
+    require_ranges,
+)
+from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_text
+from palaestra.core.settings import members_of
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.multiagent import AgentsConfig
@@ -27,14 +39,12 @@ from palaestra.training import TrainerConfig
 
 __all__ = ["DataConfig", "ExperimentConfig", "HindsightConfig", "RunConfig", "config_from_mapping", "save_config"]
 
-_MOST_THREADS = 4096  # of which a hundred thousand take all memory before anything is said
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What concerns a run as a whole."""
 
-    seed: Annotated[int, "--seed"] = 0
+    seed: Annotated[NotNegative[int], "--seed"] = 0
     """The one seed that everything random derives from."""
     directory: str = "runs"
     """Where run directories are made."""
@@ -53,7 +63,7 @@ class RunConfig:
     """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, "--deterministic"] = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
-    num_threads: int | None = None
+    num_threads: Annotated[int | None, Range(ge=1, le=4096)] = None
     """Threads of torch; by default 1 or as many as there are cores, whichever is measured to be faster at the start of
     the run, which keeps that number when it is resumed."""
     tensorboard: bool | None = None
@@ -62,7 +72,7 @@ class RunConfig:
     """Tracking services that get the metrics as well; each needs the extra of its name."""
     callbacks: Annotated[tuple[str, ...], "--callbacks"] = ()
     """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
-    eval_num_envs: int = 4
+    eval_num_envs: AtLeastOne[int] = 4
     """Environments that evaluation episodes are shared over."""
     eval_vectorization: Literal["auto", "serial", "thread", "process"] = "auto"
     """Where these are stepped: in this process (or natively, where training does so), one in a thread, or in worker
@@ -70,22 +80,16 @@ class RunConfig:
     training are in other processes alone, so that what they configure can be seen in this one."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "run.", seed=0, num_threads=1, eval_num_envs=1)
-        if (self.num_threads or 0) > _MOST_THREADS:
-            raise ConfigError(f"run.num_threads is {self.num_threads:,}; give at most {_MOST_THREADS:,}")
-        if self.precision not in typing.get_args(Precision):
-            raise ConfigError(f"run.precision is {self.precision!r}; it is float32, tf32 or bf16")
-        if self.name and not self.name.isprintable():
-            raise ConfigError(f"run.name is {self.name!r}, which has control characters; leave them out")
-        if self.eval_vectorization not in ("auto", "serial", "thread", "process"):
-            kind = self.eval_vectorization
-            raise ConfigError(f"run.eval_vectorization is {kind!r}; it is one of auto, serial, thread and process")
-        if self.name is not None and (
-            self.name in ("", ".", "..", "last") or self.name.startswith("-") or set("/\\") & set(self.name)
-        ):
-            raise ConfigError(
-                f"run.name is {self.name!r}; give a name that is no path, no option and not 'last', which means the "
-                "newest run (run.directory says in which folder)"
+        require_ranges(self, "run.", self._misfits())
+
+    def _misfits(self) -> Iterator[str]:
+        name = "auto" if self.name is None else self.name
+        if not name.isprintable():
+            yield f"run.name is {name!r}, which has control characters; leave them out"
+        if name in ("", ".", "..", "last") or name.startswith("-") or set("/\\") & set(name):
+            yield (
+                f"run.name is {name!r}; give a name that is no path, no option and not 'last', which means the newest "
+                "run (run.directory says in which folder)"
             )
 
 
@@ -95,20 +99,20 @@ class DataConfig:
 
     data: str | None = None
     """Folder of a saved buffer, or `minari:` and the id of a Minari dataset on this machine."""
-    fraction: float | None = None
+    fraction: InsideFraction[float | None] = None
     """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out. With
     it, algorithms that learn from data alone go on with steps of their own."""
-    updates: int = 0
+    updates: NotNegative[int] = 0
     """Updates on the data alone before the first env step; each counts as an env step of the budget."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "offline.", updates=0)
+        require_ranges(self, "offline.", self._misfits())
+
+    def _misfits(self) -> Iterator[str]:
         if self.updates and self.data is None:
-            raise ConfigError(f"offline.updates is {self.updates}, but there is no offline.data to learn from")
-        if self.fraction is not None and not 0 < self.fraction < 1:
-            raise ConfigError(f"offline.fraction is {self.fraction}; it must be above 0 and below 1")
+            yield f"offline.updates is {self.updates}, but there is no offline.data to learn from"
         if self.fraction is not None and self.data is None:
-            raise ConfigError(f"offline.fraction is {self.fraction}, but there is no offline.data to take it from")
+            yield f"offline.fraction is {self.fraction}, but there is no offline.data to take it from"
 
     @property
     def share(self) -> float:
@@ -120,18 +124,17 @@ class DataConfig:
 class HindsightConfig:
     """Goals that episodes reached, instead of those that they were given (hindsight experience replay)."""
 
-    share: float = 0.0
+    share: Fraction[float] = 0.0
     """Probability that a replayed row gets a goal which its own episode reached; 0 is none, the paper's k=4 is 0.8."""
     strategy: Literal["future", "final", "episode"] = "future"
     """Which step's place becomes the goal: a later one of the episode, its last one so far, or any of them."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"hindsight.share is {self.share}; it must be a probability, from 0 to 1")
-        if self.strategy not in ("future", "final", "episode"):
-            raise ConfigError(f"hindsight.strategy is {self.strategy!r}; it must be 'future', 'final' or 'episode'")
+        require_ranges(self, "hindsight.", self._misfits())
+
+    def _misfits(self) -> Iterator[str]:
         if self.strategy != "future" and not self.share:
-            raise ConfigError(
+            yield (
                 f"hindsight.strategy is {self.strategy!r}, but hindsight.share is 0, so that no row gets another goal; "
                 "give a share, such as 0.8"
             )
@@ -165,27 +168,31 @@ class ExperimentConfig:
     """Seed, directory, speed."""
 
     def __post_init__(self) -> None:
+        if problems := list(self._misfits()):
+            raise ConfigError("\n".join(problems))
         if self.distributed.runtime is not None and self.algorithm.plan_class is not Offline:  # which is refused later
             require_shares(self.env, self.distributed.num_workers)
+        if getattr(self.algorithm, "simulator", None) == "":  # what plans with the task itself plans with this one
+            own: Any = {"simulator": self.env.name}
+            vars(self)["algorithm"] = dataclasses.replace(self.algorithm, **own)
+
+    def _misfits(self) -> Iterator[str]:
         needed = algorithm_class(self.algorithm_name).config_class
         if type(self.algorithm) is not needed:
-            raise ConfigError(
+            yield (
                 f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
                 f"it must be a {needed.__name__}"
             )
-        if getattr(self.algorithm, "simulator", None) == "":  # what plans with the task itself plans with this one
-            own: Any = {"simulator": self.env.name}
-            object.__setattr__(self, "algorithm", dataclasses.replace(self.algorithm, **own))
-        if self.asynchronous != AsynchronousConfig() and self.distributed.mode != "async":
-            raise ConfigError(f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}")
-        if (number := self.trainer.episodes_per_iteration) is not None:
-            asked = {"distributed.mode=async": self.distributed.mode == "async", "env.num_ready": self.env.num_ready}
-            asked["distributed.min_finished_workers"] = self.distributed.min_finished_workers
-            if given := next((name for name, value in asked.items() if value), ""):
-                raise ConfigError(
-                    f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other, so "
-                    f"that short episodes are not preferred; leave out {given}, or ask for time steps"
-                )
+        is_async, number = self.distributed.mode == "async", self.trainer.episodes_per_iteration
+        if self.asynchronous != AsynchronousConfig() and not is_async:
+            yield f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}"
+        own_pace = {"distributed.mode=async": is_async, "env.num_ready": self.env.num_ready}
+        own_pace["distributed.min_finished_workers"] = self.distributed.min_finished_workers
+        if number is not None and (given := next((name for name, value in own_pace.items() if value), "")):
+            yield (
+                f"trainer.episodes_per_iteration is {number}, for which all environments wait for each other, so that "
+                f"short episodes are not preferred; leave out {given}, or ask for time steps"
+            )
 
 
 def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
@@ -255,14 +262,13 @@ def _to_yaml(value: Any, path: str) -> Any:
     return value
 
 
-def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any = None, old_names: bool = False) -> Any:
+def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any = None) -> Any:
     """A configuration dataclass from nested dicts, or from settings by their path.
 
     Args:
         kind: the dataclass.
         data: what is given; every key is a field, or the path of one below, with `__` or dots.
         base: where fields that are not given come from; by default the fields' own defaults.
-        old_names: whether settings may have the names that older versions gave them.
 
     Raises:
         ConfigError: unknown keys and wrong values, all of them in one message.
@@ -276,14 +282,7 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
         palaestra.core.errors.ConfigError: unknown key seeed — did you mean 'seed'? (int, 0)
     """
     problems: list[str] = []
-    moved = data.get("distributed")
-    if old_names and isinstance(moved, Mapping) and "episodes" in moved:  # an older name
-        env, trainer = (one if isinstance(one := data.get(name), Mapping) else {} for name in ("env", "trainer"))
-        number, each = env.get("num_envs", 1), moved["episodes"]
-        trainer = {**trainer, **({} if each is None else {"episodes_per_iteration": each * number})}
-        rest = {key: value for key, value in moved.items() if key != "episodes"}
-        data = {**data, "distributed": rest, "trainer": trainer}
-    config = _build(kind, _nested(data), base, "", problems, old_names)
+    config = _build(kind, _nested(data), base, "", problems)
     if problems:
         raise ConfigError("\n".join(problems))
     return config
@@ -292,45 +291,27 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
 _type_hints = functools.cache(typing.get_type_hints)
 
 
-def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str], old_names: bool) -> Any:
+def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
     """The configuration as far as it can be made; what is wrong is added to the problems."""
-    hints = dict(_type_hints(kind))
     values: dict[str, Any] = dict(vars(kind() if base is None else base))
+    hints = _type_hints(kind)
     if issubclass(kind, ExperimentConfig):
         try:
-            hints["algorithm"] = algorithm_class(str(data.get("algorithm_name", values["algorithm_name"]))).config_class
+            hints = hints | {"algorithm": _choose_algorithm(data, values)}
         except ConfigError as error:  # its settings cannot be checked then, but all others can
             problems.append(str(error))
             data = {key: value for key, value in data.items() if key not in ("algorithm_name", "algorithm")}
-            hints["algorithm"] = type(values["algorithm"])
-        if type(values["algorithm"]) is not hints["algorithm"]:
-            values["algorithm"] = hints["algorithm"]()
+    if data.get("num_epochs") is not None and "gradient_steps" in values:
+        values["gradient_steps"] = 1  # passes over the whole buffer take the place of a preset's steps
     for key, value in data.items():
-        if old_names and key not in values:
-            if key in REMOVED:
-                continue
-            value = value + 1 if key == "num_gradient_workers" else value  # which left one learner out
-            key = next((new for new in RENAMED.get(key, ()) if new in values), key)
         where = f"{path}.{key}" if path else str(key)
         if key not in values:
             problems.append(f"unknown key {where}{_instead(str(key), kind, values, path)}")
             continue
-        nested = dataclass_of(hints[key])
-        if (isinstance(value, str) or callable(value)) and (shorthand := getattr(nested, "shorthand", None)):
-            value = {shorthand: value}
-        if nested is None or isinstance(value, nested):
-            try:
-                values[key] = value if nested else value_of(hints[key], value)
-            except ConfigError as error:
-                problems.append(f"{where} is {value!r}: {error}")
-        elif isinstance(value, Mapping):
-            values[key] = _build(nested, value, values.get(key), where, problems, old_names) or nested()
-        elif value is not None or type(None) not in typing.get_args(hints[key]):
-            problems.append(f"{where} is {value!r}: a mapping of settings is needed")
-        else:
-            values[key] = None
-    if data.get("num_epochs") is not None and "gradient_steps" in values and "gradient_steps" not in data:
-        values["gradient_steps"] = 1  # passes over the whole buffer take the place of a preset's steps
+        try:
+            values[key] = _field(hints[key], value, values[key], where, problems)
+        except ConfigError as error:
+            problems.append(f"{where} is {value!r}: {error}")
     try:
         return kind(**values)
     except ConfigError as error:
@@ -338,11 +319,32 @@ def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, probl
         return base
 
 
+def _choose_algorithm(data: Mapping[str, Any], values: dict[str, Any]) -> type[Any]:
+    """The class of an algorithm's settings; `values` has its defaults where another algorithm was there."""
+    kind = algorithm_class(str(data.get("algorithm_name", values["algorithm_name"]))).config_class
+    if type(values["algorithm"]) is not kind:
+        values["algorithm"] = kind()
+    return kind
+
+
+def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) -> Any:
+    """What a field becomes."""
+    kind = dataclass_of(hint)
+    if kind is None:
+        return value_of(hint, value)
+    shorthand = getattr(kind, "shorthand", None)
+    if shorthand and (isinstance(value, str) or callable(value)):
+        value = {shorthand: value}
+    if isinstance(value, Mapping):
+        return _build(kind, value, base, where, problems) or kind()
+    if isinstance(value, kind) or (value is None and type(None) in members_of(hint)):
+        return value
+    raise ConfigError("a mapping of settings is needed")
+
+
 def _instead(name: str, kind: type[Any], values: Mapping[str, Any], path: str) -> str:
     """What to write for an unknown key."""
     group = f"{path}." if path else ""
-    if renamed := [new for new in RENAMED.get(name.replace("-", "_"), ()) if new in values]:
-        return f"; it is called {group}{renamed[0]} now"
     if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
         return f"; it is a setting of {', '.join(others)}"
     known = {setting.path: setting for setting in settings_of(kind, values)}

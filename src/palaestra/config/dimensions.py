@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from annotated_types import Ge, Gt, Interval
-
 from palaestra.config.config import ExperimentConfig, Setting, config_from_mapping, settings_of
-from palaestra.config.values import members_of
-from palaestra.core import ConfigError, Linear
+from palaestra.core import ConfigError, Linear, Range
+from palaestra.core.settings import members_of
 
 __all__ = ["Dimension", "search_space"]
 
@@ -186,8 +184,8 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
         exponent = round(math.log2(value))
         low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(most)))
         return [Dimension(path, "power_of_two", 2**low, 2**high)] if low < high else []
-    bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Ge | Gt | Interval)]
-    top = min([1.0 for entry in bounds if isinstance(entry, Interval)], default=math.inf)
+    bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Range)]
+    top = min([1.0 for entry in bounds if entry.le == 1 or entry.lt == 1], default=math.inf)
     found = _around(path, float(value), top) if bounds or path.startswith("algorithm.") else None
     return [] if found is None else [found]
 

@@ -7,7 +7,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pydantic
@@ -16,13 +16,11 @@ import yaml
 from palaestra.core import ConfigError, Linear, parse_schedule
 from palaestra.core.errors import printable
 from palaestra.core.reading import MOST_DIGITS
+from palaestra.core.settings import members_of
 
 __all__ = [
-    "REMOVED",
-    "RENAMED",
     "closest",
     "dataclass_of",
-    "members_of",
     "read_yaml",
     "type_name",
     "value_from_words",
@@ -40,16 +38,6 @@ _NEEDED = {
     "none": "null",
 }
 
-RENAMED = {
-    "eval_beside": ("eval_async",),
-    "num_gradient_workers": ("num_learners",),
-    "num_updates": ("gradient_steps", "num_epochs"),
-    "initial_collect_steps": ("learning_starts",),
-}
-"""Settings that older versions wrote under another name, with the names that they may have now."""
-REMOVED = ("bonus",)
-"""Settings that older versions wrote where they could have but one value: of teams."""
-
 ELSEWHERE = {
     new: old.split()
     for new, old in {
@@ -58,9 +46,9 @@ ELSEWHERE = {
         "rollout_fragment_length train_batch_size train_batch_size_per_learner frames_per_batch "
         "step_per_collect update_every horizon",
         "mini_batch_size": "batch_size minibatch_size sgd_minibatch_size num_minibatches nminibatches",
-        "num_epochs": "n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect "
+        "gradient_steps": "num_updates utd_ratio replay_ratio update_per_step updates_per_step num_updates_per_step",
+        "num_epochs": "num_updates n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect "
         "num_updates_per_train_iter",
-        "gradient_steps": "utd_ratio replay_ratio update_per_step updates_per_step num_updates_per_step",
         "gamma": "discount discount_factor discounting",
         "gae_lambda": "lam lambda_ lmbda gae_lam",
         "trace_decay": "lambda_ lam lmbda q_lambda",
@@ -74,7 +62,8 @@ ELSEWHERE = {
         "normalize_observation": "norm_obs normalize_obs obs_norm observation_filter",
         "normalize_return": "reward_normalization norm_reward normalize_reward ret_norm",
         "capacity": "buffer_size replay_size memory_size replay_buffer_size replay_capacity",
-        "learning_starts": "start_timesteps warmup_steps start_steps random_steps init_random_frames",
+        "learning_starts": "initial_collect_steps start_timesteps warmup_steps start_steps random_steps "
+        "init_random_frames",
         "n_step": "n_steps multi_step nstep estimation_step n_step_return",
         "tau": "polyak soft_update_tau target_smoothing_coefficient",
         "target_period": "target_update_interval target_network_frequency target_update_freq "
@@ -135,7 +124,7 @@ def closest(name: str, known: Iterable[str], *, similar: bool = True) -> list[st
     Args:
         name: what was given, with `-` or `_`.
         known: the names that exist.
-        similar: whether a name that looks like it will do; else only what older versions, or others, call so.
+        similar: whether a name that looks like it will do; else only what others call so.
 
     Examples:
         >>> closest("lerning-rate", ["learning_rate"]), closest("n_steps", ["num_epochs", "unroll_length"])
@@ -143,10 +132,9 @@ def closest(name: str, known: Iterable[str], *, similar: bool = True) -> list[st
     """
     names = {option.replace("-", "_"): option for option in known}
     name = name.replace("-", "_")
-    renamed = [new for new in RENAMED.get(name, ()) if new in names]
     elsewhere = [new for new, old in ELSEWHERE.items() if name in old and new in names]
     alike = difflib.get_close_matches(name, names, n=1) if similar else []
-    return [names[found] for found in renamed or elsewhere or alike]
+    return [names[found] for found in elsewhere or alike]
 
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
@@ -212,21 +200,6 @@ def _require_bounded(text: str) -> None:
                 raise yaml.YAMLError(f"{printable(event.value)!r} holds control characters, which no setting has")
         if len(counts) > 50 or counts[-1] >= 100_000:
             raise yaml.YAMLError("it is deeper than 50 levels, holds more than 100,000 values, or contains itself")
-
-
-def members_of(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows.
-
-    Args:
-        hint: a field's type.
-
-    Examples:
-        >>> members_of(int | None)
-        (<class 'int'>, <class 'NoneType'>)
-    """
-    if typing.get_origin(hint) is typing.Annotated:
-        return members_of(typing.get_args(hint)[0])
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _is_schedule(hint: Any) -> bool:
@@ -347,32 +320,42 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
-    kinds = [typing.get_origin(member) or member for member in members_of(hint)]
-    optional = any(type(None) in members_of(item) for member in members_of(hint) for item in typing.get_args(member))
-    if not words and {dict, list, tuple} & set(kinds):
-        raise ConfigError("a value is needed; an empty text ('') stands for none at all")
-    if dict in kinds and not (str in kinds and len(words) == 1):
-        words = [] if list(words) == [""] else words
-        if len(words) % 2:
-            raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
-        return {name: _item(value, optional) for name, value in zip(words[::2], words[1::2], strict=True)}
-    if list in kinds or tuple in kinds:
-        items = [item for item in (_items(words[0]) if len(words) == 1 else words) if item]
-        of = {item for member in members_of(hint) for item in typing.get_args(member)} - {Ellipsis}
-        return items if of == {str} else [_item(item, optional) for item in items]
+    kinds = {typing.get_origin(member) or member: typing.get_args(member) for member in members_of(hint)}
+    if str in kinds and len(words) == 1:
+        kinds.pop(dict, None)  # a name that stands for a mapping
+    for kind, several in _SEVERAL.items():
+        if kind in kinds and not words:
+            raise ConfigError("a value is needed; an empty text ('') stands for none at all")
+        if kind in kinds:
+            return several(words, *kinds[kind])
     if bool in kinds and not words:
         return True
     if len(words) != 1:
         given = "none was given" if not words else f"{len(words)} were given: {' '.join(words)}"
         raise ConfigError(f"one value is needed, and {given}")
-    (word,) = words
+    return _single(words[0], hint)
+
+
+def _single(word: str, hint: Any) -> Any:
+    kinds = {typing.get_origin(member) or member for member in members_of(hint)}
     if type(None) in kinds and word.lower() in _NONE:
         return None
-    return word if str in kinds or typing.Literal in kinds or _is_schedule(hint) else _read(word)
+    return word if {str, typing.Literal, Linear} & kinds else _read(word)
 
 
-def _item(word: str, optional: bool) -> Any:
-    return None if optional and word.lower() in _NONE else _read(word)
+def _mapping(words: Sequence[str], _: Any, hint: Any) -> dict[str, Any]:
+    words = [] if list(words) == [""] else words
+    if len(words) % 2:
+        raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
+    return {name: _single(value, hint) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _list(words: Sequence[str], hint: Any, *_: Any) -> list[Any]:
+    return [_single(item, hint) for item in (_items(words[0]) if len(words) == 1 else words) if item]
+
+
+_SEVERAL: dict[Any, Callable[..., Any]] = {dict: _mapping, list: _list, tuple: _list}
+"""How several words are read, by what they become."""
 
 
 def _items(word: str) -> list[str]:

@@ -10,6 +10,7 @@ from palaestra.core.minibatch import *
 from palaestra.core.plan import *
 from palaestra.core.schedule import *
 from palaestra.core.seeding import *
+from palaestra.core.settings import *
 from palaestra.core.spec import *
 from palaestra.core.time_step import *
 from palaestra.core.tree import *

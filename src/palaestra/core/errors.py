@@ -3,11 +3,9 @@
 Every class carries the exit code that the command line ends with.
 """
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +21,6 @@ __all__ = [
     "ShapeError",
     "SpecError",
     "did_you_mean",
-    "require_at_least",
 ]
 
 
@@ -113,26 +110,6 @@ def require_kind(value: Any, kind: type, called: str, instead: str) -> None:
     if not isinstance(value, kind):
         text = f": {value!r}" if isinstance(value, str | int | float) else ""
         raise ConfigError(f"{called} was given a {type(value).__name__}{text}; give {instead}")
-
-
-def require_at_least(settings: Any, prefix: str, **least: float) -> None:
-    """Refuses settings that are too small, and fractions of what is counted.
-
-    Args:
-        settings: a dataclass that has them; `None` is not too small.
-        prefix: of their names in the message, such as `"run."`.
-        least: what each must be at least, by name.
-
-    Raises:
-        ConfigError: one is less, or its field is an `int` and it is none.
-    """
-    kinds = {field.name: getattr(field.type, "__origin__", field.type) for field in dataclasses.fields(settings)}
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, {int: Integral, int | None: Integral | None}.get(kinds[name], object)):
-            raise ConfigError(f"{prefix}{name} is {value!r}; it must be a whole number")
-        if value is not None and not value >= bound:  # nor is NaN
-            raise ConfigError(f"{prefix}{name} is {value}; it must be at least {bound}")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtim
 import torch
 
 from palaestra.core.errors import ConfigError
-from palaestra.core.schedule import Linear, Schedule, schedule_value
+from palaestra.core.schedule import Linear, Schedule
+from palaestra.core.settings import Fraction, NotNegative, Positive, require_ranges
 
 if TYPE_CHECKING:
     from palaestra.core.batch import Batch
@@ -20,15 +21,8 @@ POLICY = "policy"
 """Name of the policy of a run that has only one."""
 
 
-def _require_positive(plan: object, *names: str) -> None:
-    for name in names:
-        value = getattr(plan, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{type(plan).__name__}({name}={value}): {name} must be greater than 0")
-
-
 def _require_burn_in(plan: Replay | Offline) -> None:
-    if plan.burn_in < 0 or (plan.burn_in and plan.mini_batch_length == 1):
+    if plan.burn_in and plan.mini_batch_length == 1:
         raise ConfigError(
             f"{type(plan).__name__}(burn_in={plan.burn_in}, mini_batch_length={plan.mini_batch_length}): burn-in needs "
             "sequences; give at least 0 steps, and a mini_batch_length above 1"
@@ -50,21 +44,21 @@ class OnPolicy:
 
     data: ClassVar[Literal["on-policy"]] = "on-policy"
     """What it learns from."""
-    unroll_length: float
+    unroll_length: Positive[float]
     """Time steps from every environment in one unroll. A fraction is met on average."""
-    num_epochs: int = 1
+    num_epochs: Positive[int] = 1
     """How often the whole unroll is gone through."""
-    mini_batch_size: int | None = None
+    mini_batch_size: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one sequence from every environment."""
-    mini_batch_length: int | None = None
+    mini_batch_length: Positive[int | None] = None
     """Time steps in a sequence; `None` is the whole unroll. Surplus steps are cut off."""
     clear: bool = True
     """Whether an unroll is discarded once it was learned from; else `capacity` rows are kept and gone through again."""
-    capacity: int | None = None
+    capacity: Positive[int | None] = None
     """With `clear=False`: rows to keep, over all environments."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "unroll_length", "num_epochs", "mini_batch_size", "mini_batch_length", "capacity")
+        require_ranges(self, "OnPolicy.")
         if self.clear != (self.capacity is None):
             raise ConfigError(
                 f"OnPolicy(clear={self.clear}, capacity={self.capacity}): clear=False needs a capacity, and clear=True "
@@ -99,17 +93,13 @@ class OnPolicy:
 class Prioritized:
     """Draw rows in proportion to a power of their priority, which learning writes back."""
 
-    alpha: float = 0.6
+    alpha: NotNegative[float] = 0.6
     """Power of the priority, at least 0; 0 draws every row equally often."""
-    beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far the importance weights correct for that, in [0, 1]; 1 is completely."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < float("inf"):
-            raise ConfigError(f"Prioritized(alpha={self.alpha}): give a finite power of at least 0")
-        ends = [schedule_value(self.beta, progress / 100) for progress in range(101)]
-        if not all(0 <= value <= 1 for value in ends):
-            raise ConfigError(f"Prioritized(beta={self.beta}): it must stay in [0, 1]")
+        require_ranges(self, "Prioritized.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +112,23 @@ class Replay:
 
     data: ClassVar[Literal["replay"]] = "replay"
     """What it learns from."""
-    unroll_length: float
+    unroll_length: Positive[float]
     """Time steps from every environment between two learning phases."""
-    capacity: int = 100_000
+    capacity: Positive[int] = 100_000
     """Rows the buffer keeps, over all environments."""
-    gradient_steps: int = 1
+    gradient_steps: Positive[int] = 1
     """Gradient steps in one iteration."""
-    num_epochs: int | None = None
+    num_epochs: Positive[int | None] = None
     """How often the whole buffer is gone through in one iteration, instead of `gradient_steps` minibatches."""
-    mini_batch_size: int = 32
+    mini_batch_size: Positive[int] = 32
     """Sequences in a minibatch."""
-    mini_batch_length: int = 1
+    mini_batch_length: Positive[int] = 1
     """Time steps in a sequence; 1 gives flat transitions."""
-    learning_starts: int = 0
+    learning_starts: NotNegative[int] = 0
     """Env steps before the first gradient step."""
-    n_step: int = 1
+    n_step: Positive[int] = 1
     """Rewards summed before bootstrapping; windows end with their episode."""
-    burn_in: int = 0
+    burn_in: NotNegative[int] = 0
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
     prioritized: Prioritized | None = None
     """How rows are drawn by priority; `None` draws all equally often."""
@@ -146,16 +136,13 @@ class Replay:
     """Whether sequences come with what was still to come in their episodes."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "unroll_length", "capacity", "gradient_steps", "mini_batch_size", "mini_batch_length")
-        _require_positive(self, "n_step", "num_epochs")
+        require_ranges(self, "Replay.")
         _require_burn_in(self)
         if self.num_epochs is not None and (self.gradient_steps != 1 or self.prioritized is not None):
             raise ConfigError(
                 f"Replay(num_epochs={self.num_epochs}) goes through the whole buffer, so that nothing is drawn: set "
                 f"gradient_steps, here {self.gradient_steps}, to 1, and leave out priorities, here {self.prioritized}"
             )
-        if self.learning_starts < 0:
-            raise ConfigError(f"Replay(learning_starts={self.learning_starts}): give at least 0 env steps")
 
     @functools.cached_property
     def window(self) -> int:
@@ -195,21 +182,21 @@ class Offline:
 
     data: ClassVar[Literal["offline"]] = "offline"
     """What it learns from."""
-    gradient_steps: int = 1
+    gradient_steps: Positive[int] = 1
     """Gradient steps in one iteration."""
-    mini_batch_size: int = 256
+    mini_batch_size: Positive[int] = 256
     """Sequences in a minibatch."""
-    mini_batch_length: int = 1
+    mini_batch_length: Positive[int] = 1
     """Time steps in a sequence; 1 gives flat transitions."""
-    n_step: int = 1
+    n_step: Positive[int] = 1
     """Rewards summed before bootstrapping."""
-    burn_in: int = 0
+    burn_in: NotNegative[int] = 0
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
     returns: bool = False
     """Whether sequences come with what was still to come in their episodes."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "gradient_steps", "mini_batch_size", "mini_batch_length", "n_step")
+        require_ranges(self, "Offline.")
         _require_burn_in(self)
 
     @functools.cached_property

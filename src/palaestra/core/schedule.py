@@ -1,13 +1,10 @@
 """Settings that change over a run: a function of the env steps taken so far."""
 
-import functools
 import itertools
 import math
-import numbers
 import re
-import typing
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from palaestra.core.errors import ConfigError
 
@@ -153,71 +150,3 @@ def parse_schedule(text: str) -> Schedule:
         f"{text!r} is no schedule; give a number, linear(start, end), linear(start, end, fraction) "
         "or piecewise(0: a, 0.5: b)"
     )
-
-
-# -- ranges of settings
-
-ENDS_AT_ZERO = "be greater than 0, where a schedule may end at 0"
-"""What an annotation says of a number that is greater than 0, but for the end of a schedule."""
-FINITE = "be finite"
-"""What it says of any other number; those in a range are finite, too."""
-NO_LIMIT = "may be infinite"
-"""What it says of a limit that infinity takes away."""
-
-
-def range_problems(settings: Any, prefix: str) -> list[str]:
-    """Which annotated numbers of a dataclass are of another type than stated there, or out of range.
-
-    Args:
-        settings: the dataclass; `None` is in every range.
-        prefix: of their names in the messages.
-    """
-    return [
-        f"{prefix}{name} is {value!r}; it must {needed}"
-        for name, whole, bounds in _bounds(type(settings))
-        if (value := getattr(settings, name)) is not None and (needed := _needed(value, whole, bounds))
-    ]
-
-
-@functools.cache
-def _bounds(kind: type[Any]) -> list[tuple[str, bool, tuple[Any, ...]]]:
-    """Names of annotated numbers, whether they are whole, and what annotations say of them."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    types = {name: _types(hint) for name, hint in hints.items() if hasattr(hint, "__metadata__")}
-    return [(name, int in of and float not in of, hints[name].__metadata__) for name, of in types.items()]
-
-
-def _types(hint: Any) -> tuple[Any, ...]:
-    """The type that is annotated, or those of a union."""
-    inside = typing.get_args(hint)[0]
-    return typing.get_args(inside) or (inside,)
-
-
-def _needed(value: Any, whole: bool, bounds: tuple[Any, ...]) -> str | None:
-    """What the values of a setting must be, if they are not."""
-    is_number, is_whole = isinstance(value, (numbers.Real, Linear, Piecewise)), isinstance(value, numbers.Integral)
-    if not is_number or (whole and not is_whole):
-        return "be a whole number" if is_number else "be a number"
-    least, most = schedule_range(value)
-    if NO_LIMIT not in bounds and (math.isinf(least) or math.isinf(most)):
-        return FINITE
-    return next(filter(None, (_outside(bound, least, most) for bound in bounds)), None)
-
-
-def _outside(bound: Any, least: float, most: float) -> str | None:
-    """What numbers must be that are out of a range."""
-    if bound == FINITE:
-        return None if math.isfinite(least + most) else FINITE
-    if bound == ENDS_AT_ZERO:
-        return None if least >= 0 and most > 0 else ENDS_AT_ZERO
-    gt, ge, lt, le = (getattr(bound, name, None) for name in ("gt", "ge", "lt", "le"))
-    above = (gt is None or least > gt) and (ge is None or least >= ge)
-    if above and (lt is None or most < lt) and (le is None or most <= le):
-        return None
-    if ge is not None and le is not None:
-        return f"lie in [{ge}, {le}]"
-    if gt is not None and lt is not None:
-        return f"lie between {gt} and {lt}, both excluded"
-    if ge is not None:
-        return "not be negative" if ge == 0 else f"be at least {ge}"
-    return f"be greater than {gt}"

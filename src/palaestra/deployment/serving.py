@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from palaestra.core import POLICY, ConfigError, import_extra, require_at_least
+from palaestra.core import POLICY, AtLeastOne, ConfigError, Limit, Range, import_extra, require_ranges
 from palaestra.deployment.server import PolicyApp
 from palaestra.experiments import RunDirectory, config_from_mapping, find_run, policies_of_run
 from palaestra.policies import NetworkPolicy, Policy, load_policy
@@ -40,35 +40,28 @@ class ServingConfig:
 
     host: str = "127.0.0.1"
     """Address to listen at; others than loopback need a token."""
-    port: int = 8000
+    port: Annotated[int, Range(ge=0, le=65535)] = 8000
     """Port to listen at; 0 takes a free one."""
     token: str | None = field(default=None, repr=False)
     """What every client must send as `Authorization: Bearer TOKEN`, at least 16 characters; by default the environment
     variable PALAESTRA_TOKEN, which no list of processes shows."""
-    max_batch_size: int = 64
+    max_batch_size: AtLeastOne[int] = 64
     """Observations that are computed together, and the most in one request."""
-    max_wait_ms: float = 0.0
+    max_wait_ms: Annotated[float, Range(ge=0, le=_LONGEST_WAIT_MS)] = 0.0
     """Milliseconds that a batch waits for more requests; 0 takes what came while the one before was computed."""
-    max_connections: int = 1024
+    max_connections: AtLeastOne[int] = 1024
     """Connections, and so requests, at the same time; what is beyond them is answered with 503."""
-    max_sessions: int = 10_000
+    max_sessions: AtLeastOne[int] = 10_000
     """Clients whose hidden states are kept; with more, the one that was not used for longest begins anew."""
-    timeout_s: float = 10.0
+    timeout_s: Limit[float] = 10.0
     """Seconds in which a request must have come, and be answered; and after which unused connections are closed."""
-    reload_s: float = 1.0
+    reload_s: Limit[float] = 1.0
     """Seconds between looks for a better policy."""
     stochastic: bool = False
     """Sample actions instead of taking the best. Policies without a distribution, as of DQN and TD3, act the same."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "", port=0, max_batch_size=1, max_wait_ms=0, max_connections=1, max_sessions=1)
-        if self.max_wait_ms > _LONGEST_WAIT_MS:
-            raise ConfigError(f"max_wait_ms is {self.max_wait_ms}; it must be at most {_LONGEST_WAIT_MS}, an hour")
-        for name in ("timeout_s", "reload_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.port > 65535:
-            raise ConfigError(f"port is {self.port}; ports end at 65535")
+        require_ranges(self, "")
         token = self.secret
         fits = token is not None and len(token) >= _SHORTEST_TOKEN and token.isascii() and token.isprintable()
         if not fits and (token is not None or not _is_loopback(self.host)):

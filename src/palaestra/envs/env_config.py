@@ -1,19 +1,19 @@
 """`EnvConfig`: which environments a run steps, and how."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from palaestra.core import ConfigError, did_you_mean
+from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, require_ranges
 from palaestra.core.importing import name_to_find
-from palaestra.envs.supervision.faults import FaultPolicy
+from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
 
 Vectorization = Literal["auto", "serial", "thread", "process", "native"]
-VECTORIZATIONS = get_args(Vectorization)
 _MOST_ENVS = 1_000_000
 INPUTS = ("prev_action", "reward", "env_info")
 
@@ -24,16 +24,16 @@ class EnvConfig:
 
     name: str = "CartPole-v1"
     """An id of Gymnasium's registry, or `my_package:MyEnvironment` for a class or function of your own."""
-    num_envs: int = 1
+    num_envs: AtLeastOne[int] = 1
     """Environments stepped together, B."""
     vectorization: Vectorization = "auto"
     """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
     `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`). `auto` is `serial`."""
-    num_workers: int | None = None
+    num_workers: AtLeastOne[int | None] = None
     """Worker processes of `process`; as many as there are cores if left out."""
-    num_ready: int | None = None
+    num_ready: AtLeastOne[int | None] = None
     """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, Range(ge=0, note=" (0: no time limit)")] = None
     """Time limit in env steps; the registered one if left out, 0 for none."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
@@ -56,16 +56,16 @@ class EnvConfig:
     Observations are a dict then, of these and of `observation` (or its own entries)."""
     untransformed: bool = False
     """Whether time steps, rows and losses have observations and rewards from before wrappers changed them, too."""
-    on_fault: Literal["raise", "restart", "drop"] = "raise"
+    on_fault: OnFault = "raise"
     """When an environment fails: stop; make it again and start its next episode; or continue without it."""
-    max_restarts: int = 10
+    max_restarts: NotNegative[int] = 10
     """Restarts of one environment within an hour; one more fault stops the run."""
-    timeout_s: float = 60.0
+    timeout_s: Timeout = 60.0
     """Seconds that one step may take, in this process, in a thread or in a worker; not of environments that are stepped
     as one (`native`, tensors)."""
-    reset_timeout_s: float = 180.0
+    reset_timeout_s: Timeout = 180.0
     """The same for a step in which an episode starts, and for making environments."""
-    discount: float = 1.0
+    discount: Fraction[float] = 1.0
     """Continuation of every step that does not terminate, in [0, 1]; below 1 only where a ported task has its own."""
     auto_reset: bool = True
     """Whether the step after a LAST one begins the next episode; if not, it is an error, and you call `reset`. Nothing
@@ -76,62 +76,45 @@ class EnvConfig:
     """Faults to inject, for tests: such as `kill:0.001,nan:0.01`. See `chaos_rules`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", env_name(self.name))
-        if not self.name:
-            raise ConfigError("env.name is ''; give an environment, such as CartPole-v1 or my_package:MyEnvironment")
-        if self.vectorization not in VECTORIZATIONS:
-            hint = did_you_mean(str(self.vectorization), VECTORIZATIONS)
-            raise ConfigError(f"unknown env.vectorization {self.vectorization!r}{hint}")
-        for name, least in (("num_envs", 1), ("num_workers", 1), ("num_ready", 1), ("max_episode_steps", 0)):
-            number = getattr(self, name)
-            if number is not None and not (type(number) is int and number >= least):
-                zero = " (0: no time limit)" if name == "max_episode_steps" else ""
-                raise ConfigError(f"env.{name} is {number}; it must be an integer of at least {least}{zero}")
-        for name, does in (("num_workers", "has workers"), ("num_ready", "returns some time steps")):
-            if getattr(self, name) is not None and self.vectorization != "process":
-                given = f"env.{name} is {getattr(self, name)}"
-                raise ConfigError(f"{given}; only vectorization=process {does}, and it is {self.vectorization}")
-        if self.num_envs > _MOST_ENVS:
-            raise ConfigError(f"env.num_envs is {self.num_envs:,}; it must be at most {_MOST_ENVS:,}")
-        if not self.auto_reset and self.num_ready is not None:
-            raise ConfigError("env.auto_reset is False, which needs all environments at once; leave out env.num_ready")
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"env.discount is {self.discount}; it must lie in [0, 1]")
-        for name in ("gym_wrappers", "wrappers", "train_wrappers"):
-            stock = GYM_WRAPPERS if name == "gym_wrappers" else STEP_WRAPPERS
-            object.__setattr__(self, name, as_values(getattr(self, name), stock))
-        if isinstance(self.info, str) or not all(isinstance(name, str) and name for name in self.info):
-            raise ConfigError(f"env.info is {self.info!r}; give names of entries, such as ('cost',), or ('*',) for all")
-        object.__setattr__(self, "info", tuple(self.info))
-        self._require_inputs()
-        if self.vectorization == "thread" and self.num_envs != 1:
-            raise ConfigError(f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment")
-        if self.vectorization == "native":
-            self.require_raising()
+        stock = {"gym_wrappers": GYM_WRAPPERS, "wrappers": STEP_WRAPPERS, "train_wrappers": STEP_WRAPPERS}
+        vars(self).update(
+            {name: as_values(getattr(self, name), known) for name, known in stock.items()},
+            name=env_name(self.name),
+            info=_names("info", self.info, "entries, such as ('cost',), or ('*',) for all"),
+            inputs=_names("inputs", self.inputs, "fields, such as ('prev_action', 'reward')"),
+        )
         for variant in self.variants:
             _require_variant(variant)
-        _ = self.faults
-        for rule in chaos_rules(self.chaos):
-            if rule.env_id is not None and rule.env_id >= self.num_envs:
-                raise ConfigError(
-                    f"env.chaos is {self.chaos!r} and names environment {rule.env_id}; there are {self.num_envs}, "
-                    "counted from 0"
-                )
+        require_ranges(self, "env.", self._misfits())
+        if self.vectorization == "native":
+            self.require_raising()
 
-    def _require_inputs(self) -> None:
-        if isinstance(self.inputs, str):
-            raise ConfigError(f"env.inputs is {self.inputs!r}; give names of fields, such as ('prev_action', 'reward')")
-        object.__setattr__(self, "inputs", tuple(self.inputs))
+    def _misfits(self) -> Iterator[str]:
+        if not self.name:
+            yield "env.name is ''; give an environment, such as CartPole-v1 or my_package:MyEnvironment"
+        if self.num_envs > _MOST_ENVS:
+            yield f"env.num_envs is {self.num_envs:,}; it must be at most {_MOST_ENVS:,}"
+        for name, does in (("num_workers", "has workers"), ("num_ready", "returns some time steps")):
+            if (given := getattr(self, name)) is not None and self.vectorization != "process":
+                yield f"env.{name} is {given}; only vectorization=process {does}, and it is {self.vectorization}"
+        if not self.auto_reset and self.num_ready is not None:
+            yield "env.auto_reset is False, which needs all environments at once; leave out env.num_ready"
         if odd := [name for name in self.inputs if name not in INPUTS or self.inputs.count(name) > 1]:
             hint = did_you_mean(str(odd[0]), INPUTS)
-            raise ConfigError(f"env.inputs has {odd[0]!r}{hint}; give each of {', '.join(INPUTS)} at most once")
+            yield f"env.inputs has {odd[0]!r}{hint}; give each of {', '.join(INPUTS)} at most once"
         if "env_info" in self.inputs and not self.info:
-            raise ConfigError("env.inputs has 'env_info', but env.info names no entries; give these, such as cost")
+            yield "env.inputs has 'env_info', but env.info names no entries; give these, such as cost"
         if "reward" in self.inputs and (self.train_wrappers or self.train_kwargs):
-            raise ConfigError(
+            yield (
                 "env.inputs has 'reward', which env.train_wrappers or env.train_kwargs may change in training alone, "
                 "so that networks would see other rewards in evaluations; put them into env.wrappers or env.kwargs"
             )
+        if self.vectorization == "thread" and self.num_envs != 1:
+            yield f"env.num_envs is {self.num_envs}; vectorization=thread steps one environment"
+        lane = max((rule.env_id for rule in chaos_rules(self.chaos) if rule.env_id is not None), default=0)
+        if lane >= self.num_envs:
+            there = f"there are {self.num_envs}, counted from 0"
+            yield f"env.chaos is {self.chaos!r} and names environment {lane}; {there}"
 
     @property
     def faults(self) -> FaultPolicy:
@@ -226,6 +209,13 @@ def env_name(env: Any) -> str:
             "its top, or its name as 'my_package:MyEnvironment': a run has to find it again"
         )
     return name
+
+
+def _names(setting: str, given: Any, needed: str) -> tuple[str, ...]:
+    """Names that were given one by one, not as one text."""
+    if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+        raise ConfigError(f"env.{setting} is {given!r}; give names of {needed}")
+    return tuple(given)
 
 
 def _require_variant(variant: Any) -> None:

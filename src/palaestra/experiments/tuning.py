@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from palaestra.analysis.curves import mean_interval
 from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.config.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.config.presets import preset
-from palaestra.core import ConfigError, PalaestraError, import_extra, require_at_least
+from palaestra.core import AtLeastOne, ConfigError, PalaestraError, Positive, Range, import_extra, require_ranges
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
@@ -51,27 +51,25 @@ class Search:
 
     output: str = "study"
     """Folder of the study; one that exists is continued."""
-    trials: int = 20
+    trials: AtLeastOne[int] = 20
     """How many are begun; the first has the values of the configuration."""
-    seeds: int = 2
+    seeds: AtLeastOne[int] = 2
     """Seeds of each trial, side by side."""
-    jobs: int = 1
+    jobs: AtLeastOne[int] = 1
     """Trials side by side, each with its seeds; with more than one, what a trial draws depends on which end first."""
     prune: bool = True
     """Whether trials end early that are worse than half of those before them after as many env steps."""
-    time_limit_s: float | None = None
+    time_limit_s: Positive[float | None] = None
     """Begin no further trial after so many seconds of this call; the winners come after that."""
-    top: int = 3
+    top: AtLeastOne[int] = 3
     """How many of the best trials are trained again."""
-    fresh_seeds: int = 5
+    fresh_seeds: Annotated[int, Range(ge=2)] = 5
     """Seeds of each of them that no trial had."""
-    fresh_episodes: int = 100
+    fresh_episodes: AtLeastOne[int] = 100
     """Episodes that score each of these seeds."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, "search.", trials=1, seeds=1, jobs=1, top=1, fresh_seeds=2, fresh_episodes=1)
-        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
-            raise ConfigError(f"search.time_limit_s is {self.time_limit_s}; it must be a number of seconds above 0")
+        require_ranges(self, "search.")
 
 
 @dataclass(frozen=True)

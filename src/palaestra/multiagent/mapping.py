@@ -9,7 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, did_you_mean, numpy_dtype, spec_leaves
+from palaestra.core import (
+    AtLeastOne,
+    ConfigError,
+    Fraction,
+    NotNegative,
+    did_you_mean,
+    numpy_dtype,
+    require_ranges,
+    spec_leaves,
+)
 from palaestra.core.spec import (
     ACTION_MASK,
     BoundedSpec,
@@ -215,21 +224,16 @@ def _stacked(spec: SpecTree, count: int) -> SpecTree:
 class SelfPlayConfig:
     """Self-play against earlier selves, of one policy that acts for all agents."""
 
-    pool_size: int = 0
+    pool_size: NotNegative[int] = 0
     """Snapshots of the policy that are kept as opponents, the newest ones; 0 is none: the policy plays all agents."""
-    snapshot_period: int = 20
+    snapshot_period: AtLeastOne[int] = 20
     """Updates from one snapshot to the next."""
-    newest_probability: float = 0.5
+    newest_probability: Fraction[float] = 0.5
     """Probability that the newest policy plays all agents of an episode, and learns from each; else it plays one of
     them, which is drawn, and a snapshot drawn for each plays the others."""
 
     def __post_init__(self) -> None:
-        if self.pool_size < 0:
-            raise ConfigError(f"self_play.pool_size is {self.pool_size}; it must not be negative")
-        if self.snapshot_period < 1:
-            raise ConfigError(f"self_play.snapshot_period is {self.snapshot_period}; it must be at least 1")
-        if not 0 <= self.newest_probability <= 1:
-            raise ConfigError(f"self_play.newest_probability is {self.newest_probability}; it must lie in [0, 1]")
+        require_ranges(self, "self_play.")
 
     def require(self, policy_specs: Mapping[str, PolicySpec]) -> None:
         """Refuses policies that cannot play themselves.

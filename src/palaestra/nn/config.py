@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
 
-from palaestra.core import ConfigError, PalaestraError, SpecTree, did_you_mean, import_maker, importable_name
+from palaestra.core import (
+    AtLeastOne,
+    ConfigError,
+    PalaestraError,
+    SpecTree,
+    did_you_mean,
+    import_maker,
+    importable_name,
+    require_ranges,
+)
 from palaestra.nn.core_model import CoreModel
 from palaestra.nn.mlp import Activation, Initialisation, Layers
 
@@ -29,7 +38,6 @@ observation spec, or a module; or one of these for each part of the algorithm. A
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
-_BLOCKS = ("simba", "simba2", "xqc")
 
 
 class HandedOver:
@@ -93,7 +101,7 @@ class NetworkConfig:
     cnn: CNN = "auto"
     """Network for pictures: nature, impala (residual, 15 layers), small, minatar (one layer), or auto: nature from 36
     pixels, else small."""
-    image_size: int = 512
+    image_size: AtLeastOne[int] = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None
     """Memory between the encoded observation and the hidden layers: lstm, gru or attention; none by default."""
@@ -118,10 +126,7 @@ class NetworkConfig:
                 f"{' and '.join(normal)} normalise the same units twice; turn all but one off, also one that the "
                 "algorithm has by default"
             )
-        if self.image_size < 1:
-            raise ConfigError(f"network.image_size is {self.image_size}; it must be at least 1")
-        if self.block not in (None, *_BLOCKS):
-            raise ConfigError(f"unknown block {self.block!r}{did_you_mean(str(self.block), _BLOCKS)}")
+        require_ranges(self, "network.")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")

@@ -6,7 +6,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
-from palaestra.core import ConfigError, require_at_least
+from palaestra.core import AtLeastOne, Duration, Limit, require_ranges
 from palaestra.robots.task import ComputationTask
 from palaestra.rollout import Clients, InferenceServer, RequestError
 
@@ -111,24 +111,21 @@ class Communicator:
 class RobotConfig:
     """How a robot's agents are served; there are as many agents as environments."""
 
-    max_batch_size: int = 256
+    max_batch_size: AtLeastOne[int] = 256
     """Requests in a batch at most."""
-    max_wait_s: float = 0.005
+    max_wait_s: Duration[float] = 0.005
     """Seconds that predictions wait for more requests."""
-    learn_min_batch_size: int | None = None
+    learn_min_batch_size: AtLeastOne[int | None] = None
     """Requests to learn that close a batch; by default those of all agents."""
-    learn_max_wait_s: float = 0.1
+    learn_max_wait_s: Duration[float] = 0.1
     """Seconds that requests to learn wait for more of them."""
-    timeout_s: float = 60.0
+    timeout_s: Limit[float] = 60.0
     """Seconds after which an agent that has no answer, or that has not moved, is an error."""
-    steps_per_iteration: int = 100
+    steps_per_iteration: AtLeastOne[int] = 100
     """Env steps of every agent between two times at which the run is logged, evaluated and saved."""
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"robot.timeout_s is {self.timeout_s}; it must be greater than 0")
-        require_at_least(self, "robot.", steps_per_iteration=1, max_batch_size=1, max_wait_s=0)
-        require_at_least(self, "robot.", learn_min_batch_size=1, learn_max_wait_s=0)
+        require_ranges(self, "robot.")
 
 
 class ComputationWrapper:

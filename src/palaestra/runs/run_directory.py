@@ -112,7 +112,7 @@ class RunDirectory:
             raise ConfigError(
                 f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
             )
-        return config_from_mapping(ExperimentConfig, data, old_names=True)
+        return config_from_mapping(ExperimentConfig, data)
 
     @property
     def is_shared(self) -> bool:

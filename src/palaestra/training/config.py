@@ -1,97 +1,74 @@
 """`TrainerConfig`: how long to train, and how often to do what besides."""
 
 import itertools
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from palaestra.core import ConfigError
+from palaestra.core import AtLeastOne, Limit, NotNegative, Positive, Range, require_ranges
 
 __all__ = ["TrainerConfig"]
 
-_AT_LEAST = {
-    "eval_every_steps": 0,
-    "checkpoint_every_steps": 0,
-    "log_every_steps": 0,
-    "eval_episodes": 0,
-    "episodes_per_iteration": 1,
-    "keep_checkpoints": 2,
-    "copied_segments": 0,
-    "max_skipped_updates": 0,
-    "max_failed_saves": 0,
-}
 _OF_EVALUATIONS = ("stop_at_return", "eval_every_steps", "eval_every_s", "eval_at_steps", "eval_async")
-_POSITIVE = ("total_env_steps", "time_limit_s", "eval_every_s", "eval_time_limit_s", "grace_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """How long to train, and how often to do what besides."""
 
-    total_env_steps: int = 100_000
+    total_env_steps: Positive[int] = 100_000
     """Env steps over all environments; of an offline run, updates."""
-    episodes_per_iteration: int | None = None
+    episodes_per_iteration: AtLeastOne[int | None] = None
     """Whole episodes that an iteration collects, instead of the algorithm's unroll_length: as many in each
     environment, so a multiple of env.num_envs."""
-    time_limit_s: Annotated[float | None, "--time-limit", "duration"] = None
+    time_limit_s: Annotated[Limit[float | None], "--time-limit", "duration"] = None
     """Stop after so many seconds (typed 90s, 30m or 2h), evaluated and saved; a resumed run has the full time again."""
-    stop_at_return: float | None = None
+    stop_at_return: Annotated[float | None, Range(infinite=True)] = None
     """Stop once the mean return of an evaluation reaches this."""
-    eval_every_steps: int | None = None
+    eval_every_steps: NotNegative[int | None] = None
     """Env steps between evaluations; the default is a tenth of the run, 0 is only at the end."""
-    eval_every_s: float | None = None
+    eval_every_s: Limit[float | None] = None
     """Seconds between evaluations, instead of env steps."""
     eval_at_steps: tuple[int, ...] = ()
     """Env steps at which to evaluate, instead of a period: increasing numbers; 0 is before training."""
-    eval_episodes: int = 20
+    eval_episodes: NotNegative[int] = 20
     """Episodes of one evaluation; with 0 there are none, and no environments besides those of training."""
-    eval_time_limit_s: float | None = 600.0
+    eval_time_limit_s: Limit[float | None] = 600.0
     """Seconds after which an evaluation goes without the episodes that have not ended, with a warning. A robot's agents
     are not cut off: their own control flow says when an episode is over."""
     eval_async: bool = False
     """Evaluate asynchronously: in another process, while training continues."""
-    checkpoint_every_steps: int | None = None
+    checkpoint_every_steps: NotNegative[int | None] = None
     """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, Range(ge=2)] = 3
     """How many checkpoints are kept, at least 2."""
-    copied_segments: int = 2
+    copied_segments: NotNegative[int] = 2
     """Checkpoints share the pieces (segments) of a replay buffer that have not changed. So many of those that were
     written last have a second copy; a buffer has at most 256, and that number copies all of it."""
-    log_every_steps: int | None = None
+    log_every_steps: NotNegative[int | None] = None
     """Env steps between rows of metrics; the default is a hundredth of the run."""
-    max_skipped_updates: int = 0
+    max_skipped_updates: NotNegative[int] = 0
     """Updates in a row that are skipped because a gradient is not finite; with one more the run ends."""
-    max_failed_saves: int = 3
+    max_failed_saves: NotNegative[int] = 3
     """Checkpoints in a row that may fail to be written, on a full disk say; with one more the run ends."""
-    grace_s: float = 20.0
+    grace_s: Limit[float] = 20.0
     """After SIGTERM or Ctrl-C, seconds to finish the step and save; then the run stops at once."""
 
     def __post_init__(self) -> None:
-        problems = []
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                problems.append(f"trainer.{name} is {value}; it must be greater than 0")
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                problems.append(f"trainer.{name} is {value}; it must be at least {least}")
-        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
-            problems.append("trainer.stop_at_return is NaN, which no return reaches; give a number")
+        require_ranges(self, "trainer.", self._misfits())
+
+    def _misfits(self) -> Iterator[str]:
         schedules = {"eval_every_s": None, "eval_every_steps": None, "eval_at_steps": ()}
         if len(given := [name for name, none in schedules.items() if getattr(self, name) != none]) > 1:
-            said = " and ".join(f"trainer.{name} is {getattr(self, name)}" for name in given)
-            problems.append(f"{said}; give one of them")
+            yield f"{' and '.join(f'trainer.{name} is {getattr(self, name)}' for name in given)}; give one of them"
         given = [name for name in _OF_EVALUATIONS if getattr(self, name) not in (None, (), False)]
         if self.eval_episodes == 0 and given:
-            problems.append(
+            yield (
                 f"trainer.{given[0]} is {getattr(self, given[0])}, but trainer.eval_episodes is 0, so that nothing is "
                 "evaluated; leave out one of the two"
             )
         if any(later <= earlier for earlier, later in itertools.pairwise((-1, *self.eval_at_steps))):
-            problems.append(f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers from 0 on")
-        if problems:
-            raise ConfigError("\n".join(problems))
+            yield f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers from 0 on"
 
     def period(self, name: Literal["eval", "checkpoint", "log"]) -> int:
         """Env steps between two of something, with the default filled in; 0 is never.

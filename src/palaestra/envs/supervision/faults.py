@@ -8,11 +8,19 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, PalaestraError, require_at_least
+from palaestra.core import (
+    Duration,
+    EnvError,
+    NonFiniteError,
+    NotNegative,
+    PalaestraError,
+    Range,
+    require_ranges,
+)
 from palaestra.runtime import Leak
 
 __all__ = ["EventLog", "Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]
@@ -24,7 +32,9 @@ FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed", "lea
 
 _HOUR_S = 3600.0
 _LONGEST_WAIT_S = 30.0
-_LONGEST_TIMEOUT_S = 1e6
+
+Timeout: TypeAlias = Annotated[float, Range(gt=0, le=1_000_000, note=" seconds (11 days), which is as good as none")]
+"""How long something may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +43,19 @@ class FaultPolicy:
 
     on_fault: OnFault = "raise"
     """Stop the run; make the environment again and start its next episode; or continue without it."""
-    max_restarts: int = 10
+    max_restarts: NotNegative[int] = 10
     """Restarts of one environment within an hour; one more fault stops the run."""
-    backoff_s: float = 0.1
+    backoff_s: Duration[float] = 0.1
     """Wait before the second restart of an environment within an hour; doubles with every further one."""
-    timeout_s: float = 60.0
+    timeout_s: Timeout = 60.0
     """For one step."""
-    reset_timeout_s: float = 180.0
+    reset_timeout_s: Timeout = 180.0
     """For a step in which an episode starts, for making environments, and for replaying."""
     strict: bool = False
     """Whether an observation outside its bounds is a fault; else it is logged once, with counts."""
 
     def __post_init__(self) -> None:
-        if self.on_fault not in ("raise", "restart", "drop"):
-            raise ConfigError(f"on_fault is {self.on_fault!r}; it must be 'raise', 'restart' or 'drop'")
-        for name in ("timeout_s", "reset_timeout_s"):
-            if not 0 < getattr(self, name) <= _LONGEST_TIMEOUT_S:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; it must be above 0 and at most {_LONGEST_TIMEOUT_S:.0f} seconds "
-                    "(11 days), which is as good as none"
-                )
-        require_at_least(self, "", max_restarts=0, backoff_s=0)
+        require_ranges(self, "")
 
 
 ANY_FAULT = FaultPolicy()
