@@ -35,20 +35,33 @@ def _ended(observation: Any, reward: float, termination: bool, truncation: bool)
     return core.transition(observation, reward)
 
 
-def _picture(env: Any) -> np.ndarray:
-    try:
-        frame = env.render()
-    except NotImplementedError:
-        frame = None
-    if not isinstance(frame, np.ndarray):
-        raise EnvError(
-            f"{env} draws no pictures: its `render` has to return an array [H, W, 3] when it is made with "
-            "render_mode='rgb_array'"
-        )
-    return frame
+class _Foreign(MultiAgentEnv):
+    """An environment of another library, made of its own one."""
+
+    def __init__(self, env: Any, agents: Mapping[str, AgentSpec]) -> None:
+        self._env, self._agents = env, dict(agents)
+
+    @property
+    def agents(self) -> Mapping[str, AgentSpec]:
+        return self._agents
+
+    def render(self) -> np.ndarray:
+        try:
+            frame = self._env.render()
+        except NotImplementedError:
+            frame = None
+        if not isinstance(frame, np.ndarray):
+            raise EnvError(
+                f"{self._env} draws no pictures: its `render` has to return an array [H, W, 3] when it is made with "
+                "render_mode='rgb_array'"
+            )
+        return frame
+
+    def close(self) -> None:
+        self._env.close()
 
 
-class _PettingZooAdapter(MultiAgentEnv):
+class _PettingZooAdapter(_Foreign):
     """What both kinds have in common: agents from spaces, masks, the global state."""
 
     def __init__(self, env: Any) -> None:
@@ -62,12 +75,8 @@ class _PettingZooAdapter(MultiAgentEnv):
         env.reset(seed=0)
         # masks are part of observations, or given beside them; who is alive at first shows which
         self._mask_in_info = any(ACTION_MASK in self._info(name) for name in env.agents)
-        self._agents = {str(name): self._agent_spec(name) for name in names}
+        super().__init__(env, {str(name): self._agent_spec(name) for name in names})
         self._keys = {str(name): name for name in names}
-
-    @property
-    def agents(self) -> Mapping[str, AgentSpec]:
-        return self._agents
 
     @property
     def state_spec(self) -> core.SpecTree | None:
@@ -76,12 +85,6 @@ class _PettingZooAdapter(MultiAgentEnv):
 
     def global_state(self) -> Any:
         return self._env.state()
-
-    def render(self) -> np.ndarray:
-        return _picture(self._env)
-
-    def close(self) -> None:
-        self._env.close()
 
     def _info(self, name: Any) -> Mapping[str, Any]:
         return self._env.infos[name]
@@ -188,21 +191,21 @@ class AECAdapter(_PettingZooAdapter):
 
 
 @final
-class TupleAdapter(MultiAgentEnv):
+class TupleAdapter(_Foreign):
     """A `gymnasium.Env` of several agents, as those of rware and lbforaging: tuples, and a list of rewards.
 
     The agents are `agent_0`, `agent_1`, ... in the order of the tuples; all act in every step, until each has ended.
 
     Args:
         env: with a `Tuple` of observations and one of actions.
-        max_episode_steps: after which an episode is cut off; `None` is no limit besides the environment's own.
+        max_episode_steps: after which an episode is cut off; 0 is no limit besides the environment's own.
 
     Raises:
         ConfigError: its spaces are no tuples of one length.
         SpecError: a space has no arrays of fixed shape.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], max_episode_steps: int | None = None) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], max_episode_steps: int = 0) -> None:
         sees: Any = env.observation_space
         does: Any = env.action_space
         tuples = all(isinstance(space, gymnasium.spaces.Tuple) for space in (sees, does))
@@ -211,13 +214,9 @@ class TupleAdapter(MultiAgentEnv):
                 f"{env} sees {sees} and does {does}; an environment of several agents is needed, with a Tuple of their "
                 "observations and one of their actions"
             )
-        self._env, self._limit = env, max_episode_steps
         pairs = enumerate(zip(sees, does, strict=True))
-        self._agents = {f"agent_{slot}": AgentSpec(*map(spec_from_space, pair)) for slot, pair in pairs}
-
-    @property
-    def agents(self) -> Mapping[str, AgentSpec]:
-        return self._agents
+        super().__init__(env, {f"agent_{slot}": AgentSpec(*map(spec_from_space, pair)) for slot, pair in pairs})
+        self._limit = max_episode_steps
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
         seen, _ = self._env.reset(seed=seed)
@@ -231,7 +230,7 @@ class TupleAdapter(MultiAgentEnv):
         if np.shape(rewards) != (len(given),):
             raise EnvError(f"{self._env} gave the rewards {rewards!r}; one for each of {len(given)} agents is needed")
         self._steps += 1
-        cuts = np.asarray(cuts, np.bool_) | (self._limit is not None and self._steps >= self._limit)
+        cuts = np.asarray(cuts, np.bool_) | (0 < self._limit <= self._steps)
         ends, cuts = (np.broadcast_to(flags, len(given)).tolist() for flags in (ends, cuts))  # one for all, or for each
         time_steps: dict[str, TimeStep] = {}
         unearned: dict[str, float] = {}
@@ -242,12 +241,6 @@ class TupleAdapter(MultiAgentEnv):
                 unearned[name] = float(rewards[slot])
         over = all(step.last for step in time_steps.values())
         return MultiAgentStep(time_steps, over, unearned_rewards=unearned)
-
-    def render(self) -> np.ndarray:
-        return _picture(self._env)
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
@@ -323,7 +316,8 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     if name.startswith(PREFIX):
         return _load_pettingzoo(name, **given)
     if name.startswith(TUPLE_PREFIX):
-        return TupleAdapter(*gym.make(name.removeprefix(TUPLE_PREFIX), given))
+        made = gym.single(name.removeprefix(TUPLE_PREFIX), given, None)
+        return TupleAdapter(made.env, made.duration)
     maker = core.import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
     try:
         inspect.signature(maker).bind(**given)
