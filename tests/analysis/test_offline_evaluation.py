@@ -84,9 +84,22 @@ def test_the_value_of_a_reward_of_one_at_every_step_is_known(gamma, tmp_path):
     policy = policy_of(trained("dqn", "CartPole-v1", tmp_path))
     found = evaluate_offline(policy, str(tmp_path / "data"), gamma=gamma, updates=400, members=4)
     assert found.value.value == pytest.approx(1 / (1 - gamma), rel=0.03)
+    assert found.settled
     assert found.episodes == 40
     assert found.steps == 200
     assert str(found).endswith(f"discounted by {gamma:g}, from 200 steps of 40 episodes")
+
+
+def test_an_estimate_that_still_moves_is_no_interval(tmp_path, capsys):
+    """12.56 [8.36, 16.75] was printed where 99 was right: values spread by few steps in few updates."""
+    collect_data(None, EnvConfig(name="CartPole-v1", max_episode_steps=5), tmp_path / "data", steps=200)
+    run = trained("dqn", "CartPole-v1", tmp_path)
+    words = ("data", "evaluate", str(run), str(tmp_path / "data"), "--which", "last", "--gamma", "0.99")
+    assert exit_code(*words, "--updates", "200", "--members", "3") == 0
+    said = capsys.readouterr().out
+    assert "still rising" in said and "give more --updates" in said and "[" not in said
+    assert exit_code(*words, "--updates", "200", "--members", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["settled"] is False
 
 
 class OneStep(gymnasium.Env):

@@ -8,7 +8,7 @@ same minibatches, each with its own weights of episodes; the interval is the nor
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,25 @@ class OfflineEvaluation:
     """Transitions of the data."""
     episodes: int
     """Episodes whose first step is in the data."""
+    moved: float
+    """By how much the mean still moved in the second half of the updates."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether that is at most an eighth of the interval, or 2% of the mean; else more updates are needed."""
+        return abs(self.moved) <= max((self.value.high - self.value.low) / 8, 0.02 * abs(self.value.value))
 
     def __str__(self) -> str:
-        return f"{self.value} discounted by {self.gamma:g}, from {self.steps:,} steps of {self.episodes:,} episodes"
+        end = f"discounted by {self.gamma:g}, from {self.steps:,} steps of {self.episodes:,} episodes"
+        if self.settled:
+            return f"{self.value} {end}"
+        way = "rising" if self.moved > 0 else "falling"
+        by = f"{self.value.value:.4g} by {abs(self.moved):.4g} of it in the second half of the updates"
+        return f"still {way}, to {by}; give more --updates ({end})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, and whether the estimate has settled, as JSON values."""
+        return {**asdict(self), "settled": self.settled}
 
 
 class _Data:
@@ -152,14 +168,18 @@ def evaluate_offline(
     with seeded_initialisation(RunSeeds(seed).integer("initialisation")):
         value = _Values(policy, members)
     value.see(rows)
-    _fit(value, rows, weight, gamma, updates, generator)
-    first = _in_parts(lambda part: value(rows.pairs(part, rows.chosen)).T, rows.first)  # [starts, members]
     counts = weight.T[rows.episode[rows.first]]
-    worth = ((counts * first).sum(0) / counts.sum(0).clamp(min=1e-8)).double() * rows.unit / (1 - gamma)
-    mean, half_width = float(worth.mean()), _QUANTILE * float(worth.std())
-    return OfflineEvaluation(
-        Interval(mean, mean - half_width, mean + half_width), gamma, len(rows.transitions), len(rows.first)
-    )
+
+    def worth() -> Tensor:
+        """[members] discounted returns from the first steps on."""
+        first = _in_parts(lambda part: value(rows.pairs(part, rows.chosen)).T, rows.first)  # [starts, members]
+        return ((counts * first).sum(0) / counts.sum(0).clamp(min=1e-8)).double() * rows.unit / (1 - gamma)
+
+    halfway = _fit(value, rows, weight, gamma, updates, generator, worth)
+    last = worth()
+    mean, half_width = float(last.mean()), _QUANTILE * float(last.std())
+    interval = Interval(mean, mean - half_width, mean + half_width)
+    return OfflineEvaluation(interval, gamma, len(rows.transitions), len(rows.first), mean - float(halfway.mean()))
 
 
 class _Values(nn.Module):
@@ -199,17 +219,24 @@ def _fit(
     gamma: float,
     updates: int,
     generator: torch.Generator,
-) -> None:
-    """Regresses on rewards and the value of what the policy does next, episodes weighted as each member drew them.
+    worth: Callable[[], Tensor],
+) -> Tensor:
+    """What `worth` says after half of the updates: regressions on rewards and the value of what the policy does next.
 
-    Values are in units of a usual reward for ever; none lies beyond that of the least or the greatest reward for ever.
+    Episodes are weighted as each member drew them. Values are in units of a usual reward for ever; none lies beyond
+    that of the least or the greatest reward for ever.
     """
     low, high = rows.reward.min().clamp(max=0), rows.reward.max().clamp(min=0)
     target = copy.deepcopy(value).requires_grad_(False)
     optimizer = torch.optim.Adam(value.network.parameters(), _LEARNING_RATE, fused=True)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, updates)
     screen = Console(stderr=True)
-    for _ in track(range(updates), "gradient steps", console=screen, transient=True, disable=not screen.is_terminal):
+    halfway = worth()
+    for number in track(
+        range(updates), "gradient steps", console=screen, transient=True, disable=not screen.is_terminal
+    ):
+        if number == updates // 2:
+            halfway = worth()
         drawn = torch.randint(len(rows.transitions), (_MINI_BATCH_SIZE,), generator=generator)
         now = rows.transitions[drawn.numpy()]
         after = now + 1
@@ -224,6 +251,7 @@ def _fit(
         with torch.no_grad():
             for ours, average in zip(value.network.parameters(), target.network.parameters(), strict=True):
                 average.lerp_(ours, _TAU)
+    return halfway
 
 
 def _executed(policy: Policy, action: Any) -> Any:

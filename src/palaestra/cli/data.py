@@ -95,7 +95,7 @@ def evaluate(name: str, folder: str, options: WorthOptions) -> int:
     [policy] = policies.values()
     sizes = {"updates": options.updates, "members": options.members}
     found = experiments.evaluate_offline(policy, folder, gamma=gamma, seed=options.seed, **sizes)
-    options.show(asdict(found), f"worth       {found}")
+    options.show(found.to_json(), f"worth       {found}")
     return 0
 
 
