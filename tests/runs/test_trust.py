@@ -371,7 +371,9 @@ def test_f12_a_signature_trusts_no_code_in_the_run(stranger, monkeypatch):
     """A run of this user may have been somebody else's meanwhile. Links in it are followed."""
     run, mark = stranger
     change(run, env__name="evil_code:Env")
-    (run / "run.json").write_text(json.dumps({**RunDirectory(run).info, "signature": sign(run)}))
+    (run / "run.json").write_text(
+        json.dumps({**RunDirectory(run).info, "signature": sign((run / "config.yaml").read_bytes())})
+    )
     file = run / "policy" / "policy.json"
     policy = json.loads(file.read_text())
     policy["network"]["encoder"] = "runs.stranger.beside:run"

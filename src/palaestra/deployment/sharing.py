@@ -17,7 +17,7 @@ from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
 from palaestra.deployment.card import OF_A_MACHINE, model_card, placeless, public_changes, typed
-from palaestra.policies import Policy
+from palaestra.policies import Policy, copy_policy
 
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]
 
@@ -279,9 +279,7 @@ def _copy_policies(run: Path, folder: Path) -> dict[str, str]:
     for description in sorted((run / "policy").glob("**/policy.json")):
         place = description.parent.relative_to(run)
         (folder / place).mkdir(parents=True)
-        for file in (description, description.with_name("weights.safetensors")):
-            shutil.copyfile(file, folder / place / file.name)
-        hashes[place.as_posix()] = files.fingerprint(folder / place / "weights.safetensors")["sha256"]
+        hashes[place.as_posix()] = copy_policy(description.parent, folder / place)
     return hashes
 
 

@@ -1,11 +1,13 @@
 """A policy as a directory to deploy: `policy.json` says what it is, `weights.safetensors` holds its tensors."""
 
+import contextlib
 import dataclasses
 import json
+import shutil
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -31,7 +33,7 @@ from palaestra.policies.team import (
 )
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
-__all__ = ["load_policy", "load_weights", "save_policy"]
+__all__ = ["copy_policy", "load_policy", "load_weights", "save_policies", "save_policy"]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
@@ -39,6 +41,7 @@ _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(PopulationPolicy, ReturnConditionedPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
+_Read = TypeVar("_Read")
 _JSON, _WEIGHTS = "policy.json", "weights.safetensors"
 
 
@@ -52,16 +55,57 @@ def save_policy(policy: Policy, directory: str | Path) -> None:
     Raises:
         ConfigError: the policy was not made by `build`, so nothing says how to make its network again.
     """
-    kind = _kind(policy)
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = directory / f"{_WEIGHTS}.tmp"
-    save_tensors(weights, policy.state_dict())
-    description = {"format": _FORMAT, **kind, "weights_sha256": fingerprint(weights)["sha256"]}
-    text = directory / f"{_JSON}.tmp"
-    text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    weights.replace(directory / _WEIGHTS)
-    text.replace(directory / _JSON)
+    save_policies({Path(directory): policy})
+
+
+def save_policies(policies: Mapping[Path, Policy]) -> None:
+    """Saves policies that belong together: each is written whole before the first takes the place of another.
+
+    At any moment, and if this process dies, `load_policy` finds what was there before or what is saved here.
+
+    Args:
+        policies: by directory; see `save_policy`.
+    """
+    written: list[Path] = []
+    try:
+        for directory, policy in policies.items():
+            kind = _kind(policy)
+            directory.mkdir(parents=True, exist_ok=True)
+            weights, text = directory / f"{_WEIGHTS}.tmp", directory / f"{_JSON}.tmp"
+            written += [weights, text]
+            save_tensors(weights, policy.state_dict())
+            description = {"format": _FORMAT, **kind, "weights_sha256": fingerprint(weights)["sha256"]}
+            text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    for path in written:  # the weights first: until their description has its name, readers look at both
+        path.replace(path.with_suffix(""))
+
+
+def copy_policy(source: Path, target: Path) -> str:
+    """Copies an artefact, whatever another process saves in its place meanwhile.
+
+    Args:
+        source: its directory.
+        target: another one, which exists.
+
+    Returns:
+        The SHA-256 of the file of weights.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+
+    def copy() -> str:
+        shutil.copyfile(source / _WEIGHTS, target / _WEIGHTS)
+        sha256 = fingerprint(target / _WEIGHTS)["sha256"]
+        data, path = _description(source, sha256)
+        shutil.copyfile(path, target / _JSON)
+        return str(data["weights_sha256"])
+
+    return _undisturbed(source, copy)
 
 
 def load_policy(
@@ -81,7 +125,7 @@ def load_policy(
             encoder that cannot be found.
     """
     directory = Path(directory)
-    data = _description(directory)
+    data, tensors = _undisturbed(directory, lambda: _parts(directory))
     _require_trust(data, directory / _JSON, network)
     known = {cls.__name__: cls for cls in (*_CLASSES, *classes)}
     name = data.get("policy")
@@ -90,7 +134,6 @@ def load_policy(
             f"{directory / _JSON} holds a policy of class {name!r}{did_you_mean(str(name), known)}. "
             "Pass a class of your own as load_policy(directory, classes=[...])"
         )
-    tensors = _tensors(directory, data)
     config = _network_config(data, directory / _JSON, network)
     most = 20 * sum(tensor.numel() for tensor in tensors.values()) + 10**7
     with BoundedTensors(most, 20 * len(tensors) + 1000, "far more than its weights do, or less than nothing"):
@@ -117,13 +160,13 @@ def load_weights(policy: Policy, directory: str | Path) -> str:
         ConfigError: the artefact is of another kind: the message says what differs, as (there, here).
     """
     directory = Path(directory)
-    saved, kind = _description(directory), json.loads(json.dumps(_kind(policy)))
+    saved, tensors = _undisturbed(directory, lambda: _parts(directory))
+    kind = json.loads(json.dumps(_kind(policy)))
     differences = [
         f"{path} is {_brief(there)} there and {_brief(here)} here" for path, there, here in _differing(saved, kind)
     ]
     if differences:
         raise ConfigError(f"the policy in {directory} does not fit: {'; '.join(differences)}")
-    tensors = _tensors(directory, saved)
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
@@ -165,17 +208,49 @@ def _brief(value: Any) -> str:
     return text if len(text := json.dumps(value)) <= 300 else f"{text[:300]}..."
 
 
-def _tensors(directory: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of an artefact, as its description knows them."""
+def _undisturbed(directory: Path, read: Callable[[], _Read]) -> _Read:
+    """What is read, or the error of it, once no other process has saved in the meantime."""
+    while True:
+        before, found, error = _stamps(directory), None, None
+        try:
+            found = read()
+        except (CheckpointError, OSError) as caught:
+            error = caught
+        if _stamps(directory) != before:
+            continue
+        if error is not None:
+            raise error
+        return typing.cast("_Read", found)
+
+
+def _stamps(directory: Path) -> list[tuple[int, int, int]]:
+    """What changes when a policy is saved."""
+    found: list[tuple[int, int, int]] = []
+    for name in (_WEIGHTS, _JSON):
+        with contextlib.suppress(OSError):
+            stat = (directory / name).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def _parts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Description and weights of an artefact."""
+    data, _ = _description(directory)
     tensors = load_tensors(directory / _WEIGHTS)
-    if fingerprint(directory / _WEIGHTS)["sha256"] != data.get("weights_sha256"):
+    if (sha256 := fingerprint(directory / _WEIGHTS)["sha256"]) != data.get("weights_sha256"):
+        data, _ = _description(directory, sha256)
+    return data, tensors
+
+
+def _description(directory: Path, sha256: str | None = None) -> tuple[dict[str, Any], Path]:
+    """What describes an artefact, or the weights of this hash: the newest may not have its name yet."""
+    if sha256 is not None:
+        for path in (directory / _JSON, directory / f"{_JSON}.tmp"):
+            if path.is_file() and (data := _read_description(path)).get("weights_sha256") == sha256:
+                return data, path
         raise CheckpointError(
             f"{directory / _WEIGHTS} is not the file that {_JSON} was written with; save the policy again"
         )
-    return tensors
-
-
-def _description(directory: Path) -> dict[str, Any]:
     path = directory / _JSON
     for needed in (path, directory / _WEIGHTS):
         if not needed.is_file():
@@ -185,6 +260,10 @@ def _description(directory: Path) -> dict[str, Any]:
                 f"there is no {needed.name} in {directory}; {meant}ive the directory that save_policy wrote, "
                 "for example the `policy` directory of a run"
             )
+    return _read_description(path), path
+
+
+def _read_description(path: Path) -> dict[str, Any]:
     data = read_json(path)
     version = data.get("format") if isinstance(data, dict) else None
     if version != _FORMAT:

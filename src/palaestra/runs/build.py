@@ -28,7 +28,7 @@ from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.nn import compiler_missing
-from palaestra.policies import Policy, RandomPolicy, save_policy
+from palaestra.policies import Policy, RandomPolicy, save_policies
 from palaestra.rollout import Evaluation
 from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
 from palaestra.runs.lineage import require_effect
@@ -160,9 +160,9 @@ class KeepEvaluations(training.Callback):
 
     def _write(self, result: training.Evaluated) -> None:
         text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
-        for name, policy in training.named_policies(result.policy).items() if result.best else ():
-            if not isinstance(policy, RandomPolicy):  # that of a task which only watches
-                save_policy(policy, training.policy_folder(self._path / "policy", name))
+        kept = training.named_policies(result.policy) if result.best else {}
+        folders = {training.policy_folder(self._path / "policy", name): policy for name, policy in kept.items()}
+        save_policies({path: policy for path, policy in folders.items() if not isinstance(policy, RandomPolicy)})
         replace_text(self._path / "evals" / f"{result.env_steps}.json", text)  # last, for it says that these are kept
 
 

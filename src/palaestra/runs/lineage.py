@@ -17,7 +17,7 @@ from palaestra.core import CheckpointError, ConfigError, Offline, Replay
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
-from palaestra.policies import RandomPolicy, load_weights
+from palaestra.policies import RandomPolicy, copy_policy, load_weights
 from palaestra.robots import RobotConfig
 from palaestra.runs import making
 from palaestra.runs.learner import Learner
@@ -203,8 +203,10 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
 def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     """What a run has come to until some step."""
     child.checkpoints().take_over(parent.checkpoints(), step)
-    if (parent.path / "policy").is_dir():
-        shutil.copytree(parent.path / "policy", child.path / "policy", dirs_exist_ok=True)
+    for described in (parent.path / "policy").glob("**/policy.json"):
+        folder = child.path / described.parent.relative_to(parent.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_policy(described.parent, folder)
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copyfile(parent.path / file, child.path / file)
@@ -273,12 +275,13 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
     facts |= {"policy_lost_at": step} if lost else {}
     changes = changes_between(directory.config, config) | edited
-    if unknown:
-        facts |= directory.save_config(config)
     if changes:
         entry = {"env_steps": step, "time": now(), "changes": changes}
-        facts |= {"overrides": [*directory.info.get("overrides", []), entry], **directory.save_config(config)}
-    directory.write_info(facts)
+        facts["overrides"] = [*directory.info.get("overrides", []), entry]
+    if changes or unknown:
+        directory.save_config(config, **facts)
+    else:
+        directory.write_info(facts)
     directory.forget_evaluations(trainer.collector.env_steps)
     why += ["with a config.yaml that was edited by hand"] if edited else []
     return [*why, *(["without what its run.json said, also of a config.yaml that was edited"] if unknown else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -16,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from palaestra.config.config import ExperimentConfig, config_from_mapping, read_config, save_config
+from palaestra.config.config import ExperimentConfig, as_yaml, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
-from palaestra.core.files import fingerprint, replace_text, whole_folder
+from palaestra.core.files import replace_text, whole_folder
 from palaestra.core.reading import opened, parse_json, read_text
 from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations
-from palaestra.runs.trust import require_plain, require_trust, sign
+from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_OF_CONFIG = ("signature", "config_sha256")
 _ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
 
 
@@ -75,29 +77,39 @@ class RunDirectory:
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
             (self.path / name).mkdir(parents=True)
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
-        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", **self.save_config(config)}
-        self.write_info({**made, **origin, "lineage": dict(lineage) if lineage else None})
+        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created"}
+        self.save_config(config, **made, **origin, lineage=dict(lineage) if lineage else None)
 
-    def save_config(self, config: ExperimentConfig) -> dict[str, Any]:
-        """Writes `config.yaml`.
+    def save_config(self, config: ExperimentConfig, **facts: Any) -> None:
+        """Writes `config.yaml`, and in `run.json` by whom it was written, and its hash.
+
+        `run.json` is first, and knows the file of before as well, so that the two agree for whoever reads meanwhile.
 
         Args:
             config: what it says from now on.
-
-        Returns:
-            What `run.json` says about that file: by whom it was written, and its hash.
+            facts: what `run.json` says besides.
         """
-        save_config(config, self.path / "config.yaml")
-        return {"signature": sign(self.path), "config_sha256": fingerprint(self.path / "config.yaml")["sha256"]}
+        info, data = self.info, as_yaml(config).encode()
+        before = [{name: info.get(name) for name in _OF_CONFIG}] if "config_sha256" in info else []
+        made = {"signature": sign(data), "config_sha256": hashlib.sha256(data).hexdigest()}
+        if not before:  # there is no directory yet
+            replace_text(self.path / "config.yaml", data.decode())
+        self.write_info({**facts, **made, "config_before": before})
+        replace_text(self.path / "config.yaml", data.decode())
+        self.write_info({"config_before": []})
 
     @property
     def edited(self) -> dict[str, tuple[str, str]]:
         """`config.yaml` with the hash that it had and the one that it has, where it was edited by hand."""
-        known, now = self.info.get("config_sha256"), fingerprint(self.path / "config.yaml")["sha256"]
-        if known in (None, now):  # older runs have none
+        try:
+            data, known = config_with_record(self.path, "config_sha256")
+        except CheckpointError:  # run.json is gone or damaged, of which `info` has warned
+            return {}
+        now = hashlib.sha256(data).hexdigest()
+        if now in known or known == [None]:  # older runs have none
             return {}
         _log.warning("%s/config.yaml was edited by hand; what --override changes is checked and recorded", self.path)
-        return {"config.yaml": (str(known)[:12], now[:12])}
+        return {"config.yaml": (str(known[0])[:12], now[:12])}
 
     @property
     def config(self) -> ExperimentConfig:

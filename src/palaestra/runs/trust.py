@@ -103,11 +103,11 @@ def _reaches(data: Any, path: str = "") -> Iterator[str]:
         yield f"{path} = {data!r}"
 
 
-def sign(directory: Path) -> str | None:
+def sign(config: bytes) -> str | None:
     """What shows that this user wrote a run's `config.yaml`: its digest under a key that stays on this machine.
 
     Args:
-        directory: of the run.
+        config: what the file holds.
 
     Returns:
         The digest, or `None` where the key can be neither read nor written.
@@ -121,15 +121,39 @@ def sign(directory: Path) -> str | None:
         secret = read_bytes(key)
         if len(secret) != _KEY_SIZE:
             return None
-        return hmac.new(secret, read_bytes(directory / "config.yaml"), hashlib.sha256).hexdigest()
+        return hmac.new(secret, config, hashlib.sha256).hexdigest()
     except (OSError, CheckpointError):
         return None  # no home: such runs are trusted when told to
 
 
+def config_with_record(directory: Path, name: str) -> tuple[bytes, list[Any]]:
+    """`config.yaml`, and what `run.json` says of it at the same moment, whatever another process writes meanwhile.
+
+    Args:
+        directory: of the run.
+        name: of the entry.
+
+    Returns:
+        What the file holds, and the entry of it; while it is being replaced that of the file before as well.
+
+    Raises:
+        CheckpointError: one of the files is missing or damaged.
+    """
+    while True:
+        data, info = read_bytes(directory / "config.yaml"), read_json(directory / "run.json")
+        if read_bytes(directory / "config.yaml") == data:
+            break
+    try:
+        return data, [info.get(name), *(one[name] for one in info.get("config_before", ()))]
+    except (AttributeError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{directory / 'run.json'} is damaged: {error!r}") from error
+
+
 def _signed(directory: Path) -> bool:
     try:
-        given = read_json(directory / "run.json")["signature"]
-    except (CheckpointError, TypeError, KeyError):
+        config, given = config_with_record(directory, "signature")
+    except CheckpointError:
         return False
-    mine = sign(directory)
-    return mine is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), mine.encode())
+    mine = sign(config)
+    texts = [one.encode() for one in given if isinstance(one, str)]
+    return mine is not None and any(hmac.compare_digest(text, mine.encode()) for text in texts)

@@ -131,6 +131,15 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no valid one; training never starts from scratch silently.
         """
+        while True:
+            before = self.steps()
+            try:
+                return self._newest(rename)
+            except CheckpointError:
+                if self.steps() == before:
+                    raise  # else the run that writes them has removed what was being read
+
+    def _newest(self, rename: bool) -> tuple[int, dict[str, Any]]:
         if rename:
             self._bring_back()
         problems: list[str] = []
@@ -145,7 +154,8 @@ class CheckpointStore:
                 problems.append(str(error))
             except CheckpointError as error:
                 problems.append(str(error))
-                _pass_over(path, error, rename=rename)
+                if path.exists():  # no other process has removed it meanwhile, for there are newer ones
+                    _pass_over(path, error, rename=rename)
             else:
                 for damaged, error in without:
                     _pass_over(damaged, error, rename=rename)
