@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment
-from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm, ShardedSteps
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, Offline, Replay
 from palaestra.envs import Environment
@@ -284,5 +284,5 @@ def first_minibatch(algorithm: Any, source: Any) -> Any:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        algorithm.update(source, step)
+        algorithm.update(source, ShardedSteps(step))
     return seen[0]

@@ -149,7 +149,7 @@ def test_targets_follow_inside_of_a_step_on_a_gpu_if_its_gradient_is_finite(fini
         assert_close(target, old.lerp(now, 0.25) if finite else old, rtol=0, atol=1e-7)
     after = [p.clone() for p in algorithm.model.component["target_critic"].parameters()]
     if finite:
-        algorithm.step_made(moments, targets_followed=algorithm.targets_follow_inside)
+        algorithm.follow_step(moments, targets_followed=algorithm.targets_follow_inside)
     assert all(
         torch.equal(a, b) for a, b in zip(after, algorithm.model.component["target_critic"].parameters(), strict=True)
     )

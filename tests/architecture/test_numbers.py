@@ -300,7 +300,7 @@ LIMITS = {
     "calls from one act to the next": Limit(calls.calls_of_acting, 32, 45),
     "files from one act to the next": Limit(calls.files_of_acting, 13, 12),
     "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 47, 30),
-    "calls per gradient step of PPO": Limit(calls.calls_of_a_gradient_step, 88, 50),
+    "calls per gradient step of PPO": Limit(calls.calls_of_a_gradient_step, 50, 50),
 }
 
 

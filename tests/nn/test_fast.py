@@ -1,6 +1,7 @@
 """Tests of `palaestra.nn.fast`: each private way gives the numbers of the public one; and PyTorch's own tools work."""
 
 import gc
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from palaestra.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, RunSeeds, TensorSpec
@@ -37,13 +40,15 @@ def test_a_step_of_adam_is_that_of_the_public_function(decoupled):
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator) for shape in [(3, 2), (5,)]]
     ends = []
-    for step in (fast.adam_step, fast.public_adam_step):
+    public = partial(fast.public_adam_step, adamw if decoupled else adam)
+    for step in (fast.ADAM["adamw" if decoupled else "adam"], public):
         parameters = [value.clone() for value in start]
         moments = [[torch.zeros_like(value) for value in start] for _ in range(2)]
         for number in range(1, 4):
             gradients = [value.sin() for value in parameters]
             settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
-            step(parameters, gradients, *moments, torch.tensor(float(number)), decoupled=decoupled, **settings)
+            counts = [torch.tensor(float(number))] * 2
+            step(parameters, gradients, *moments, [], counts, amsgrad=False, maximize=False, found_inf=None, **settings)
         ends.append([*parameters, *moments[0], *moments[1]])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ends, strict=True))
 

@@ -10,7 +10,6 @@ import pytest
 import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS
-from palaestra.algorithms.gradient_algorithm import num_valid
 from palaestra.config.config import config_from_mapping
 from palaestra.core import ConfigError, Replay
 from tests.cli.parts import exit_code, output
@@ -44,7 +43,7 @@ class NotingSAC(palaestra.algorithms.SAC):
             kept = list(itertools.compress(column, counts))
             assert all(later == earlier + 1 for earlier, later in itertools.pairwise(kept))
             SEEN.append(kept)
-        SIZES.append(int(num_valid(batch)))
+        SIZES.append(int(batch.valid.sum()))
         return super().losses(batch)
 
 

@@ -122,7 +122,8 @@ class CompiledSteps(Stepper):
             for result, moments in [made] if len(several) == 1 else made:
                 if not self._asks_later:
                     algorithm.require_finite_gradients(result[0])
-                algorithm.step_made(moments, targets_followed=algorithm.targets_follow_inside)
+                algorithm.num_gradient_steps += 1
+                algorithm.follow_step(moments, targets_followed=algorithm.targets_follow_inside)
                 yield StepResult(*result)
 
     def awaited(self, info: UpdateInfo) -> UpdateInfo:

@@ -12,7 +12,7 @@ from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.compiled_steps import CompiledSteps
 from palaestra.algorithms.exploration_bonus import bonus_of
 from palaestra.algorithms.parts import kept_besides
-from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_valid
+from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_rows
 from palaestra.core import Batch, ConfigError, DataSource, Minibatches, Plan, RunSeeds, equal_minibatches
 from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, set_products
 from palaestra.policies import Phase
@@ -147,7 +147,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 losses = self.losses(batch)
         else:
             losses = self.losses(batch)
-        together = self._trained_together(losses)
+        names = tuple(losses.terms) if isinstance(losses, Losses) and isinstance(losses.terms, dict) else ()
+        together = self._together.get(names) or self._trained_together(losses, names)
         terms, metrics, priority, moments = losses
         if self.bonus is not None:
             terms = {**terms, "bonus": self.bonus.loss(batch)}
@@ -164,21 +165,22 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 )
             for name, gradient in found.items():
                 values[name] = values[name] + gradient if name in values else gradient
-        reported = {name: value.detach() if value.requires_grad else value for name, value in (terms | metrics).items()}
-        return Gradients(values, num_valid(batch), reported, priority, moments)
+        reported = terms | metrics
+        for name, value in reported.items():
+            if value.requires_grad:
+                reported[name] = value.detach()
+        valid = vars(batch).get("valid")
+        return Gradients(values, num_rows(batch) if valid is None else valid.sum(), reported, priority, moments)
 
-    def _trained_together(self, losses: Losses) -> list[tuple[tuple[str, ...], list[str]]]:
+    def _trained_together(self, losses: Losses, names: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[str]]]:
         """Components, and the terms that train them; what `losses` returned is looked at once for each set of terms."""
-        names = tuple(losses.terms) if isinstance(losses, Losses) and isinstance(losses.terms, dict) else ()
-        if (found := self._together.get(names)) is None:
-            self._require_losses(losses)
-            groups: dict[tuple[str, ...], list[str]] = {}
-            for name in names if self.bonus is None else (*names, "bonus"):
-                groups.setdefault(self.trains.get(name, (name,)), []).append(name)
-            found = list(groups.items())
-            if not torch.compiler.is_compiling():
-                self._together[names] = found
-        return found
+        self._require_losses(losses)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in names if self.bonus is None else (*names, "bonus"):
+            groups.setdefault(self.trains.get(name, (name,)), []).append(name)
+        if not torch.compiler.is_compiling():
+            self._together[names] = list(groups.items())
+        return list(groups.items())
 
     @final
     def apply(self, gradients: Gradients | Sequence[Gradients]) -> dict[str, Tensor]:
@@ -207,10 +209,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             one, weights = gradients[0], [float(shard.num_valid) for shard in gradients]
             metrics = combine_gradients([shard.metrics for shard in gradients], weights)
             norms = self.model.apply_gradients([shard.values for shard in gradients], weights)
-        metrics |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+        for name, norm in norms.items():
+            metrics[f"gradient_norm/{name}"] = norm
         if not all(map(math.isfinite, norms.values())):
             self.require_finite_gradients(metrics)
-        self.step_made(one.moments)
+        self.num_gradient_steps += 1
+        if one.moments is not None or self.targets.follows or self.after_step is not None:
+            self.follow_step(one.moments)
         return metrics
 
     @final
@@ -399,17 +404,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         return (metrics, gradients.priority, gradients.num_valid), gradients.moments
 
     @final
-    def step_made(self, moments: Any, *, targets_followed: bool = False) -> None:
-        """What comes after a gradient step: it counts, running averages and target networks follow, then `after_step`.
+    def follow_step(self, moments: Any, *, targets_followed: bool = False) -> None:
+        """What comes after a gradient step: running averages and target networks follow, then `after_step`.
 
         Args:
             moments: what batch normalisations saw.
             targets_followed: whether target networks have followed inside of a compiled step.
         """
-        self.num_gradient_steps += 1
         if moments is not None:
             self.model.follow(moments)
-        if not targets_followed:
+        if self.targets.follows and not targets_followed:
             self.targets.step(self.num_gradient_steps)
         if self.after_step is not None:
             self.after_step()

@@ -153,13 +153,19 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
         weight = row_weights(batch.valid)
-        features, _ = self.policy.features(batch.observation, *parts.state_of(batch))
-        policy = self.policy.distribution_of(self.policy.head(features), self.policy.action_mask(batch.observation))
+        state = parts.state_of(batch) if "state" in vars(batch) else ()
+        features, _ = self.policy.features(batch.observation, *state)
+        mask = self.policy.action_mask(batch.observation) if self.policy.is_masked else None
+        policy = self.policy.distribution_of(self.policy.head(features), mask)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         epsilon, dual = self.value_of("clip"), self.config.dual_clip
         surrogate = weighted_sum(clipped_surrogate(log_ratio, batch.advantage, epsilon=epsilon, dual=dual), weight)
         value = self.value.of(features, batch.observation)
-        value_error = weighted_sum(self._value_error(value, batch), weight)
+        if self.config.value_clip is None:
+            error = (value - batch.value_target).square()
+        else:
+            error = clipped_value_error(value, batch.value, batch.value_target, epsilon=self.config.value_clip)
+        value_error = weighted_sum(error, weight)
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
             total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)
@@ -171,11 +177,6 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
                 "kl": weighted_sum(log_ratio.expm1() - log_ratio, weight),
             }
         return Losses({"ppo": total}, metrics)
-
-    def _value_error(self, value: Tensor, batch: PPOBatch) -> Tensor:
-        if self.config.value_clip is None:
-            return (value - batch.value_target).square()
-        return clipped_value_error(value, batch.value, batch.value_target, epsilon=self.config.value_clip)
 
     def _moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         return float(metrics["kl"]) > self.config.target_kl

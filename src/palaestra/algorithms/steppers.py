@@ -97,12 +97,6 @@ class ShardedSteps(Stepper):
                 raise
 
 
-def num_valid(batch: Batch) -> Tensor | int:
-    """How many rows of a minibatch count."""
-    fields = vars(batch)
-    return fields["valid"].sum() if "valid" in fields else num_rows(batch)
-
-
 def num_rows(batch: Batch) -> int:
     """How many rows a minibatch has, which is ready for `losses`."""
     # by name where it can be: PyTorch 2.11 traces no iteration over fields

@@ -77,7 +77,7 @@ class Targets:
 
     def step(self, number: int) -> None:
         """After gradient step `number`, counted from 1: a move, if it is time for one."""
-        if self.follows and number % self.period == 0:
+        if number % self.period == 0:
             share = float(self.share)
             self.copy() if share == 1 else self.move(share)
 

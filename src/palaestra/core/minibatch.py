@@ -55,14 +55,14 @@ class Minibatches(Sequence[Batch]):
 
     def __init__(self, rows: Batch, number: int, dim: int) -> None:
         self.rows, self._number, self._dim = rows, number, dim
+        if number == 1:
+            self._minibatches = [rows]
 
     def __len__(self) -> int:
         return self._number
 
     @functools.cached_property
     def _minibatches(self) -> Any:
-        if self._number == 1:
-            return [self.rows]
         rows: Any = self.rows
         leaves, structure = optree.tree_flatten(rows)
         if surplus := _total(rows, self._dim) % self._number:
@@ -74,6 +74,9 @@ class Minibatches(Sequence[Batch]):
 
     def __getitem__(self, place: Any) -> Any:
         return self._minibatches[place]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._minibatches)
 
     def of(self, rows: Batch) -> Self:
         """As many minibatches of other rows.
@@ -117,13 +120,14 @@ def equal_minibatches(
     if length is not None and 1 < length >= steps:  # episodes may be shorter: all of it is a sequence
         length = None
     rows = sequences(batch, length)
+    total = _leading(rows)[dim]
     for epoch in range(plan.num_epochs):
         if epoch and renew is not None:
             rows = sequences(renew(), length)
-        yield from _shuffled(rows, _leading(rows)[dim], plan.mini_batch_size or num_lanes, dim, generator)
+        yield from _shuffled(rows, total, plan.mini_batch_size or num_lanes, dim, generator)
 
 
-def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Generator) -> Iterator[Minibatches]:
+def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Generator) -> list[Minibatches]:
     """One pass over all rows or sequences, in a new order, in minibatches of nearly such a size.
 
     The number of minibatches is `total / size`, rounded to the nearest whole number, and their sizes differ by one at
@@ -136,10 +140,9 @@ def _shuffled(rows: Batch, total: int, size: int, dim: int, generator: torch.Gen
         rows = rows.map(lambda leaf: leaf.index_select(1, order) if min(dim, leaf.ndim - 1) else take_rows(leaf, order))
     if larger := total % number:  # by one
         cut = larger * (total // number + 1)
-        yield Minibatches(_rows(rows, slice(0, cut), dim), larger, dim)
-        yield Minibatches(_rows(rows, slice(cut, total), dim), number - larger, dim)
-    else:
-        yield Minibatches(rows, number, dim)
+        parts = ((slice(0, cut), larger), (slice(cut, total), number - larger))
+        return [Minibatches(_rows(rows, part, dim), count, dim) for part, count in parts]
+    return [Minibatches(rows, number, dim)]
 
 
 def _order(total: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:

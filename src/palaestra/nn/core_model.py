@@ -181,7 +181,11 @@ class CoreModel(MovableModule):
         engine = public_gradients if torch.compiler.is_compiling() else differentiate
         one = torch.ones_like(loss)
         gradients = engine((loss,), (one,), retain_graph, False, parameters, True, accumulate_grad=False)
-        return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        found: dict[str, Tensor] = {}
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                found[name] = gradient
+        return found
 
     def _looked_up(self, components: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """Names and parameters of trained components, which are looked at once."""
@@ -225,8 +229,12 @@ class CoreModel(MovableModule):
         optimizers: list[ComponentOptimizer] = []
         covered: list[list[Tensor]] = []
         used = 0
+        given = tuple(combined)
         for name, optimizer in self.optimizers.items():
-            found = [combined[key] for key in optimizer.names if key in combined]
+            if given == optimizer.names:  # as `get_gradients` gives them
+                found = list(combined.values())
+            else:
+                found = [combined[key] for key in optimizer.names if key in combined]
             used += len(found)
             if not found:
                 continue

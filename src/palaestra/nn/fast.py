@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 _engine: Any = getattr(getattr(torch.autograd, "Variable", None), "_execution_engine", None)
-_KERNELS: dict[bool, Any] = {False: getattr(torch, "_fused_adam_", None), True: getattr(torch, "_fused_adamw_", None)}
 
 
 def public_call(owner: nn.Module, name: str, x: Any) -> Any:
@@ -245,49 +244,21 @@ def follow_all(mine: Sequence[Tensor], given: Sequence[Tensor], share: float | T
         tensor.lerp_(value, share)
 
 
-def public_adam_step(
-    parameters: list[Tensor],
-    gradients: Sequence[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    steps: Tensor,
-    *,
-    decoupled: bool,
-    **settings: Any,
-) -> None:
-    """`adam_step` by PyTorch's public functions.
-
-    Args:
-        parameters: all of one device and type; changed in place.
-        gradients: one for each.
-        means: exponential moving averages of gradients.
-        squares: those of their squares.
-        steps: 0-dim, this step's number, from 1.
-        decoupled: whether weight decay is AdamW's.
-        settings: `lr`, `beta1`, `beta2`, `weight_decay` and `eps`; `found_inf` of 1 leaves everything as it is.
-    """
-    counts = [steps - 1 for _ in parameters]  # these raise the numbers themselves
-    settings |= {"amsgrad": False, "maximize": False}
-    (adamw if decoupled else adam)(parameters, list(gradients), means, squares, [], counts, fused=True, **settings)
+def public_adam_step(function: Any, *tensors: Any, **settings: Any) -> None:
+    """`ADAM` by PyTorch's public functions, which raise the numbers of steps themselves."""
+    parameters, gradients, means, squares, _, counts = tensors
+    counts = [count - 1 for count in counts]
+    function(parameters, list(gradients), means, squares, [], counts, fused=True, **settings)
 
 
-def _kernel_adam_step(
-    parameters: list[Tensor],
-    gradients: Sequence[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    steps: Tensor,
-    *,
-    decoupled: bool,
-    **settings: Any,
-) -> None:
-    counts = [steps] * len(parameters)
-    kernel = _KERNELS[decoupled]
-    kernel(parameters, gradients, means, squares, [], counts, amsgrad=False, maximize=False, **settings)
+_kernels: Any = getattr(torch, "_fused_adam_", None), getattr(torch, "_fused_adamw_", None)
+if not all(_kernels):
+    _kernels = partial(public_adam_step, adam), partial(public_adam_step, adamw)
+ADAM: dict[str, Callable[..., None]] = {"adam": _kernels[0], "adamw": _kernels[1]}
+"""A step of Adam or AdamW in place, on lists of parameters, gradients, their averages, those of their squares, `[]` and
+numbers of the step, from 1, with `lr`, `beta1`, `beta2`, `weight_decay`, `eps`, `amsgrad`, `maximize`, `found_inf`.
 
-
-adam_step = _kernel_adam_step if all(_KERNELS.values()) else public_adam_step
-"""A step of Adam or AdamW in place; see `public_adam_step`, which sorts its arguments for six times as long."""
+The public functions sort their arguments for six times as long."""
 
 
 def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Tensor] = ()) -> Callable[[Any], Any]:
@@ -357,7 +328,8 @@ class Recorded:
         generator: on the GPU, from which the function draws: each call draws on, as it would otherwise.
     """
 
-    _now = False
+    is_running = False
+    """Whether operations are being recorded."""
 
     def __init__(
         self,
@@ -376,7 +348,7 @@ class Recorded:
         self._graph: Any = torch.cuda.CUDAGraph()
         if generator is not None:
             self._graph.register_generator_state(generator)
-        Recorded._now = True
+        Recorded.is_running = True
         try:
             with _no_garbage_collection(), torch.cuda.device(device):
                 with torch.cuda.stream(aside):
@@ -389,7 +361,7 @@ class Recorded:
                     self._together = torch.stack(self._numbers) if self._numbers else None
             self._results: list[Any] = results
         finally:
-            Recorded._now = False
+            Recorded.is_running = False
             with torch.no_grad():
                 for tensor, value in zip(changed, before, strict=True):
                     tensor.copy_(value)
@@ -418,12 +390,12 @@ def _is_number(leaf: Any) -> bool:
 
 def in_graph() -> bool:
     """Whether what runs becomes part of a graph, so that nothing in it may depend on a value."""
-    return torch.compiler.is_compiling() or Recorded._now
+    return torch.compiler.is_compiling() or Recorded.is_running
 
 
 def recording() -> bool:
     """Whether what runs is recorded as it is: nothing fuses its operations, so that one for many tensors pays."""
-    return Recorded._now and not torch.compiler.is_compiling()
+    return Recorded.is_running and not torch.compiler.is_compiling()
 
 
 @contextmanager

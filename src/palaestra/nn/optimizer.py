@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.nn import rules
-from palaestra.nn.fast import adam_step, flatten, in_graph, norms_of, recording, scaled
+from palaestra.nn.fast import ADAM, Recorded, flatten, norms_of, recording, scaled
 
 __all__ = ["OptimizerOption"]
 
@@ -155,6 +155,10 @@ class ComponentOptimizer:
         if own is not None and self.parameters:
             rules.kept_by(own, self.parameters, {"lr": self._rate, **self._settings})  # says what it cannot do
             self._own = own(self.parameters, lr=self._rate, **self._settings)
+        self._kernel: Any = ADAM.get(str(option.cls))
+        beta1, beta2 = self._settings.get("betas", (0.0, 0.0))
+        rest = {name: self._settings.get(name) for name in ("weight_decay", "eps")}
+        self._kept = {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False, **rest}
         self.steps = torch.zeros(())
         """0-dim, gradient steps made."""
         self.follow_parameters()
@@ -168,6 +172,7 @@ class ComponentOptimizer:
         self._device = self.parameters[0].device if self.parameters else self.steps.device
         self.steps, self.learning_rate = self.steps.to(self._device), self.learning_rate.to(self._device)
         self._one = torch.ones_like(self.steps)  # adding a number converts it into a tensor first, every time
+        self._counts = [self.steps] * len(self.parameters)
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         self._mixed = len(kinds) > 1
         self._fused = self.option.cls in ("adam", "adamw") and not self._mixed
@@ -252,11 +257,13 @@ class ComponentOptimizer:
             grads = [grad * scale for grad in measured] if scale < 1 else measured
         if self._own is not None:
             self._step_own(grads)
-        elif self._fused:
-            self._update_fused(grads, self._rate, None)
+        elif self._fused:  # `_update_fused`, without the way there
+            self.steps += self._one
+            self._kernel(self.parameters, grads, *self.state.values(), [], self._counts, lr=self._rate, **self._kept)
         else:
             self._update(grads, self._rate, None)
-        self._bring_back(None)
+        if self.unit_vectors:
+            self._bring_back(None)
 
     def _bring_back(self, finite: Tensor | None) -> None:
         """Unit vectors to length 1."""
@@ -277,21 +284,8 @@ class ComponentOptimizer:
     def _update_fused(self, grads: Sequence[Tensor], rate: Any, finite: Tensor | None) -> None:
         """The step in one operation; where `finite` is false, everything keeps its value."""
         self.steps += self._one if finite is None else finite
-        settings, state = self._settings, self.state
-        adam_step(
-            self.parameters,
-            grads,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            self.steps,
-            decoupled=self.option.cls == "adamw",
-            lr=rate,
-            beta1=settings["betas"][0],
-            beta2=settings["betas"][1],
-            weight_decay=settings["weight_decay"],
-            eps=settings["eps"],
-            found_inf=None if finite is None else (~finite).float(),
-        )
+        kept = self._kept if finite is None else {**self._kept, "found_inf": (~finite).float()}
+        self._kernel(self.parameters, grads, *self.state.values(), [], self._counts, lr=rate, **kept)
 
     def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
         """The step in plain operations; where `finite` is false, everything keeps its value."""
@@ -374,7 +368,7 @@ def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[
     Returns:
         The Euclidean norm of each whole gradient before it was scaled, 0-dim.
     """
-    if in_graph():
+    if torch.compiler.is_compiling() or Recorded.is_running:
         return _step_in_graph(optimizers, gradients)
     recording = torch.is_grad_enabled()
     torch.set_grad_enabled(False)  # `torch.no_grad` takes as long as the norm of a small gradient

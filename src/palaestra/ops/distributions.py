@@ -95,7 +95,8 @@ class Categorical:
             >>> Categorical(torch.zeros(4)).entropy()
             tensor(1.3863)
         """
-        return -(self.probs * self.log_probs).sum(-1)
+        log_probs = self.log_probs if self._log_probs is None else self._log_probs
+        return -(log_probs.exp() * log_probs).sum(-1)
 
     def mode(self) -> Integer[Tensor, "*N"]:
         """The most probable actions; the first of them where several are.

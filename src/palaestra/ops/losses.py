@@ -149,7 +149,8 @@ def clipped_surrogate(
         >>> clipped_surrogate(torch.tensor([9.0]).log(), torch.tensor([-1.0]), epsilon=0.25, dual=3.0)
         tensor([3.])
     """
-    require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
+    if log_ratio.shape != advantage.shape:
+        require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
     gain = -advantage.detach()
     ratio = log_ratio.clamp(max=_MOST_NATS).exp()
     clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -386,7 +387,8 @@ def weighted_sum(x: Float[Tensor, "*N"], weight: Float[Tensor, "*N"]) -> Float[T
         >>> weighted_sum(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 0.25]]))
         tensor(1.)
     """
-    require_same_shape("[N]", x=x, weight=weight)
+    if x.shape != weight.shape:
+        require_same_shape("[N]", x=x, weight=weight)
     return torch.dot(weight, x) if x.ndim == 1 else (weight * x).sum()
 
 

@@ -197,7 +197,7 @@ def state_of(batch: Batch) -> tuple[Any, ...]:
     Returns:
         `(state, first)`, or `()` for a policy without a hidden state.
     """
-    return (batch["state"][0], batch["step_type"] == StepType.FIRST) if "state" in batch else ()
+    return (batch["state"][0], batch["step_type"] == StepType.FIRST) if "state" in vars(batch) else ()
 
 
 def state_fields(batch: Batch) -> dict[str, Any]:
