@@ -116,7 +116,7 @@ def test_of_episodes_without_an_end_nothing_is_learned():
     assert unknown.any()
     assert not batch.valid[:, unknown].any()
     assert batch.valid[0, ~unknown].all()
-    with pytest.raises(ShapeError, match="no episode from beginning to end"):
+    with pytest.raises(ShapeError, match="no complete episode, so returns are unknown"):
         prepared(made(mini_batch_length=2), stream(BOX, STREAM[:3]))
 
 

@@ -171,9 +171,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
         """
         known = batch.episode_stats[:, batch.episode_stats[0] > 0]  # [5, N]; own steps may have no episode yet
         if not known.numel():
-            raise ShapeError(
-                "the data has no episode from beginning to end, so that nothing is known of returns; collect whole ones"
-            )
+            raise ShapeError("the data has no complete episode, so returns are unknown; collect whole ones")
         count, least, best, mean, longest = known
         encoder, own = self.policy.encoder, self.config.target_return
         scale, longest, target = torch.maximum(least.abs(), best.abs()).max().clamp(min=1e-6), longest.max(), best.max()

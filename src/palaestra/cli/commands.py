@@ -69,7 +69,7 @@ class Command(NamedTuple):
 
     @property
     def usage(self) -> str:
-        """How it is typed."""
+        """Usage line."""
         other = f", or palaestra {self.name} {self.instead}" if self.instead else ""
         return f"{' '.join(filter(None, ('palaestra', self.name, self.forms, '[options]')))}{other}"
 

@@ -168,7 +168,7 @@ class BenchOptions(EnvOptions):
     duration_s: float = 1.0
     """Seconds of one repetition."""
     repetitions: int = 3
-    """How often to measure."""
+    """Number of measurements."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Any:

@@ -58,7 +58,7 @@ class RunOptions(JsonOptions):
     """Options of verbs that look at runs."""
 
     root: str = "runs"
-    """Where runs are."""
+    """Folder of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

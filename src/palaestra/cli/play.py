@@ -20,7 +20,7 @@ class PlayOptions(RunOptions):
     """Options of `palaestra play`."""
 
     episodes: AtLeastOne[int] = 1
-    """How many episodes."""
+    """Number of episodes."""
     output: str | None = None
     """File to write, .mp4 or .gif; by default a window, or `videos/play.mp4` in the run without a screen; of a shared
     folder `play.mp4` here."""

@@ -19,7 +19,7 @@ class EvalOptions(RunOptions):
     """Options of `palaestra eval`."""
 
     episodes: AtLeastOne[int] = 20
-    """How many episodes of each run."""
+    """Number of episodes of each run."""
     seed: int | None = None
     """Seed of the environments; by default the run's own evaluation seeds."""
     which: str = "best"

@@ -66,7 +66,7 @@ class ExperienceMemory:
 
     @property
     def sampler(self) -> Sampler:
-        """Who chooses the transitions of a draw."""
+        """Sampler of the transitions of a draw."""
         return self.buffer.sampler
 
     # -- writing

@@ -47,7 +47,7 @@ class RunConfig:
     seed: Annotated[NotNegative[int], "--seed"] = 0
     """The one seed that everything random derives from."""
     directory: str = "runs"
-    """Where run directories are made."""
+    """Folder of run directories."""
     name: str | None = None
     """Name of the run directory; by default date, algorithm, environment and seed."""
     initial_policy: Annotated[str | None, "--from"] = None
@@ -60,7 +60,7 @@ class RunConfig:
     instructions for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a
     GPU, rounds what is multiplied to 11 bits, when it acts as well."""
     device: Annotated[str, "--device"] = "cpu"
-    """Where policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
+    """Device on which policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
     deterministic: Annotated[bool, "--deterministic"] = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: Annotated[int | None, Range(ge=1, le=4096)] = None
@@ -151,7 +151,7 @@ class ExperimentConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment."""
     agents: AgentsConfig = field(default_factory=AgentsConfig)
-    """Who acts by which policy, where the environment has many agents."""
+    """Policies by agent, where the environment has many agents."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """Budget and periods."""
     offline: DataConfig = field(default_factory=DataConfig)
@@ -163,7 +163,7 @@ class ExperimentConfig:
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
     """What actors send, and how old it may be, with distributed.mode=async."""
     robot: RobotConfig = field(default_factory=RobotConfig)
-    """How a robot's agents are served."""
+    """Settings of a robot's agents and its inference."""
     run: RunConfig = field(default_factory=RunConfig)
     """Seed, directory, speed."""
 

@@ -61,7 +61,7 @@ class EvaluationWorker:
 
 
 class _Evaluator:
-    """What the worker is."""
+    """Worker that evaluates."""
 
     def evaluate(self, function: Callable[[Any], Evaluation], policy: Any) -> Evaluation | NoEpisodeError:
         try:

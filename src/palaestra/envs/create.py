@@ -406,7 +406,9 @@ def _first_ready(
 def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[int]) -> Environment:
     _require_native(config)
     if config.strict:
-        raise ConfigError(f"{config.name!r} makes a batch, in whose observations nobody looks; leave out env.strict")
+        raise ConfigError(
+            f"{config.name!r} is a batched environment, whose observations are not checked; leave out env.strict"
+        )
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     parameters = inspect.signature(maker).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

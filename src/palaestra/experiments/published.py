@@ -50,7 +50,7 @@ class PublishedRow:
     half_width: float | None
     """Half of its 95% interval (Student's t); `None` for one seed."""
     revision: str
-    """Of the code that was measured."""
+    """Revision of the code that was measured."""
 
     @property
     def has_hashes(self) -> bool:

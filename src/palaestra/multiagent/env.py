@@ -17,7 +17,7 @@ class AgentSpec(NamedTuple):
     observation: SpecTree
     """Of one observation; a dict's key `action_mask` says which actions are allowed."""
     action: SpecTree
-    """Of one action."""
+    """Spec of one action."""
 
 
 class MultiAgentStep(NamedTuple):

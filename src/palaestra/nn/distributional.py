@@ -17,7 +17,7 @@ __all__ = ["ImplicitQuantileNetwork", "ReturnDistribution", "ReturnNetwork"]
 
 
 class ReturnDistribution(NamedTuple):
-    """How the distribution of returns of an action is described by numbers."""
+    """Representation of an action's distribution of returns."""
 
     kind: Literal["atoms", "quantiles", "implicit"]
     """Probabilities of fixed returns; returns at fixed fractions; or a network that is asked for any fraction."""

@@ -141,7 +141,7 @@ class OwnEncoder(nn.Module):
 
     @torch.no_grad()
     def _num_features(self, spec: SpecTree) -> int:
-        """A call with zeros; two rows, and as for acting, so that nothing is normalised by a single one."""
+        """Materialises lazy modules with two zero rows, in evaluation mode: no single row is normalised by itself."""
         modes = {module: module.training for module in self.module.modules()}
         name, given = type(self.module).__name__, _zeros(spec)
         before = times_changed([*tree_leaves(given)])

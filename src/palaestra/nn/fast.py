@@ -143,7 +143,7 @@ class MovableModule(nn.Module):
     """A module that learns when it was moved: `.to`, `.cuda` and those of a module around it all end in `_apply`."""
 
     moves = 0
-    """How often its tensors may have become others."""
+    """Counts moves after which its tensors may be others."""
 
     def moved(self) -> None:
         """After a move to another device or type."""

@@ -37,7 +37,7 @@ _VISIT_OFFSET = 50.0
 
 
 class SearchSettings(NamedTuple):
-    """How much is searched."""
+    """Size of the search."""
 
     num_simulations: int = 32
     """Calls of the model."""

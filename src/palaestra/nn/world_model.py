@@ -20,7 +20,7 @@ _UNIMIX = 0.01
 
 
 class LatentOptions(NamedTuple):
-    """How large a latent state is."""
+    """Sizes of a latent state."""
 
     memory_size: int
     """D, units of the recurrent cell."""

@@ -77,7 +77,7 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def version(self) -> int:
-        """How many increments have been merged."""
+        """Number of increments that were merged."""
         return int(self.merges)
 
     @property

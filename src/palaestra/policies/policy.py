@@ -401,7 +401,7 @@ class Policy(MovableModule, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return self._elsewhere or torch.device("cpu")
 
     def seed(self, seed: int) -> None:
@@ -573,7 +573,7 @@ class NetworkPolicy(Policy):
         return state if self._elsewhere is None else to_device(state, "cpu")
 
     def _initial_state(self, batch_size: int) -> Any:
-        """Where the network is."""
+        """Device of the network."""
         network: Any = self.network
         return network.initial_state(batch_size) if self._remembers else ()
 

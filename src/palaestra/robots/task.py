@@ -40,7 +40,7 @@ class TaskSpec:
     info_spec: Mapping[str, TensorSpec]
     """Of what the buffer keeps about how actions were chosen."""
     reward_spec: TensorSpec
-    """Of a reward."""
+    """Spec of a reward."""
     plan: Plan
     """The data that the algorithm wants."""
     learning: LearningMode

@@ -92,7 +92,7 @@ class Evaluation:
     length_mean: float
     """Mean number of env steps."""
     episodes: int
-    """How many episodes."""
+    """Number of episodes."""
     seeds: list[int]
     """Lane seeds of the environments; episode k of a lane follows from them."""
     deterministic: bool

@@ -92,7 +92,7 @@ def require_plain(directory: Path) -> None:
 
 
 def _reaches(data: Any, path: str = "") -> Iterator[str]:
-    """What writes where it is told to, or connects to an address."""
+    """Settings that write files or open connections."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _reaches(value, f"{path}.{key}".lstrip("."))

@@ -37,7 +37,7 @@ class Call(NamedTuple):
     """One call of a method. The first three fields are never the same for two calls."""
 
     worker: str
-    """Who was asked."""
+    """The worker that was asked."""
     incarnation: int
     """Which incarnation of that worker, from 0."""
     sequence: int
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """How a call ended."""
+    """Result of a call."""
 
     call: Call
     """Which."""
@@ -70,10 +70,10 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """How often a worker may be restarted, and how long it waits before."""
+    """Limit of restarts of a worker, and the pauses between them."""
 
     max_restarts: int = 10
-    """Of one worker within an hour."""
+    """Restarts of one worker within an hour."""
     backoff_s: float = 0.5
     """Wait before the second restart of a worker within an hour; doubles with every further one."""
     max_backoff_s: float = 30.0
@@ -86,20 +86,20 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """How a worker is, for a view of all of them."""
+    """Status of a worker."""
 
     name: str
     """For people."""
     state: Literal["starting", "idle", "busy", "waiting", "dead"]
     """`waiting`: dead, and about to be restarted."""
     incarnation: int
-    """How often it was restarted."""
+    """Number of its restarts."""
     calls: int
     """Calls that were answered, over all incarnations."""
     busy_s: float
-    """How long it has been at its current call; 0 when it is not."""
+    """Seconds at its current call; 0 without one."""
     cause: str
-    """How its last incarnation ended; empty in the first."""
+    """Reason why its last incarnation ended; empty in the first."""
 
 
 class PlacementGroup:
@@ -159,9 +159,9 @@ class WorkerRecord:
     calls: int = 0
     restarts: deque[float] = field(default_factory=deque)
     error: PalaestraError | None = None
-    """How its newest incarnation ended."""
+    """Reason why its newest incarnation ended."""
     first_error: PalaestraError | None = None
-    """How its first incarnation ended."""
+    """Reason why its first incarnation ended."""
 
     @property
     def ended(self) -> bool:
@@ -193,7 +193,7 @@ class Arrival(NamedTuple):
     worker: str
     """Whose."""
     incarnation: int
-    """Of which incarnation."""
+    """Its incarnation."""
     sequence: int | None
     """Number of the call that is answered; `None` for a death."""
     value: Any = None

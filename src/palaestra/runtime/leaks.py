@@ -37,7 +37,7 @@ class Leak(NamedTuple):
     what: str
     """For example "open files"."""
     detail: str
-    """How many there were and are, and which."""
+    """Counts before and now, and which ones are new."""
 
 
 _NAMES = ("open files", "threads", "child processes", "memory")

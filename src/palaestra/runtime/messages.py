@@ -48,7 +48,7 @@ class Message(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the header and the buffers together."""
+        """Size of the header and the buffers together."""
         return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
 
     def copied(self) -> Message:
@@ -388,7 +388,7 @@ class Request(NamedTuple):
     """A call on its way to a worker."""
 
     method: str
-    """Of the worker's object."""
+    """The worker's object."""
     message: Message
     """The arguments, without the shared ones."""
     shared: dict[int | str, Shared]

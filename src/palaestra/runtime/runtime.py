@@ -120,7 +120,7 @@ class Runtime(ABC):
 
     @property
     def address(self) -> str:
-        """Of this machine, as its workers reach it."""
+        """Address of this machine, as its workers reach it."""
         return "127.0.0.1"
 
     def room(self, resources: Mapping[str, float]) -> float:
@@ -355,7 +355,7 @@ class Runtime(ABC):
         self.release()
 
     def status(self) -> dict[str, WorkerStatus]:
-        """How every worker is, by id."""
+        """Status of every worker, by id."""
         now = time.monotonic()
         return {record.id: record.status(now) for record in self._workers.values()}
 

@@ -367,7 +367,7 @@ class LoadedData:
 
 
 def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
-    """How many rows there are, and a hash of everything but the observations."""
+    """Number of rows, and a hash of everything but the observations."""
     digest = hashlib.sha256()
     for lane in range(buffer.num_lanes):
         rows = buffer.in_time_order(lane)

@@ -14,7 +14,7 @@ _OF_EVALUATIONS = ("stop_at_return", "eval_every_steps", "eval_every_s", "eval_a
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """How long to train, and how often to do what besides."""
+    """Budget of a run, and the periods of evaluations, logs and checkpoints."""
 
     total_env_steps: Positive[int] = 100_000
     """Env steps over all environments; of an offline run, updates."""
@@ -41,7 +41,7 @@ class TrainerConfig:
     checkpoint_every_steps: NotNegative[int | None] = None
     """Env steps between checkpoints; the default is a tenth of the run, 0 is only at the end."""
     keep_checkpoints: Annotated[int, Range(ge=2)] = 3
-    """How many checkpoints are kept, at least 2."""
+    """Number of checkpoints that are kept, at least 2."""
     copied_segments: NotNegative[int] = 2
     """Checkpoints share the pieces (segments) of a replay buffer that have not changed. So many of those that were
     written last have a second copy; a buffer has at most 256, and that number copies all of it."""

@@ -97,7 +97,7 @@ class DataCollector(Protocol):
 
 @runtime_checkable
 class PolicyManager(Protocol):
-    """Where the policies of a run learn: here, in other processes, or on other machines."""
+    """Contract of what the policies of a run learn in: this process, others, or other machines."""
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
@@ -256,7 +256,7 @@ class TrainingRun(Protocol):
 
     @property
     def learner(self) -> PolicyManager:
-        """Where the policies learn."""
+        """The policies' learners."""
         ...
 
     @property
@@ -286,7 +286,7 @@ class TrainingRun(Protocol):
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values fall where."""
+    """Counts of values by bin."""
 
     counts: tuple[int, ...]
     """Values in each bin."""

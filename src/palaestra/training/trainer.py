@@ -31,7 +31,7 @@ _PERIODIC: tuple[Literal["eval", "checkpoint", "log"], ...] = ("eval", "checkpoi
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended."""
+    """Result of a run."""
 
     status: Literal["done", "stopped", "interrupted"]
     """The budget was used; something asked for the end before; a signal came."""
@@ -80,7 +80,7 @@ class Trainer:
     ) -> None:
         self.collector, self.config = collector, config or TrainerConfig()
         self.learner = manager_of(learner, collector)
-        """Where the policies learn."""
+        """The policies' learners."""
         self.algorithms: Mapping[str, Algorithm[Any]] = self.learner.algorithms
         """What learns, by policy name."""
         self.callbacks: list[Callback] = list(callbacks)
@@ -189,7 +189,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the budget is used, in [0, 1]: where schedules are."""
+        """Share of the budget that is used, in [0, 1]; schedules follow it."""
         return min(1.0, self.collector.env_steps / self.config.total_env_steps)
 
     def _set_progress(self, progress: float) -> None:

@@ -42,11 +42,11 @@ class _Specified(ABC):
     @property
     @abstractmethod
     def action_spec(self) -> SpecTree:
-        """Of one action."""
+        """Spec of one action."""
 
     @property
     def reward_spec(self) -> TensorSpec:
-        """Of one reward: shape () or, for vector rewards, [k]."""
+        """Spec of one reward: shape () or, for vector rewards, [k]."""
         return TensorSpec(())
 
     @property
@@ -131,7 +131,7 @@ class Environment(_Specified, Closeable):
     resume: Literal["exact", "statistical"]
     """Whether a restored environment continues the very same stream, or begins new episodes."""
     device: torch.device = torch.device("cpu")
-    """Where the tensors are that it emits."""
+    """Device of the tensors that it emits."""
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
     checks_finite: bool = False

@@ -35,11 +35,11 @@ class Specs(NamedTuple):
     """The specs that all environments of a batch share."""
 
     observation: SpecTree
-    """Of an observation."""
+    """Spec of an observation."""
     action: SpecTree
-    """Of an action."""
+    """Spec of an action."""
     reward: TensorSpec
-    """Of a reward."""
+    """Spec of a reward."""
 
     def batched(self) -> Self:
         """The specs of a batched environment, where tuples of observations are dicts with the keys "0", "1", ..."""

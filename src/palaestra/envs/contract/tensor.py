@@ -115,7 +115,7 @@ class TensorEnvironment(SharedAttributes, Environment):
         self._bounds = tolerant_bounds(self.action_spec)
         fresh = self.fresh(torch.zeros(batch_size, self.num_random, device=self.device))
         self.lanes = LaneTensors(fresh, self._before_the_first())
-        """Where every lane is; `advanced` makes the next ones."""
+        """States of all lanes; `advanced` makes the next ones."""
         self._result: TimeStep | None = None
         self._try_out()
 

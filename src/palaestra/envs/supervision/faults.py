@@ -72,7 +72,7 @@ class Failure(NamedTuple):
     lane: int
     """Which."""
     kind: FaultKind
-    """Of what sort."""
+    """Kind of fault."""
     what: str
     """For example "raised KeyError"."""
     detail: str
@@ -108,7 +108,7 @@ class Fault:
     env_id: int
     """The environment."""
     kind: FaultKind
-    """Of what sort."""
+    """Kind of fault."""
     what: str
     """What happened, for example "raised KeyError"."""
     detail: str
@@ -204,7 +204,7 @@ class EventLog(list[Any]):
         self.total = 0
         """Events so far."""
         self.counts: Counter[tuple[str, str]] = Counter()
-        """How many of each kind, of each worker or environment."""
+        """Counts by kind, and by worker or environment."""
 
     def append(self, event: Any) -> None:
         """Adds one, and forgets the oldest.

@@ -71,7 +71,7 @@ class Watched:
 
     @property
     def limit_s(self) -> float:
-        """How long an environment may take now."""
+        """Seconds that an environment may take now."""
         return self._longest_s if self._starting else self.faults.timeout_s
 
     @contextlib.contextmanager

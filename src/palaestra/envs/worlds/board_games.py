@@ -60,7 +60,7 @@ class _LineGame(TensorEnvironment):
 
     @property
     def action_spec(self) -> DiscreteSpec:
-        """Where to place a stone."""
+        """Spec of the place for a stone."""
         return DiscreteSpec(num=self._num)
 
     @property

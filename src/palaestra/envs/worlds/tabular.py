@@ -212,7 +212,7 @@ class FourRooms(TinyEnv):
         return float(there), there
 
     def _stopped(self, before: float, after: float, across: float) -> float:
-        """Where a move along one axis ends."""
+        """Position after a move along one axis."""
         after = min(max(after, -1.0), 1.0)
         through_door = abs(abs(across) - 0.5) < self._door / 2
         if before * after < 0 and not through_door:
