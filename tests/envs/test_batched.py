@@ -53,10 +53,11 @@ class Unlimited(TensorCartPole):
 class Stubborn(BatchedWrapper):
     """Decides itself where episodes end."""
 
-    batched, ends_episodes = True, False
+    batched = True
 
     def __init__(self, batch_size):
         super().__init__(TensorCartPole(batch_size, lane_seeds=[7 + lane for lane in range(batch_size)]))
+        self.end_episodes = None
 
 
 class Signed(RewardMap):

@@ -1,10 +1,11 @@
 """Tests of `palaestra.policies.normalizer`."""
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.core import Batch, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec
+from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec
 from palaestra.policies import ObservationNormalizer
 
 NEST = {
@@ -108,9 +109,32 @@ def test_large_offsets_keep_their_precision():
 
 
 @pytest.mark.parametrize("spec", [DiscreteSpec(num=2), {"action_mask": TensorSpec((2,)), "b": MultiBinarySpec((1,))}])
-def test_a_spec_without_floating_point_leaves_is_refused(spec):
-    with pytest.raises(ConfigError, match="no floating-point leaf to normalise"):
+def test_a_spec_without_numbers_is_refused(spec):
+    with pytest.raises(ConfigError, match="no box of numbers to normalise"):
         ObservationNormalizer(spec)
+
+
+def test_boxes_of_integers_are_normalised_and_until_then_scaled_by_their_bounds():
+    spec = BoundedSpec((2,), torch.int64, minimum=np.array(0), maximum=np.array([10**6, 3]))
+    x = torch.tensor([[10**6, 0], [10**6 - 2, 3]])
+    normalizer = ObservationNormalizer(spec)
+    assert_close(normalizer(x), torch.tensor([[1.0, 0.0], [1 - 2e-6, 1.0]]))
+    normalizer.merge(normalizer.increment(x))
+    assert_close(normalizer(x), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+
+
+def test_statistics_of_a_version_that_left_integers_alone_go_on_so():
+    spec = {"x": TensorSpec((3,)), "count": BoundedSpec((2,), torch.int32, minimum=np.array(0), maximum=np.array(9))}
+    observation = Batch(x=rows(7), count=torch.randint(0, 9, (7, 2), dtype=torch.int32))
+    older = fed({"x": spec["x"]}, Batch(x=observation.x))
+    normalizer = ObservationNormalizer(spec)
+    normalizer.load_state_dict(older.state_dict())
+    result = normalizer(observation)
+    assert torch.equal(result.x, older(Batch(x=observation.x)).x)
+    assert result.count is observation.count
+    again = ObservationNormalizer(spec)
+    again.load_state_dict(normalizer.state_dict())
+    assert torch.equal(again(observation).x, result.x)
 
 
 def test_a_clip_that_leaves_nothing_is_refused():

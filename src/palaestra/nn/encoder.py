@@ -3,8 +3,9 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +17,72 @@ from palaestra.core.spec import (
     MultiDiscreteSpec,
     SpecTree,
     TensorSpec,
+    dtype_limits,
     first_leaf,
+    numpy_dtype,
     spec_leaves,
 )
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 from palaestra.nn.fast import times_changed
 
-__all__ = ["Encoder", "OwnEncoder", "StepEncoder", "has_pictures", "largest_picture"]
+__all__ = [
+    "Encoder",
+    "IntegerCode",
+    "Integers",
+    "OwnEncoder",
+    "StepEncoder",
+    "has_pictures",
+    "largest_picture",
+    "picture_shape",
+]
+
+
+LARGEST_RANGE = 2**31 - 4
+"""Integers that may be larger in magnitude have no range: bounds near those of int32 and above mean "none"."""
+
+
+class IntegerCode(NamedTuple):
+    """What a network sees of integers x: `(x - low) * scale + start`, in [0, 1], or [-1, 1] if some are negative.
+
+    Arrays are of the spec's shape, or () where they are the same everywhere.
+    """
+
+    low: np.ndarray
+    """int64, 0 where there is no range."""
+    scale: np.ndarray
+    """float64."""
+    start: np.ndarray
+    """float64, 0 or -1."""
+    text: str
+    """The same in words."""
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> Self | None:
+        """The code of a box of integers: its own range scaled, whatever the dtype; `None` for all else.
+
+        Examples:
+            >>> IntegerCode.of(TensorSpec((3,), torch.uint8)).text, IntegerCode.of(TensorSpec((3,), torch.int64)).text
+            ('integers 0 to 255 as 0 to 1', 'integers of any size as they are')
+        """
+        dtype = numpy_dtype(spec.dtype)
+        if dtype.kind not in "iu" or type(spec) not in (TensorSpec, BoundedSpec):
+            return None
+        low, high = spec.bounds or dtype_limits(dtype)
+        low, high = np.broadcast_arrays(np.asarray(low, np.float64), np.asarray(high, np.float64))
+        if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
+            low, high = low.flat[0], high.flat[0]
+        known = np.maximum(np.abs(low), np.abs(high)) <= LARGEST_RANGE
+        signed, span = known & (low < 0), np.where(known & (high > low), high - low, 1.0)
+        if np.ndim(low):
+            given, seen = (
+                "in ranges of their own",
+                "0 to 1, or -1 to 1" if known.all() else "0 to 1 where they have one",
+            )
+        else:
+            given, seen = (f"{low:.0f} to {high:.0f}", f"{-1 if signed else 0} to 1") if known else ("of any size", "")
+        text = f"integers {given} as {seen or 'they are'}"
+        return cls(np.where(known, low, 0).astype(np.int64), np.where(signed, 2, 1) / span, -1.0 * signed, text)
 
 
 class Encoder(nn.Module):
@@ -31,7 +90,8 @@ class Encoder(nn.Module):
 
     | spec | code |
     |---|---|
-    | numbers | flattened; uint8 is divided by 255 |
+    | numbers | flattened |
+    | integers with bounds | 0 to 1, or -1 to 1 if some are negative: see `IntegerCode` |
     | discrete, multi-discrete | one-hot |
     | multi-binary | 0.0 or 1.0 |
     | uint8 or bool image of 3 axes, at least 5 x 5 pixels | a convolutional network, see `NetworkConfig.cnn` |
@@ -299,18 +359,88 @@ def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     return shape if shape[0] and ConvolutionalNetwork.fits(shape) else None
 
 
+class Integers(nn.Module):
+    """Integers as a network sees them, float32; floats, which are normalised ones, pass unchanged.
+
+    The code is saved with the weights unless it is that of bytes, or changes nothing. Weights without it were learned
+    with bytes divided by 255, whatever their bounds, and all other integers as they are, and go on so.
+
+    Args:
+        spec: a box of integers.
+        code: of that.
+
+    Examples:
+        >>> spec = BoundedSpec((2,), torch.int64, minimum=np.array(0), maximum=np.array(10))
+        >>> Integers(spec, IntegerCode.of(spec))(torch.tensor([0, 5]))
+        tensor([0.0000, 0.5000])
+    """
+
+    low: Tensor
+    scale: Tensor
+    start: Tensor
+
+    def __init__(self, spec: TensorSpec, code: IntegerCode) -> None:
+        super().__init__()
+        self.text, self.out_size = code.text, spec.size
+        self._before = 1 / 255 if spec.dtype == torch.uint8 else 1.0
+        shifts = bool(np.any(code.low)) and not (np.all(code.scale == 1) and np.all(code.low == code.start))
+        self.as_before = not shifts and bool(np.all(code.scale == self._before))
+        for name, array in zip(("low", "scale", "start"), code, strict=False):
+            dtype = torch.int64 if name == "low" else torch.float32
+            self.register_buffer(name, torch.tensor(array, dtype=dtype), persistent=not self.as_before)
+        self.register_load_state_dict_pre_hook(_complete)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The code of every integer.
+
+        Args:
+            value: [..., *shape].
+        """
+        if value.is_floating_point():
+            return value
+        if self.as_before:
+            return value.float() if self._before == 1 else value.float() * self._before
+        return (value.to(torch.int64) - self.low).float() * self.scale + self.start
+
+    def as_learned(self, weights: dict[str, Any], prefix: str, whole: bool) -> None:
+        """Completes weights that were learned before there was a code.
+
+        Args:
+            weights: by name, which get what is missing.
+            prefix: of this module's names.
+            whole: whether these are all weights.
+        """
+        if whole and not self.as_before and f"{prefix}scale" not in weights:
+            before = {"low": 0, "scale": self._before, "start": 0}
+            weights |= {f"{prefix}{name}": torch.full_like(getattr(self, name), before[name]) for name in before}
+
+
+def _complete(module: Integers, weights: dict[str, Any], prefix: str, _: Any, strict: bool, *found: Any) -> None:
+    module.as_learned(weights, prefix, strict)
+
+
 class _Numbers(nn.Module):
     def __init__(self, spec: TensorSpec) -> None:
         super().__init__()
         self.ndim, self.out_size = len(spec.shape), spec.size
         self.is_identity = spec.dtype == torch.float32 and len(spec.shape) == 1
+        self.integers = integers_of(spec)
 
     def forward(self, value: Tensor) -> Tensor:
-        scaled = value.dtype == torch.uint8
-        if self.ndim == 1 and not scaled:
+        if self.integers is not None:
+            value = self.integers(value)
+        if self.ndim == 1:
             return value.float()
-        value = value.reshape(*value.shape[: value.ndim - self.ndim], self.out_size).float()
-        return value * (1 / 255) if scaled else value
+        return value.reshape(*value.shape[: value.ndim - self.ndim], self.out_size).float()
+
+
+def integers_of(spec: TensorSpec) -> Integers | None:
+    """What scales a box of integers; `None` for all else.
+
+    Args:
+        spec: of one leaf.
+    """
+    return None if (code := IntegerCode.of(spec)) is None else Integers(spec, code)
 
 
 class _OneHot(nn.Module):
@@ -336,10 +466,13 @@ class _Image(nn.Module):
         super().__init__()
         self.permute = network.shape[-2:] != spec.shape[-2:]
         self.in_a_row = len(spec.shape) == 4
+        integers = integers_of(spec)  # the network itself divides bytes by 255, a part at a time
+        self.integers = None if integers is None or integers.as_before else integers
         self.network = network
         self.out_size = network.out_size
 
     def forward(self, value: Tensor) -> Tensor:
+        value = value if self.integers is None else self.integers(value)
         value = value.movedim(-1, -3) if self.permute else value
         return self.network(value.flatten(-4, -3) if self.in_a_row else value)
 

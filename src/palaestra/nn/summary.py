@@ -6,7 +6,7 @@ from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.batch_norm import BatchNorm
 from palaestra.nn.cnn import ConvolutionalNetwork, NatureCNN, SmallCNN
 from palaestra.nn.core_model import CoreModel
-from palaestra.nn.encoder import OwnEncoder
+from palaestra.nn.encoder import Integers, OwnEncoder
 from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm
 from palaestra.nn.mlp import NoisyMLP, ResidualBlock, SphereBlock
 from palaestra.nn.recurrent import RecurrentCell
@@ -68,6 +68,8 @@ def _layers(module: nn.Module) -> list[_Layer]:
             why = f" (below the {NatureCNN.smallest} pixels of NatureCNN)" if small else ""
             size = "x".join(map(str, module.shape))
             return [(f"{type(module).__name__} {size}{why} → ", None, module.out_size)]
+        case Integers():
+            return [(f"{module.text} → ", None, module.out_size)]
         case OwnEncoder():
             return [(f"{type(module.module).__name__} → ", None, module.out_size)]
         case RecurrentCell():

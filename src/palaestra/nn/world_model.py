@@ -9,7 +9,7 @@ from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec
 from palaestra.core.spec import ACTION_MASK, spec_leaves
 from palaestra.core.tree import tree_paths
 from palaestra.nn.config import NetworkConfig
-from palaestra.nn.encoder import Encoder, encoder_of, picture_shape
+from palaestra.nn.encoder import Encoder, encoder_of, integers_of, picture_shape
 from palaestra.nn.network import mlp_of
 from palaestra.ops import symexp, symlog, two_hot
 
@@ -239,6 +239,7 @@ class Decoder(nn.Module):
         leaves = {path: leaf for path, leaf in spec_leaves(observation_spec).items() if not _is_mask(path)}
         shapes = {path: picture_shape(leaf) for path, leaf in leaves.items()}
         self._specs, self._shapes = leaves, {path: shape for path, shape in shapes.items() if shape is not None}
+        self.integers = nn.ModuleList([integers_of(leaves[path]) or nn.Identity() for path in self._shapes])
         self._numbers = [path for path, shape in shapes.items() if shape is None and leaves[path].size]
         encoders = [Encoder(leaves[path]) for path in self._numbers]
         self.codes = nn.ModuleList(encoders)
@@ -262,8 +263,8 @@ class Decoder(nn.Module):
         if self.numbers is not None:
             codes = [code(leaves[path]) for path, code in zip(self._numbers, self.codes, strict=True)]
             error = error + (self.numbers(features) - symlog(torch.cat(codes, -1))).square().sum(-1)
-        for (path, shape), decode in zip(self._shapes.items(), self.pictures, strict=True):
-            target = _channels_first(leaves[path], self._specs[path], shape)
+        for (path, shape), seen, decode in zip(self._shapes.items(), self.integers, self.pictures, strict=True):
+            target = _channels_first(seen(leaves[path]).float(), self._specs[path], shape)
             error = error + (decode(features) - target).square().flatten(-3).sum(-1)
         return error
 
@@ -273,10 +274,9 @@ def _is_mask(path: str) -> bool:
 
 
 def _channels_first(picture: Tensor, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
-    """[..., C, H, W] in 0 ... 1."""
+    """[..., C, H, W]."""
     picture = picture.movedim(-1, -3) if shape[-2:] != tuple(spec.shape[-2:]) else picture
-    picture = picture.flatten(-4, -3) if len(spec.shape) == 4 else picture
-    return picture.float() / 255 if spec.dtype == torch.uint8 else picture.float()
+    return picture.flatten(-4, -3) if len(spec.shape) == 4 else picture
 
 
 class _Picture(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from palaestra.core import load_tensors, save_tensors, spec_from_json, spec_to_json
+from palaestra.core import SpecTree, load_tensors, save_tensors, spec_from_json, spec_leaves, spec_to_json
 from palaestra.core.computing import BoundedTensors
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint
@@ -33,7 +33,15 @@ from palaestra.policies.team import (
 )
 from palaestra.policies.value_greedy import ValueGreedyPolicy
 
-__all__ = ["copy_policy", "load_policy", "load_weights", "save_policies", "save_policy"]
+__all__ = [
+    "copy_policy",
+    "in_saved_order",
+    "load_policy",
+    "load_weights",
+    "require_order",
+    "save_policies",
+    "save_policy",
+]
 
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
@@ -167,11 +175,63 @@ def load_weights(policy: Policy, directory: str | Path) -> str:
     ]
     if differences:
         raise ConfigError(f"the policy in {directory} does not fit: {'; '.join(differences)}")
+    require_order(policy, directory)
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {directory} do not fit: {error}") from error
     return str(saved["weights_sha256"])
+
+
+def in_saved_order(specs: tuple[SpecTree, SpecTree], directory: str | Path) -> tuple[SpecTree, SpecTree]:
+    """Specs of observations and actions with keys in the order of a saved policy, whose weights count by it.
+
+    Gymnasium calls spaces equal whose keys come in another order.
+
+    Args:
+        specs: of an environment.
+        directory: that `save_policy` wrote; where there is no policy, or it has other keys, the order stays.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if not (Path(directory) / _JSON).is_file():
+        return specs
+    observation_spec, action_spec = map(_in_order_of, specs, _saved_specs(directory))
+    return observation_spec, action_spec
+
+
+def _in_order_of(spec: SpecTree, other: SpecTree) -> SpecTree:
+    if isinstance(spec, dict) and isinstance(other, dict) and spec.keys() == other.keys():
+        return {key: _in_order_of(spec[key], other[key]) for key in other}
+    same = isinstance(spec, tuple) and isinstance(other, tuple) and len(spec) == len(other)
+    return tuple(map(_in_order_of, spec, other)) if same else spec
+
+
+def _saved_specs(directory: str | Path) -> tuple[SpecTree, SpecTree]:
+    data, _ = _description(Path(directory))
+    return spec_from_json(data.get("observation_spec")), spec_from_json(data.get("action_spec"))
+
+
+def require_order(policy: Policy, directory: str | Path) -> None:
+    """Refuses a policy whose inputs or actions come in another order than those of the weights that it is to have.
+
+    Args:
+        policy: that is to have the weights in
+        directory: that `save_policy` wrote.
+
+    Raises:
+        ConfigError: keys come in another order, which the message shows.
+    """
+    for what, there, here in zip(
+        ("observation", "action"), _saved_specs(directory), (policy.observation_spec, policy.action_spec), strict=True
+    ):
+        before, now = list(spec_leaves(there)), list(spec_leaves(here))
+        if before != now and sorted(before) == sorted(now):
+            raise ConfigError(
+                f"the {what} has its parts in the order {now}, and the weights in {directory} are for {before}; make "
+                "the Dict space in that order, from pairs: Dict([(key, space), ...])"
+            )
 
 
 def _kind(policy: Policy) -> dict[str, Any]:

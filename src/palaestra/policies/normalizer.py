@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
 from palaestra.core.spec import ACTION_MASK
+from palaestra.nn import IntegerCode, picture_shape
 from palaestra.ops import Moments, merge, moments_of, variance
 from palaestra.policies.actions import children_of
 
@@ -16,20 +18,21 @@ _EPSILON = 1e-8  # keeps the scale of a constant finite; squared units of the ob
 
 
 class ObservationNormalizer(nn.Module):
-    """Shifts and scales every floating-point leaf of an observation by what has been seen so far, then clips.
+    """Shifts and scales every box of an observation by what has been seen so far, then clips.
 
         y = clip((x − mean) / √(variance + 1e-8), ±c)
 
     Workers send `increment`s with their data; the learner `merge`s them after an update. In between the statistics are
-    frozen, and `version` counts the merges. Before the first one observations pass unchanged. Integers, booleans and
-    the key `action_mask` always do.
+    frozen, and `version` counts the merges. Before the first one floats pass unchanged, and integers as a network sees
+    them (`nn.IntegerCode`). Pictures, booleans, choices and the key `action_mask` always pass unchanged; so do
+    integers where statistics without them are loaded, which older policies have.
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         clip: c, in standard deviations.
 
     Raises:
-        ConfigError: no leaf is floating-point, or c is not positive.
+        ConfigError: there is no box of numbers, or c is not positive.
 
     Examples:
         >>> normalizer = ObservationNormalizer(TensorSpec((1,)))
@@ -52,22 +55,28 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         if clip <= 0:
             raise ConfigError(f"ObservationNormalizer was given clip={clip}; it must be greater than 0")
-        self.clip = clip
-        self._leaves = 0
-        self._size = 0
-        self._plan = self._plan_of(observation_spec, outermost=True)
+        self.clip, self._spec = clip, observation_spec
+        self._make()
+        self.register_load_state_dict_pre_hook(_take_size)
         if not self._leaves:
             raise ConfigError(
-                f"the observation spec {observation_spec} has no floating-point leaf to normalise; leave "
+                f"the observation spec {observation_spec} has no box of numbers to normalise; leave "
                 "algorithm.normalize_observation out (--algorithm.no-normalize-observation)"
             )
-        # All leaves, flattened and one after another, share one vector [D] of statistics.
+
+    def _make(self, *, integers: bool = True) -> None:
+        """Plan and statistics: all leaves, flattened and one after another, share one vector [D]."""
+        self._leaves, self._size, self._integers = 0, 0, integers
+        shifts: list[Tensor] = []
+        scales: list[Tensor] = []
+        self._plan = self._plan_of(self._spec, shifts, scales, outermost=True)
+        shift, scale = (torch.cat(parts) if parts else torch.zeros(0) for parts in (shifts, scales))
         buffers = {
             "count": torch.zeros((), dtype=torch.float64),
-            "mean": torch.zeros(self._size, dtype=torch.float64),
+            "mean": shift.double(),
             "m2": torch.zeros(self._size, dtype=torch.float64),
-            "shift": torch.zeros(self._size),
-            "scale": torch.ones(self._size),
+            "shift": shift.float(),
+            "scale": scale.float(),
             "low": torch.tensor(-torch.inf),
             "high": torch.tensor(torch.inf),
             "merges": torch.zeros((), dtype=torch.int64),
@@ -130,14 +139,29 @@ class ObservationNormalizer(nn.Module):
             self.low.fill_(-self.clip)
             self.high.fill_(self.clip)
 
-    def _plan_of(self, spec: SpecTree, *, outermost: bool = False) -> Any:
+    def take_size(self, saved: Tensor | None) -> None:
+        """Leaves integers alone from now on if the statistics that are about to be loaded do.
+
+        Args:
+            saved: their means.
+        """
+        if saved is not None and self._integers and len(saved) < self._size:
+            device = self.mean.device
+            self._make(integers=False)
+            self.to(device)
+
+    def _plan_of(self, spec: SpecTree, shifts: list[Tensor], scales: list[Tensor], *, outermost: bool = False) -> Any:
         """Where each leaf lies in the vector of statistics: (start, end, shape), `None` for leaves left alone."""
         if isinstance(spec, dict | tuple):
-            items = children_of(spec).items()
-            children = {k: self._plan_of(child) for k, child in items if not (outermost and k == ACTION_MASK)}
+            items = [(k, child) for k, child in children_of(spec).items() if not (outermost and k == ACTION_MASK)]
+            children = {key: self._plan_of(child, shifts, scales) for key, child in items}
             return {key: plan for key, plan in children.items() if plan is not None} or None
-        if type(spec) not in (TensorSpec, BoundedSpec) or not spec.dtype.is_floating_point:
+        code = IntegerCode.of(spec) if self._integers and picture_shape(spec) is None else None
+        if code is None and not (type(spec) in (TensorSpec, BoundedSpec) and spec.dtype.is_floating_point):
             return None
+        first = (0.0, 1.0) if code is None else (code.low - code.start / code.scale, code.scale)
+        for parts, array in zip((shifts, scales), first, strict=True):
+            parts.append(torch.tensor(np.broadcast_to(array, spec.shape), dtype=torch.float64).reshape(-1))
         start, self._size = self._size, self._size + spec.size
         self._leaves += 1
         return start, self._size, spec.shape
@@ -145,11 +169,17 @@ class ObservationNormalizer(nn.Module):
     def _normalized(self, value: Any, plan: Any) -> Any:
         if isinstance(plan, dict):
             return value.replace(**{key: self._normalized(value[key], child) for key, child in plan.items()})
-        shift, scale = self.mean if value.dtype is torch.float64 else self.shift, self.scale
+        whole = not value.is_floating_point()
+        shift, scale = self.mean if whole or value.dtype is torch.float64 else self.shift, self.scale
         start, end, shape = plan
         if self._leaves > 1 or len(shape) != 1:
             shift, scale = shift[start:end].view(shape), scale[start:end].view(shape)
-        return (value - shift).mul_(scale).clamp_(self.low, self.high)
+        normal = (value - shift).mul_(scale).clamp_(self.low, self.high)
+        return normal.float() if whole else normal
+
+
+def _take_size(module: ObservationNormalizer, saved: dict[str, Any], prefix: str, *rest: Any) -> None:
+    module.take_size(saved.get(f"{prefix}mean"))
 
 
 def _collect(value: Any, plan: Any, leaves: list[Tensor]) -> None:

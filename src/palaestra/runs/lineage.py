@@ -1,5 +1,6 @@
 """What a run begins with, and goes on with: policies of another run, all that a run has come to, changed settings."""
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -17,7 +18,7 @@ from palaestra.core import CheckpointError, ConfigError, Offline, Replay
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
-from palaestra.policies import RandomPolicy, copy_policy, load_weights
+from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
 from palaestra.robots import RobotConfig
 from palaestra.runs import making
 from palaestra.runs.learner import Learner
@@ -266,6 +267,9 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         step, state = directory.checkpoints().load_newest()
         if any(isinstance(part, dict) and "lost" in part for part in state.values()):
             why.append("without rows of a replay buffer that were damaged")
+        for name, algorithm in trainer.algorithms.items():
+            with contextlib.suppress(CheckpointError):  # one that is not there, or damaged, says nothing
+                require_order(algorithm.policy, policy_folder(directory.path / "policy", name))
         trainer.load_state(state)
         if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
             why.append(f"without {', '.join(gone)}, a callback that it had before")

@@ -7,13 +7,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class
-from palaestra.core import ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
+from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
 from palaestra.core.computing import (
     BoundedTensors,
     choose_library,
@@ -26,8 +27,9 @@ from palaestra.core.computing import (
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import probe_specs
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
+from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
-from palaestra.training import Callback
+from palaestra.training import Callback, policy_folder
 
 __all__ = ["suitable_algorithms"]
 
@@ -75,6 +77,8 @@ def made_of(
     Raises:
         ConfigError: it does not fit the specs; the message names the algorithms that do.
     """
+    if config.run.initial_policy is not None:  # inputs and outputs in the order of the weights that it begins with
+        specs = in_saved_order(specs, policy_folder(Path(config.run.initial_policy) / "policy", policy or POLICY))
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
     try:

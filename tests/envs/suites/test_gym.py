@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palaestra.core import ConfigError, MissingExtraError
-from palaestra.envs import check, load
+from palaestra.envs import EnvConfig, check, load
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers import TimeLimit
 from tests.envs.worlds import Doubled
@@ -87,7 +87,7 @@ def test_every_extra_that_is_named_exists():
         ("LunarLander-v3", "Box2D"),
         ("PointMaze_UMaze-v3", "gymnasium_robotics"),
         ("Blackjack-v1", "gymnasium"),
-        ("Taxi-v4", "gymnasium"),
+        (EnvConfig(name="Taxi-v4", wrappers=("ActionMask",)), "gymnasium"),
     ],
 )
 def test_a_suite_keeps_the_rules_of_environments(name, package):

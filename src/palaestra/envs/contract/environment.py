@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of
+from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of, require_read_mask
 from palaestra.envs.contract.nest import copied, leaf_arrays, problem, unflatten, unstacked, zeros
 from palaestra.envs.contract.rows import Specs
 from palaestra.envs.supervision.faults import EventLog, Fault, Incident, failure_of
@@ -145,6 +145,9 @@ class Environment(_Specified, Closeable):
     """Names of what it reports, found by a first look at an environment made for that."""
     untransformed_spec: dict[str, SpecTree] | None = None
     """Of `untransformed`, its `observation` and `reward`, where time steps have it and rows of a buffer keep it."""
+    end_episodes: Any = None
+    """A method `end_episodes(lanes)` makes the next step the FIRST one of a new episode where `lanes`, bool [B], are
+    true, whatever their environments think: what a time limit around it needs. `None` where it decides that itself."""
     interrupted: bool = False
     """Whether it was stepped by others since its collector last did; the collector then begins new episodes."""
 
@@ -202,22 +205,6 @@ class Environment(_Specified, Closeable):
     @abstractmethod
     def recv(self) -> TimeStep:
         """Waits for the time steps of the actions sent."""
-
-    @property
-    def ends_episodes(self) -> bool:
-        """Whether `end_episodes` can be called: what a time limit around it needs."""
-        return type(self).end_episodes is not Environment.end_episodes
-
-    def end_episodes(self, lanes: torch.Tensor) -> None:
-        """Makes the next step the FIRST one of a new episode in some lanes, whatever their environments think.
-
-        Args:
-            lanes: bool [B]: in which.
-
-        Raises:
-            EnvError: it cannot.
-        """
-        raise EnvError(f"{type(self).__name__} decides itself when episodes end; give it a method end_episodes(lanes)")
 
     def seed(self, lane_seeds: Sequence[int]) -> None:
         """Begins the streams of these lane seeds: the next `reset` starts the first episode of each.
@@ -323,9 +310,14 @@ class SingleEnvironment(_Specified):
 
         Args:
             seed: as for `begin_episode`.
+
+        Raises:
+            SpecError: it reports a mask of actions that nobody reads.
         """
         self.carried = self.carried_state()
-        return self.begin_episode(seed)
+        time_step = self.begin_episode(seed)
+        require_read_mask(time_step.env_info, self.observation_spec)
+        return time_step
 
     def carried_state(self) -> dict[str, Any]:
         """What an episode that began now would be carried, by layer, as JSON values; most carry nothing."""
@@ -564,13 +556,9 @@ class EnvironmentWrapper(SingleEnvironment):
         """
         return time_step
 
-    def action_rows(self, action: Any) -> Any:
-        """What an `elementwise` layer lets the environments of a batch execute.
-
-        Args:
-            action: tensors [B, ...].
-        """
-        return action
+    action_rows: Any = None
+    """A method `action_rows(action)` gives what an `elementwise` layer lets the environments of a batch execute, from
+    tensors [B, ...]; `None` where that is what it is given."""
 
     def __init__(self, env: SingleEnvironment) -> None:
         if not isinstance(env, SingleEnvironment):

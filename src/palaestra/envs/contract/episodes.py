@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
+from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, unflatten
 from palaestra.envs.supervision.places import Place
 
@@ -28,6 +29,7 @@ __all__ = [
     "attributes_of",
     "digest",
     "lane_seeds_of",
+    "require_read_mask",
     "saved_seeds",
 ]
 
@@ -390,6 +392,24 @@ class StepLimits:
             lane: in which lane.
         """
         return self._clock >= self._ends[lane]
+
+
+def require_read_mask(info: Any, observation_spec: SpecTree, remedy: str = "give --env.wrappers ActionMask") -> None:
+    """Refuses a mask of actions in `info`, which no policy reads, where observations have none.
+
+    Args:
+        info: of an episode's first time step.
+        observation_spec: of what policies see.
+        remedy: what makes them see the mask.
+
+    Raises:
+        SpecError: there is one; the message has the line that moves it to the observation.
+    """
+    if info and ACTION_MASK in info and not (isinstance(observation_spec, dict) and ACTION_MASK in observation_spec):
+        raise SpecError(
+            f"info has an action_mask, which no policy reads there; {remedy} (wrappers=['ActionMask']), which "
+            "moves it into the observation, or --env.wrappers 'ActionMask(ignored=True)' to try forbidden actions, too"
+        )
 
 
 def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:

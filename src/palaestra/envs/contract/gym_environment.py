@@ -10,7 +10,7 @@ import torch
 
 from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
-from palaestra.envs.contract.nest import zeros
+from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import Specs
 from palaestra.envs.contract.spaces import reward_spec_of, sample_allowed, spec_from_space
 
@@ -19,6 +19,8 @@ __all__ = ["GymEnvironment", "gym_env_of"]
 _LOOK_STEPS = 10
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
+FINAL = ("final_obs", "final_observation")
+"""Entries of `info` in which environments that reset themselves have an episode's last observation."""
 FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
 
 
@@ -26,7 +28,9 @@ FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
 class GymEnvironment(HasSpecs, SingleEnvironment):
     """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
 
-    `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount).
+    `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount). Of one
+    that resets itself at an end, and returns the next episode's first observation there, the LAST step shows what its
+    `info` has as `final_obs` or `final_observation`.
 
     Args:
         gym_env: with its Gymnasium wrappers. Vector rewards are declared by an attribute `reward_space`.
@@ -113,6 +117,8 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
             raise SpecError(wrong)
         self._cut_off = truncated
         kind, discount = end_of(terminated, truncated, self._discount)
+        if kind == 2:
+            observation = last_seen(self, observation, info)
         return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))
 
     def render(self) -> np.ndarray:
@@ -183,6 +189,36 @@ def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
     return found
 
 
+def last_seen(env: SingleEnvironment, observation: Any, info: Any) -> Any:
+    """The observation of an episode's end; of an environment that resets itself there, that which `info` has.
+
+    Args:
+        env: that was stepped, with a Gymnasium environment inside.
+        observation: that the step returned, the next episode's first where it resets itself.
+        info: of that step.
+
+    Raises:
+        SpecError: the one in `info` does not fit, or is of inside a wrapper that changes observations.
+    """
+    key = next((name for name in FINAL if info and info.get(name) is not None), None)
+    if key is None:
+        return observation
+    layer: Any = gym_env_of(env)
+    while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, gymnasium.ObservationWrapper):
+        layer = layer.env
+    if isinstance(layer, gymnasium.ObservationWrapper):
+        wrong = f"is from inside {type(layer).__name__}, which changes observations"
+    else:
+        wrong = problem(info[key], env.observation_spec)
+        wrong = wrong and f"has {wrong}"
+    if wrong:
+        raise SpecError(
+            f"{layer} resets itself where an episode ends: its info has {key}, which {wrong}. Return the last "
+            "observation of the episode from step, and leave resetting to reset()"
+        )
+    return info[key]
+
+
 def _learn(info: dict[str, Any], found: dict[str, SpecTree]) -> None:
     """Adds the specs of numbers and arrays that were not known."""
     for key, value in info.items():
@@ -213,8 +249,8 @@ def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int,
     return (2 if truncated else 1), discount
 
 
-def require_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> None:
-    """Refuses ends of episodes that cannot be told.
+def over_of(terminated: Sequence[Any], truncated: Sequence[Any]) -> list[int]:
+    """The lanes whose episodes have ended.
 
     Args:
         terminated: of every environment, and so
@@ -223,8 +259,11 @@ def require_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> None:
     Raises:
         SpecError: a flag is neither a bool nor the number 0 or 1.
     """
-    if wrong := "".join(map(wrong_flags, terminated, truncated)):
+    if not FLAGS.issuperset(map(type, (*terminated, *truncated))) and (
+        wrong := "".join(map(wrong_flags, terminated, truncated))
+    ):
         raise SpecError(wrong)
+    return [lane for lane, ends in enumerate(zip(terminated, truncated, strict=True)) if any(ends)]
 
 
 def wrong_flags(terminated: Any, truncated: Any) -> str:

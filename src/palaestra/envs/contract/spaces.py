@@ -1,5 +1,8 @@
 """Specs from Gymnasium spaces and back."""
 
+import functools
+import logging
+import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +22,10 @@ from palaestra.core.spec import (
 
 __all__ = ["space_from_spec", "spec_from_space"]
 
+_log = logging.getLogger(__name__)
+LARGEST_BOUND = 1e6
+"""A bound of floats beyond it means "none": nobody means the largest number of a dtype."""
+
 _ADVICE = {
     "Text": "encode the text as numbers in a gymnasium.ObservationWrapper",
     "Graph": "encode the graph as arrays of fixed shape (padded nodes, edges and a mask) in a wrapper",
@@ -28,7 +35,7 @@ _ADVICE = {
 
 
 def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
-    """The spec of a space, with the space's own dtype.
+    """The spec of a space, with the space's own dtype. Bounds of floats beyond a million are none; of integers, never.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
@@ -46,7 +53,7 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
     """
     match space:
         case spaces.Box():
-            return BoundedSpec(space.shape, torch_dtype(space.dtype), minimum=space.low, maximum=space.high)
+            return _box(space, name)
         case spaces.Discrete():
             return DiscreteSpec(dtype=torch_dtype(space.dtype), num=int(space.n), start=int(space.start))
         case spaces.MultiDiscrete():
@@ -60,6 +67,40 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
     kind = type(space).__name__
     advice = _ADVICE.get(kind, "convert it to Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in a wrapper")
     raise SpecError(f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: {advice}")
+
+
+def _box(space: spaces.Box, name: str) -> BoundedSpec:
+    low, high = space.low, space.high
+    if space.dtype is not None and space.dtype.kind == "f":
+        none = giant_bounds(space)
+        if none and name.startswith("action_space") and multiprocessing.parent_process() is None:
+            _say_none(name, none)
+        low, high = np.where(low < -LARGEST_BOUND, -np.inf, low), np.where(high > LARGEST_BOUND, np.inf, high)
+    return BoundedSpec(space.shape, torch_dtype(space.dtype), minimum=low, maximum=high)
+
+
+def giant_bounds(space: spaces.Space[Any]) -> str:
+    """The first finite bound of floats that is taken for none; empty if there is no such bound.
+
+    Args:
+        space: any.
+
+    Examples:
+        >>> giant_bounds(spaces.Box(-1e30, 1.0, (2,), np.float64))
+        '-1e+30'
+    """
+    if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind != "f":
+        return ""
+    bounds = np.concatenate([space.low.reshape(-1), space.high.reshape(-1)])
+    giant = bounds[(np.abs(bounds) > LARGEST_BOUND) & np.isfinite(bounds)]
+    return f"{giant[0]:.3g}" if giant.size else ""
+
+
+@functools.cache
+def _say_none(name: str, bound: str) -> None:
+    _log.warning(
+        "the %s has the bound %s, which is taken for none; give the bounds that actions should have", name, bound
+    )
 
 
 def reward_spec_of(space: spaces.Space[Any] | None) -> TensorSpec:

@@ -15,7 +15,7 @@ from palaestra.core.spec import spec_leaves
 from palaestra.envs.contract.attributes import Found, SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all
 from palaestra.envs.contract.environment import Environment, HasSpecs
-from palaestra.envs.contract.episodes import lane_seeds_of, saved_seeds
+from palaestra.envs.contract.episodes import lane_seeds_of, require_read_mask, saved_seeds
 from palaestra.envs.contract.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.contract.rows import MOST_ELEMENTS, Rows, Specs, completed
 from palaestra.envs.contract.spaces import reward_spec_of, spec_from_space
@@ -88,6 +88,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         self._sent: list[np.ndarray] | None = None
         self.vector_env = vector_env
         self._mode = AutoresetMode(mode)
+        if isinstance(vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or self._mode is AutoresetMode.DISABLED:
+            self.end_episodes = self._end_episodes  # for single lanes of others cannot be reset
         self._seeds = lane_seeds_of(lane_seeds, self.batch_size)
         self._dtypes = leaf_dtypes(self._observation)
         leaves = spec_leaves(self._observation).items()
@@ -140,18 +142,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         self._sent = self._reader.zeros()
         return self.recv()
 
-    @property
-    def ends_episodes(self) -> bool:
-        """Whether single lanes of the pool can be reset."""
-        gymnasiums = isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        return gymnasiums or self._mode is AutoresetMode.DISABLED
-
-    def end_episodes(self, lanes: torch.Tensor) -> None:
-        """Makes the next step the FIRST one of a new episode in some lanes, which is stepped and reset then.
-
-        Args:
-            lanes: bool [B]: in which.
-        """
+    def _end_episodes(self, lanes: torch.Tensor) -> None:
+        """Lanes are stepped and reset in the next step."""
         if lanes.any():
             self._cut = lanes.numpy().copy()
             if self._reader.mask is not None:  # the action after LAST is ignored, whatever it is
@@ -164,6 +156,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             observation, info = self.vector_env.reset(seed=seed)
         except Exception as error:
             raise self._failure(error, f"reset {self._resets} with seed {seed}") from error
+        require_read_mask(info, self._observation, "give --env.vectorization serial and --env.wrappers ActionMask")
         self._running = True
         self._over = None
         self._resets += 1

@@ -14,8 +14,8 @@ from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_le
 from palaestra.envs.contract.attributes import Attributed
 from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.environment import SingleEnvironment, common_specs
-from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits
-from palaestra.envs.contract.gym_environment import FLAGS, GymEnvironment, begun, end_of, require_flags, wrong_flags
+from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits, require_read_mask
+from palaestra.envs.contract.gym_environment import GymEnvironment, begun, end_of, last_seen, over_of, wrong_flags
 from palaestra.envs.contract.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten
 from palaestra.envs.contract.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
 from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
@@ -272,12 +272,11 @@ class SerialDriver(Attributed, Driver):
             step_type, discount = self._mid.copy(), self._one.copy()
             over = list(self._limited)
             if terminated.count(False) != self.batch_size or truncated.count(False) != self.batch_size:
-                if not FLAGS.issuperset(map(type, terminated + truncated)):
-                    require_flags(terminated, truncated)
-                ends = enumerate(zip(terminated, truncated))  # noqa: B905 - as above
-                over = sorted({*over, *(lane for lane, (ended, cut) in ends if ended or cut)})
+                over = sorted({*over, *over_of(terminated, truncated)})
             for lane in over:
                 step_type[lane], discount[lane] = end_of(terminated[lane], True)
+                if infos[lane] and (terminated[lane] or truncated[lane]):
+                    seen = (*seen[:lane], last_seen(self.envs[lane], seen[lane], infos[lane]), *seen[lane + 1 :])
             for lane in seeds:
                 step_type[lane] = 0
         else:
@@ -312,6 +311,7 @@ class SerialDriver(Attributed, Driver):
         if direct is None or not self._all_direct:
             return self.envs[lane].begin(seed)
         observation, info = begun(direct, seed)
+        require_read_mask(info, self.specs.observation)
         return observation, 0.0, False, False, info
 
     def _stand_in(self, lane: int) -> Any:

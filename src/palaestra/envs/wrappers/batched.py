@@ -55,7 +55,7 @@ class BatchedWrapper(Environment):
         self.lane_arrays: dict[str, torch.Tensor] = {}
         """What the layer knows of every lane, by name."""
         self._given: Any = None
-        self._changes_actions = type(self).inner_action is not BatchedWrapper.inner_action
+        self.end_episodes = env.end_episodes
 
     # -- what layers change
 
@@ -68,13 +68,9 @@ class BatchedWrapper(Environment):
         """
         return time_step
 
-    def inner_action(self, action: Any) -> Any:
-        """The action that the inner environments execute.
-
-        Args:
-            action: [B, ...], as the layer's `action_spec` says.
-        """
-        return action
+    inner_action: Any = None
+    """A method `inner_action(action)` gives the action [B, ...] that the inner environments execute; `None` where they
+    execute what the layer is given."""
 
     @property
     def observation_spec(self) -> SpecTree:
@@ -114,7 +110,7 @@ class BatchedWrapper(Environment):
             action: [B, ...].
             env_id: all environments, or `None`; with layers that pass actions on unchanged, any that are ready.
         """
-        if self._changes_actions:
+        if self.inner_action is not None:
             self._given, action = action, self.inner_action(action)
         self.env.send(action, env_id)
 
@@ -137,20 +133,6 @@ class BatchedWrapper(Environment):
         if not isinstance(given, Batch):
             return time_step._replace(prev_action=given.masked_fill(like(first, given), 0))
         return time_step._replace(prev_action=given.map(lambda leaf: leaf.masked_fill(like(first, leaf), 0)))
-
-    @final
-    def end_episodes(self, lanes: torch.Tensor) -> None:
-        """See `Environment.end_episodes`.
-
-        Args:
-            lanes: bool [B].
-        """
-        self.env.end_episodes(lanes)
-
-    @property
-    @final
-    def ends_episodes(self) -> bool:
-        return self.env.ends_episodes
 
     @final
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
@@ -229,7 +211,7 @@ class BatchedLayer(BatchedWrapper):
         super().__init__(env)
         self.layer = kind(_Row(env), *args, **kwargs)
         """The wrapper, around the specs of one row."""
-        self._changes_actions = kind.action_rows is not EnvironmentWrapper.action_rows
+        self.inner_action = None if self.layer.action_rows is None else self._read_action
         self._bounds = [tolerant_bounds(leaf) for leaf in spec_leaves(self.layer.action_spec).values()]
 
     @property
@@ -247,7 +229,7 @@ class BatchedLayer(BatchedWrapper):
     def change(self, time_step: TimeStep) -> TimeStep:
         return self.layer.change_rows(time_step)
 
-    def inner_action(self, action: Any) -> Any:
+    def _read_action(self, action: Any) -> Any:
         action = _tensors(action, self.device)
         leaves = flatten(action, self.action_spec) if self.device.type == "cpu" else ()
         for leaf, bounds in zip(leaves, self._bounds, strict=False):
@@ -392,7 +374,7 @@ class TimeLimitLayer(BatchedLayer):
 
     def __init__(self, env: Environment, kind: type[TimeLimit], args: Sequence[Any], kwargs: Any) -> None:
         super().__init__(env, kind, args, kwargs)
-        if not env.ends_episodes:
+        if env.end_episodes is None:
             raise ConfigError(
                 f"TimeLimit cannot go around a {type(env).__name__}, which resets its lanes itself; give it a method "
                 "end_episodes(lanes), or its constructor a max_episode_steps"

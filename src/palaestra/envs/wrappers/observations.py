@@ -12,6 +12,7 @@ from palaestra.core.spec import (
     BoundedSpec,
     DiscreteSpec,
     MultiBinarySpec,
+    MultiDiscreteSpec,
     SpecTree,
     TensorSpec,
     spec_leaves,
@@ -40,8 +41,9 @@ class ActionMask(TimeStepMap):
     the key `observation`. Executing an action that the mask forbids is an error here, not an undefined step.
 
     Args:
-        env: the layer inside, with discrete actions.
-        key: of the `info` entry: 1 or true for each action that is allowed.
+        env: the layer inside, with `Discrete` or `MultiDiscrete` actions.
+        key: of the `info` entry: 1 or true for each action that is allowed, choice after choice.
+        ignored: whether the entry is dropped instead, for policies that are to try forbidden actions, too.
 
     Raises:
         ConfigError: the actions are not discrete, or the observation has such a key already.
@@ -54,39 +56,49 @@ class ActionMask(TimeStepMap):
         (6,)
     """
 
-    def __init__(self, env: SingleEnvironment, key: str = ACTION_MASK) -> None:
+    def __init__(self, env: SingleEnvironment, key: str = ACTION_MASK, ignored: bool = False) -> None:
         super().__init__(env)
         spec, actions = env.observation_spec, env.action_spec
-        if not isinstance(actions, DiscreteSpec):
+        if not isinstance(actions, DiscreteSpec | MultiDiscreteSpec):
             raise ConfigError(f"ActionMask needs discrete actions, and these are {actions}")
         if isinstance(spec, dict) and ACTION_MASK in spec:
             raise ConfigError(f"the observation has the key {ACTION_MASK!r} already; leave ActionMask out")
-        self._key, self._num, self._start = key, actions.num, actions.start
+        self._key, self._ignored, self._num = key, ignored, actions.encoded_size
+        sizes = actions.nvec if isinstance(actions, MultiDiscreteSpec) else (actions.num,)
+        self._starts = np.cumsum([0, *sizes[:-1]]) - getattr(actions, "start", 0)
         self._nested = isinstance(spec, dict)
         self._mask = np.ones(self._num, np.int8)
-        observation = spec if self._nested else {"observation": spec}
-        self._spec: SpecTree = {**observation, ACTION_MASK: MultiBinarySpec((self._num,))}
+        self._spec = spec if ignored else self._with(spec, MultiBinarySpec((self._num,)))
 
     @property
     def observation_spec(self) -> SpecTree:
         return self._spec
 
     def advance(self, action: Any) -> TimeStep:
-        if not self._mask[int(action) - self._start]:
-            allowed = (np.flatnonzero(self._mask) + self._start).tolist()
-            raise EnvError(f"action {int(action)} is forbidden by the mask; allowed are {allowed}")
+        if not self._mask[np.asarray(action) + self._starts].all():
+            parts = np.split(self._mask, (self._starts - self._starts[0])[1:])
+            allowed = [(np.flatnonzero(part) - self._starts[0]).tolist() for part in parts]
+            shown = allowed[0] if len(allowed) == 1 else allowed
+            raise EnvError(f"action {action} is forbidden by the mask; allowed are {shown}")
         return super().advance(action)
 
     def change(self, time_step: TimeStep) -> TimeStep:
         info = time_step.env_info or {}
+        if self._ignored:
+            return time_step._replace(env_info={key: value for key, value in info.items() if key != self._key})
         if self._key not in info:
             raise EnvError(f"the info has no {self._key!r}, only {list(info)}; report the mask with every step")
-        mask = np.array(info[self._key]).astype(np.int8)
+        mask = info[self._key]
+        if isinstance(mask, tuple | list) and np.ndim(mask[0]):  # one for each choice, as Gymnasium's spaces take them
+            mask = np.concatenate(mask)
+        mask = np.array(mask).astype(np.int8)
         if mask.shape != (self._num,):
             raise EnvError(f"the mask in info[{self._key!r}] has shape {mask.shape}, and there are {self._num} actions")
         self._mask = mask
-        observation = time_step.observation if self._nested else {"observation": time_step.observation}
-        return time_step._replace(observation={**observation, ACTION_MASK: mask})
+        return time_step._replace(observation=self._with(time_step.observation, mask))
+
+    def _with(self, inner: Any, mask: Any) -> dict[str, Any]:
+        return {**(inner if self._nested else {"observation": inner}), ACTION_MASK: mask}
 
 
 @final
