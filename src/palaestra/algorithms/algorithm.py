@@ -1,4 +1,7 @@
-"""What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings."""
+"""What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings.
+
+Nothing here knows a loss, a buffer or an environment.
+"""
 
 import dataclasses
 import math

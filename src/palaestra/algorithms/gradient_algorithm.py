@@ -1,4 +1,8 @@
-"""`GradientAlgorithm`: what most algorithms are, those that state a loss."""
+"""`GradientAlgorithm`: what most algorithms are, those that state a loss.
+
+It knows nothing of environments, of how rows were collected, nor of where gradients are computed: a stepper makes the
+steps, and what is drawn comes from a `DataSource`.
+"""
 
 import math
 from abc import abstractmethod

@@ -1,4 +1,7 @@
-"""`ReplayBuffer`: streams of many lanes, drawn as unrolls, sequences or n-step windows; `ListReplayBuffer`."""
+"""`ReplayBuffer`: streams of many lanes, drawn as unrolls, sequences or n-step windows; `ListReplayBuffer`.
+
+It knows nothing of policies, losses or environments: a plan says what to draw.
+"""
 
 from collections import UserList
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""What data an algorithm wants: `Plan`, and where it comes from: `DataSource`."""
+"""What data an algorithm wants: `Plan`, and where it comes from: `DataSource`.
+
+It says what is wanted, not how it is stored, sampled or collected.
+"""
 
 from __future__ import annotations
 

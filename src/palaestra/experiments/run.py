@@ -1,4 +1,7 @@
-"""From a configuration to a finished run, and on from where one stopped."""
+"""From a configuration to a finished run, and on from where one stopped.
+
+It knows no kind of learner; what a run keeps is `runs`' affair.
+"""
 
 import dataclasses
 import functools

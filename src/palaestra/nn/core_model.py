@@ -1,4 +1,7 @@
-"""`CoreModel`: named network components, each with the optimizer that trains it."""
+"""`CoreModel`: named network components, each with the optimizer that trains it.
+
+It knows nothing of losses, data or policies, but which parameters a policy shares with it.
+"""
 
 from __future__ import annotations
 

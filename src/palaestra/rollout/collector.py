@@ -1,4 +1,7 @@
-"""`Collector`: lets a policy act in an environment and stores what happens."""
+"""`Collector`: lets a policy act in an environment and stores what happens.
+
+It knows nothing of learning: whoever learns reads the buffer.
+"""
 
 import math
 import time

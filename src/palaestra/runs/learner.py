@@ -1,4 +1,7 @@
-"""`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs."""
+"""`Learner`: what learns in a run. Which of three kinds it is decides all that differs between kinds of runs.
+
+The trainer knows none of the three.
+"""
 
 import atexit
 import contextlib

@@ -1,4 +1,8 @@
-"""`Trainer`: the one training loop."""
+"""`Trainer`: the one training loop.
+
+It knows no algorithm, no environment and no number of agents or machines: it calls a `DataCollector` and a
+`PolicyManager`.
+"""
 
 import logging
 import time
