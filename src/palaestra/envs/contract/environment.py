@@ -1,7 +1,8 @@
 """The contracts of environments: `Environment` (batched), `SingleEnvironment` (one, bare) and its wrappers.
 
 Layers, inner to outer: a Gymnasium environment, Gymnasium wrappers, `GymEnvironment`, `EnvironmentWrapper`s, and an
-`Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer. None of them knows a policy, a buffer or a loss.
+`Environment` that steps several such stacks. Actions flow outside-in, time steps inside-out, through every layer.
+None of them knows a policy, a buffer or a loss.
 """
 
 import inspect
