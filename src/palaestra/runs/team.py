@@ -132,7 +132,7 @@ class TeamLearner(PolicyLearner):
 
     def evaluation(self) -> Evaluate:
         rules = {name: one for name, one in self.actors.items() if isinstance(one, Policy)}
-        return functools.partial(_evaluate, self.config, self.policy_specs, rules)
+        return functools.partial(_evaluate, self.config, Player(self.policy_specs, rules))
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
         specs = self.policy_specs
@@ -161,8 +161,7 @@ class TeamLearner(PolicyLearner):
 
 def _evaluate(
     config: ExperimentConfig,
-    policy_specs: Mapping[str, PolicySpec],
-    rules: Mapping[str, Policy],
+    rules: "Player",
     policies: Mapping[str, Policy],
     *,
     episodes: int,
@@ -171,7 +170,8 @@ def _evaluate(
     keep: bool = False,
     **options: Any,
 ) -> Evaluation:
-    count, actors = learner.evaluation_count(config, episodes), {**rules, **policies}
+    count, policy_specs = learner.evaluation_count(config, episodes), rules.policy_specs
+    actors = {**rules.policies, **policies}
     with learner.borrowed(config, seed, count, _evaluation_envs, keep=keep) as (envs, lanes):
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
     evaluation.seeds.extend(lanes)
