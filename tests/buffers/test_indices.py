@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer
-from palaestra.core import ConfigError, DiscreteSpec, Prioritized, ShapeError, TensorSpec
+from palaestra.core import ConfigError, DiscreteSpec, Prioritized, Replay, ShapeError, TensorSpec
 from palaestra.testing.buffers import MID
 from tests.buffers.model import filled, generator, replay, step
 from tests.core.nests import assert_same
@@ -63,8 +63,14 @@ def test_ts_21_row_numbers_modulo_the_length_are_refused():
     """TS-21: the document's `(i + 2) % len(buffer)` would read wrong rows; `next` reads the right ones."""
     buffer, _ = filled(12, 1, 31)
     rows, index = buffer.sample(8, generator())
-    with pytest.raises(TypeError, match=r"Write buffer.next\(buffer.next\(i\)\)"):
-        _ = buffer[(index + 2) % len(buffer)]
+    drawn = buffer.draw(Replay(unroll_length=1, mini_batch_size=8), generator()).index
+    for given in (index, drawn, buffer.starts(1), buffer.episodes()[0], buffer.in_time_order(0), buffer.next(drawn)):
+        with pytest.raises(TypeError, match=r"Write buffer.following\(i, 2\)"):
+            _ = buffer[(given + 2) % len(buffer)]
+        twice = buffer.next(buffer.next(given))
+        assert type(buffer.following(given, 2)) is type(twice)
+        assert np.array_equal(np.asarray(buffer.following(given, 2)), np.asarray(twice))
+    assert type(pickle.loads(pickle.dumps(drawn))) is torch.Tensor
     assert_same(buffer[index], rows)
     later = buffer.next(index)
     stays = later == index

@@ -1,5 +1,6 @@
 """Tests of `palaestra.buffers.ReplayBuffer` beyond its contract: nests, edges, documented examples."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,7 +64,7 @@ def test_the_modulo_idiom_would_cross_episodes():
     """TS-21, TS-22: the mutant: adding 2 to the index finds rows of the next episode."""
     buffer, world = filled(60, 1, 44)
     index = buffer.draw(replay(mini_batch_size=50), generator()).index
-    serial, crossed = buffer.take("observation", index), buffer.take("observation", (index + 2) % 44)
+    serial, crossed = buffer.take("observation", index), buffer.take("observation", (np.asarray(index) + 2) % 44)
     right = buffer.take("observation", buffer.next(buffer.next(index)))
     ended = [any(r.kind == LAST for r in world.lanes[0].stream[i + 1 : i + 2]) for i in index.tolist()]
     assert any(ended)

@@ -1,5 +1,8 @@
 """Tests of `stack_num` of `palaestra.buffers.ReplayBuffer`: stacks of an environment that gives single frames."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -225,3 +228,37 @@ def test_a_cleared_buffer_goes_on_with_its_open_rows(rows):
     for number, lane in enumerate(everything.lanes):
         found = buffer.observation[buffer.in_time_order(number)].tolist()
         assert found == [expected(lane.stream[rows:], i, 3) for i in range(4)]
+
+
+@pytest.mark.parametrize("steps", [5, 23, 40])
+def test_mapped_files_draw_the_same_rows_when_they_are_opened_again(tmp_path, steps):
+    """The oldest rows too, whose stacks reach into rows that are overwritten next."""
+    made = {**SPECS, "stack_num": 3, "storage": MappedFiles(tmp_path / "rows")}
+    before = ReplayBuffer(20, 2, **made)
+    before.open(step([FIRST, FIRST]))
+    for number in range(steps):
+        observation = torch.tensor([number, 100 + number])
+        before.append(torch.zeros(2, dtype=torch.int64), step([MID, MID], observation=observation))
+    after = ReplayBuffer(20, 2, **made)
+    rows = before.starts(1)
+    assert sorted(after.starts(1).tolist()) == sorted(rows.tolist())
+    assert torch.equal(after.take("observation", rows), before.take("observation", rows))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copy_knows_which_streams_were_ended(copied):
+    """Stacks of frames of a stream that goes on after `end_streams` are stored again, in a copy too."""
+    spec = TensorSpec((2, 1), torch.uint8, stacked=2)
+    buffer = ReplayBuffer(8, 1, observation_spec=spec, action_spec=DiscreteSpec(num=2))
+    action = torch.zeros(1, dtype=torch.int64)
+
+    def at(kind, *frames):
+        return step([kind], observation=torch.tensor(frames, dtype=torch.uint8).reshape(1, 2, 1))
+
+    buffer.open(at(FIRST, 0, 1))
+    buffer.append(action, at(MID, 1, 2))
+    buffer.end_streams()
+    for one in (buffer, copied(buffer)):
+        one.open(at(MID, 6, 7))  # another stream, which is cut from a longer one
+        one.append(action, at(MID, 7, 8))
+        assert one.newest(1).observation.flatten().tolist() == [6, 7, 7, 8]

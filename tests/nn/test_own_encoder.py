@@ -246,3 +246,35 @@ def test_a_key_with_a_dot_is_one_key():
 class Dotted(nn.Module):
     def forward(self, observation):
         return observation["a.b"]
+
+
+class _Recurrent(nn.Module):
+    """A recurrent layer in an encoder, called as a user might."""
+
+    def __init__(self, layer, shape):
+        super().__init__()
+        self.layer, self.shape = layer, shape
+
+    def forward(self, x):
+        out = self.layer(x.reshape(len(x), *self.shape))
+        out = out[0] if isinstance(out, tuple) else out
+        return out[:, -1] if out.ndim == 3 else out
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.LSTM(4, 8), (4,)),
+        (nn.GRU(4, 8, batch_first=True), (1, 4)),
+        (nn.LSTMCell(4, 8), (4,)),
+        (nn.GRUCell(4, 8), (4,)),
+    ],
+)
+def test_an_own_memory_that_would_begin_anew_at_every_observation_is_refused(layer, shape):
+    with pytest.raises(ConfigError, match=f"has a {type(layer).__name__} .* remembers nothing.*network.recurrent"):
+        OwnEncoder(TensorSpec((4,)), _Recurrent(layer, shape))
+
+
+def test_recurrent_layers_along_what_one_observation_holds_are_taken():
+    encoder = OwnEncoder(TensorSpec((4,)), _Recurrent(nn.GRU(2, 8, batch_first=True), (2, 2)))
+    assert encoder(torch.zeros(3, 4)).shape == (3, 8)

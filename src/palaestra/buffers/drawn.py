@@ -3,11 +3,12 @@
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from palaestra.core import Batch
 
-__all__ = ["RowNumbers", "Unroll", "Windows"]
+__all__ = ["RowIndex", "RowNumbers", "Unroll", "Windows", "row_index"]
 
 
 class Unroll(Batch):
@@ -66,12 +67,64 @@ class Windows(Batch):
     """[N] int64, the start's row in the buffer, for `write_back`."""
 
 
-class RowNumbers(np.ndarray):
-    """[N] row numbers of a sample; an array but for modulo, since a ring has more places than the buffer has rows."""
+def _refuse_modulo(self: Any, *others: Any) -> Any:
+    raise TypeError(
+        "row numbers were taken modulo something, as in buffer[(i + 2) % len(buffer)]; that would be another row, "
+        "for the ring has places besides the rows that it holds, and its lanes lie side by side. Write "
+        "buffer.following(i, 2), which stops at the end of an episode; np.asarray(i) is a plain array"
+    )
 
-    def __mod__(self, other: Any) -> Any:
-        raise TypeError(
-            "row numbers were taken modulo something, as in buffer[(i + 2) % len(buffer)]; that would be another row, "
-            "for the ring has places besides the rows that it holds. Write buffer.next(buffer.next(i)), which stops at "
-            "the end of an episode; np.asarray(i) is a plain array"
-        )
+
+class MovedNumbers(np.ndarray):
+    """A sum of row numbers and something: not to be taken modulo."""
+
+    __mod__ = __imod__ = _refuse_modulo
+
+
+class RowNumbers(np.ndarray):
+    """Row numbers of a buffer: an array, but `(i + 2) % n` is refused, for a ring has more places than rows."""
+
+    def _add(self, other: Any) -> np.ndarray:
+        return (np.asarray(self) + other).view(MovedNumbers)
+
+    def _subtract(self, other: Any) -> np.ndarray:
+        return (np.asarray(self) - other).view(MovedNumbers)
+
+    __add__: Any = _add
+    __radd__: Any = _add
+    __sub__: Any = _subtract
+
+
+class MovedIndex(Tensor):
+    """The same as a tensor."""
+
+    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
+    __mod__: Any = _refuse_modulo
+    remainder: Any = _refuse_modulo
+
+
+class RowIndex(Tensor):
+    """Row numbers as a tensor, the `index` of what is drawn; what is made of them is plain, but for sums."""
+
+    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.add(other).as_subclass(MovedIndex)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.sub(other).as_subclass(MovedIndex)
+
+    __radd__ = __add__
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def row_index(rows: np.ndarray | Tensor) -> Tensor:
+    """Row numbers as the `index` of a batch.
+
+    Args:
+        rows: [N] int64; a tensor that is of another kind already stays what it is.
+    """
+    index = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
+    return index.as_subclass(RowIndex) if type(index) is Tensor else index

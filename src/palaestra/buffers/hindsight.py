@@ -57,6 +57,9 @@ class HindsightSampler(Sampler):
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         return self.base.starts(buffer, count, length, generator)
 
+    def every(self, buffer: StreamReader, length: int) -> np.ndarray:
+        return self.base.every(buffer, length)
+
     def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         batch = self.base.finish(buffer, batch, generator)
         if not isinstance(batch.observation, Batch) or "desired_goal" not in batch.observation:

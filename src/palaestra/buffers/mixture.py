@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.buffers.drawn import row_index
 from palaestra.buffers.replay import KeepsBuffer, ReplayBuffer, buffer_of
 from palaestra.core.batch import Batch
 from palaestra.core.errors import ConfigError, ShapeError
@@ -145,6 +146,7 @@ class MixtureSource:
             dim = int(name in _OVER_TIME or plan.mini_batch_length > 1)
             join = functools.partial(_interleaved, sizes=sizes, groups=plan.gradient_steps, dim=dim)
             fields[name] = tree_map(join, *(part[name] for part in drawn))
+        fields["index"] = row_index(fields["index"])
         return type(drawn[0]).of(fields)
 
     def write_back(self, indices: Tensor, priority: Tensor) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import Unroll, Windows
+from palaestra.buffers.drawn import RowNumbers, Unroll, Windows, row_index
 from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
@@ -252,6 +252,24 @@ class StreamReader:
         stays = (rows == self.positions.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
         return _like(index, np.where(stays, rows, self.after(rows, 1)))
 
+    def following(self, index: Any, steps: int) -> Any:
+        """The rows so many steps later, by `next`: one that fewer steps of its own episode follow ends at the last.
+
+        Args:
+            index: [N] row numbers, or one.
+            steps: at least 0.
+
+        Returns:
+            [N] row numbers, of the type given.
+
+        Raises:
+            IndexError: no row is there.
+        """
+        rows = np.array(as_array(index))
+        for _ in range(steps):
+            rows = self.next(rows)
+        return _like(index, rows)
+
     def prev(self, index: Any) -> Any:
         """The rows one step earlier; the first row of an episode, or of what is left of it, stays where it is.
 
@@ -277,7 +295,7 @@ class StreamReader:
             index: [N] row numbers.
             steps: of a shape that fits; negative ones lie before.
         """
-        return (index + self.num_lanes * np.asarray(steps)) % (self.positions.ring_size * self.num_lanes)
+        return (np.asarray(index) + self.num_lanes * np.asarray(steps)) % (self.positions.ring_size * self.num_lanes)
 
     def ages(self, index: np.ndarray) -> np.ndarray:
         """How many rows of its lane are older than a row.
@@ -285,12 +303,12 @@ class StreamReader:
         Args:
             index: [N] row numbers.
         """
-        oldest = self.positions.cursors - self.positions.counts
+        oldest, index = self.positions.cursors - self.positions.counts, np.asarray(index)
         return (index // self.num_lanes - oldest[index % self.num_lanes]) % self.positions.ring_size
 
     def _followers(self, index: np.ndarray) -> np.ndarray:
         """How many rows of its lane are newer than a row, with the open one."""
-        return self.positions.counts[index % self.num_lanes] - self.ages(index)
+        return self.positions.counts[np.asarray(index) % self.num_lanes] - self.ages(index)
 
     def _require_rows(self, rows: np.ndarray) -> None:
         size = self.positions.ring_size * self.num_lanes
@@ -515,7 +533,7 @@ class StreamReader:
             "discount": take("discount", rows),
             "step_type": torch.from_numpy(kinds),
             "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
-            "index": torch.from_numpy(index),
+            "index": row_index(index),
         }
         return Windows.of(fields | {name: take(name, rows) for name in self._storage.extras})
 
@@ -538,7 +556,7 @@ class StreamReader:
         unbroken[1:, after_end] = _unbroken(kinds[1:, after_end])
         valid = unbroken.astype(np.float32)
         valid[:burn_in] = 0
-        return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": torch.from_numpy(index)})
+        return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": row_index(index)})
 
     # -- whole streams
 
@@ -577,8 +595,8 @@ class StreamReader:
 def _like(given: Any, rows: np.ndarray) -> Any:
     """Row numbers as what was given: a tensor, an array or a number."""
     if isinstance(given, Tensor):
-        return torch.from_numpy(np.asarray(rows)).to(given.device)
-    return rows if isinstance(given, np.ndarray) else int(rows)
+        return row_index(np.asarray(rows)).to(given.device)
+    return rows.view(RowNumbers) if isinstance(given, np.ndarray) else int(rows)
 
 
 @functools.cache

@@ -3,10 +3,11 @@
 It knows nothing of policies, losses or environments: a plan says what to draw.
 """
 
+import functools
 from collections import UserList
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Self, Unpack, final
+from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, final
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolic
 
 __all__ = ["KeepsBuffer", "ListReplayBuffer", "ReplayBuffer", "buffer_of"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _PIECE = 1000  # rows that are copied at once
 
 
@@ -84,8 +87,9 @@ class ReplayBuffer:
         self._fixed_reader, self._drawn_from = StreamReader(streams, fixed=True), reader
         self.newest, self.recent, self.take, self.field = reader.newest, reader.recent, reader.take, reader.field
         self.next, self.prev, self.held, self.pieces = reader.next, reader.prev, reader.held, reader.pieces
-        self.in_time_order, self.episodes, self.unfinished = reader.in_time_order, reader.episodes, reader.unfinished
-        self.starts, self.is_start, self.windows = reader.starts, reader.is_start, reader.windows
+        self.following, self.is_start, self.windows = reader.following, reader.is_start, reader.windows
+        self.starts, self.episodes = _numbered(reader.starts), _numbered(reader.episodes)
+        self.in_time_order, self.unfinished = _numbered(reader.in_time_order), _numbered(reader.unfinished)
 
     def __len__(self) -> int:
         """Complete rows over all lanes."""
@@ -233,7 +237,7 @@ class ReplayBuffer:
 
     def _all_starts(self, plan: Replay) -> np.ndarray:
         """Rows where windows begin, or sequences one behind the other; none begins with the end of an episode."""
-        starts = self.reader.starts(plan.window)
+        starts = self.sampler.every(self.reader, plan.window)
         if plan.mini_batch_length == 1 or (self.keeps_states and self.state_period > 1):  # so far apart already
             return starts
         return starts[self.reader.ages(starts) % plan.mini_batch_length == 0]
@@ -299,7 +303,7 @@ class ReplayBuffer:
                 "a buffer in mapped files cannot be pickled or copied, for two would write to the same files; use "
                 "`save` and `load`, or make one for the same folder in the other process"
             )
-        tensors = {**stream_tensors(self._streams), "used": self.writer.used}
+        tensors = {**stream_tensors(self._streams), **self.writer.state()}
         capacity = None if self._streams.growing else self.rows_per_lane * self.num_lanes
         held = {name: value.clone() if isinstance(value, Tensor) else value for name, value in tensors.items()}
         return _unpickled, (capacity, self.num_lanes, self.sampler, dict(self.options), self.reader.fixed, held)
@@ -313,7 +317,7 @@ class ReplayBuffer:
             tensors["segments"] = self._keys.describe(streams, tensors, self.writer.rewritten)
             self.writer.rewritten = 0
         sampler = {f"sampler.{name}": value for name, value in self.sampler.state().items()}
-        return {**tensors, "used": self.writer.used, **sampler}
+        return {**tensors, **self.writer.state(), **sampler}
 
     def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
         """Puts back what `state_tensors` gave.
@@ -331,7 +335,7 @@ class ReplayBuffer:
 
     def _load_streams(self, tensors: Mapping[str, Any]) -> None:
         load_stream_tensors(self._streams, tensors)
-        self.writer.used = bool(tensors["used"])
+        self.writer.load_state(tensors)
         self._keys = self._known_returns = None
 
     def save(self, directory: str | Path) -> None:
@@ -348,7 +352,7 @@ class ReplayBuffer:
             "capacity": None if self._streams.growing else self.rows_per_lane * self.num_lanes,
             "num_lanes": self.num_lanes,
         }
-        tensors = {**stream_tensors(self._streams), "used": self.writer.used}
+        tensors = {**stream_tensors(self._streams), **self.writer.state()}
         write_buffer(Path(directory), shape, self.options, tensors)
 
     @classmethod
@@ -400,6 +404,17 @@ class ReplayBuffer:
 
 def _array(given: Tensor | np.ndarray) -> np.ndarray:
     return given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+
+
+def _numbered(rows_of: Callable[P, R]) -> Callable[P, R]:
+    """What gives row numbers, so that they refuse to be taken modulo."""
+
+    @functools.wraps(rows_of)
+    def numbered(*args: P.args, **kwargs: P.kwargs) -> Any:
+        rows: Any = rows_of(*args, **kwargs)
+        return [one.view(RowNumbers) for one in rows] if isinstance(rows, list) else rows.view(RowNumbers)
+
+    return numbered
 
 
 def _unpickled(

@@ -40,6 +40,26 @@ class Sampler(ABC):
             ShapeError: there is nothing to choose from.
         """
 
+    def every(self, buffer: StreamReader, length: int) -> np.ndarray:
+        """All row numbers that `starts` chooses from, for plans that go through the whole buffer.
+
+        Args:
+            buffer: what is gone through.
+            length: so many rows must follow each in its lane.
+
+        Returns:
+            [N] int64, those of a lane in time order.
+
+        Raises:
+            ConfigError: some rows are drawn more often than others, or a sampler of your own does not define this.
+            ShapeError: there is none.
+        """
+        raise ConfigError(
+            f"the plan goes through the whole buffer (num_epochs), and the buffer's {type(self).__name__} draws some "
+            "rows more often than others, or does not say which it draws; leave out num_epochs, give the buffer a "
+            "UniformSampler(), or define every(buffer, length) in a sampler of your own"
+        )
+
     def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         """What is handed out, for samplers that add or change fields; by default the batch as it is.
 
@@ -108,6 +128,9 @@ class UniformSampler(Sampler):
     def __init__(self, *, replace: bool = True) -> None:
         self.replace = replace
 
+    def every(self, buffer: StreamReader, length: int) -> np.ndarray:
+        return buffer.starts(length)
+
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
         if not self.replace:
             starts = buffer.starts(length)
@@ -169,12 +192,16 @@ class WholeSampler(Sampler):
         self._left = self._left[missing:]
         return np.concatenate(parts)
 
-    def _pass(self, buffer: StreamReader, length: int, generator: torch.Generator) -> np.ndarray:
+    def every(self, buffer: StreamReader, length: int) -> np.ndarray:
         starts = buffer.starts(length)
         if self.stride > 1:
             starts = starts[buffer.ages(starts) % self.stride == 0]
             if not len(starts):
                 raise ShapeError(f"no row is a multiple of stride={self.stride} rows from the oldest; {buffer.held()}")
+        return starts
+
+    def _pass(self, buffer: StreamReader, length: int, generator: torch.Generator) -> np.ndarray:
+        starts = self.every(buffer, length)
         return starts[torch.randperm(len(starts), generator=generator).numpy()]
 
     def state(self) -> dict[str, Any]:
@@ -199,6 +226,10 @@ class EpisodeSampler(Sampler):
         self._rows = np.empty(0, np.int64)
 
     def starts(self, buffer: StreamReader, count: int, length: int, generator: torch.Generator) -> np.ndarray:
+        rows = self.every(buffer, length)
+        return rows[torch.randint(len(rows), (count,), generator=generator).numpy()]
+
+    def every(self, buffer: StreamReader, length: int) -> np.ndarray:
         stamp = buffer.stamp(length)
         if stamp != self._stamp:
             complete = np.zeros(buffer.positions.ring_size * buffer.num_lanes, bool)
@@ -209,7 +240,7 @@ class EpisodeSampler(Sampler):
             self._rows, self._stamp = starts[complete[starts] & complete[follows]], stamp
         if not len(self._rows):
             raise ShapeError(f"no episode lies in the buffer from its first to its last step; {buffer.held()}")
-        return self._rows[torch.randint(len(self._rows), (count,), generator=generator).numpy()]
+        return self._rows
 
 
 @final

@@ -13,6 +13,7 @@ from palaestra.core import Batch, CheckpointError, ConfigError, SpecTree, Tensor
 __all__ = ["RowOptions", "WritePositions", "index_options", "index_rows"]
 
 _ALL = np.iinfo(np.int64).max
+_COUNT_BITS, _MOST_OLDER = 27, 31  # of the number that stands for a lane in mapped files
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -356,14 +357,17 @@ class WritePositions:
     # -- files
 
     def write_to(self, log: np.ndarray, at_most: int | None = None) -> None:
-        """Writes place and number of rows of every lane, each lane's as one number.
+        """Writes of every lane as one number: its place, how many older rows still lie there, and its rows.
 
         Args:
             log: [B] int64; lanes without an open row stay 0.
             at_most: so many rows of each lane outlive what is written next; `None` is all.
         """
-        counts = self.counts if at_most is None else np.minimum(self.counts, max(at_most, 0))
-        np.copyto(log, (self.cursors << 32) | counts, where=self.opened)
+        counts, lying = self.counts, np.minimum(self.written, self.rows + self.spare)
+        if at_most is not None:
+            counts, lying = np.minimum(counts, max(at_most, 0)), np.minimum(lying, max(at_most, 0))
+        older = np.minimum(lying - counts, _MOST_OLDER) if self.ring_size < 1 << _COUNT_BITS else 0 * counts
+        np.copyto(log, (self.cursors << 32) | (older << _COUNT_BITS) | counts, where=self.opened)
 
     def read_from(self, log: np.ndarray) -> None:
         """Takes over what `write_to` wrote; a lane without an entry was never opened.
@@ -372,7 +376,10 @@ class WritePositions:
             log: [B] int64.
         """
         self.opened[:] = log != 0
-        self._place(np.where(self.opened, log >> 32, self.first_place), log & 0xFFFFFFFF, log & 0xFFFFFFFF)
+        counts, older = log & 0xFFFFFFFF, np.zeros_like(log)
+        if self.ring_size < 1 << _COUNT_BITS:
+            counts, older = log & ((1 << _COUNT_BITS) - 1), (log >> _COUNT_BITS) & _MOST_OLDER
+        self._place(np.where(self.opened, log >> 32, self.first_place), counts, counts + older)
         self.restarts += 1
 
     def _place(self, cursors: np.ndarray, counts: np.ndarray, written: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """`StreamWriter`: what is written to the streams of many lanes, a step at a time or many rows at once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,19 @@ class StreamWriter:
         """The generator of whom it was handed out to."""
         self.rewritten = 0
         """So many of the newest rows got their info since the buffer was last saved."""
+
+    def state(self) -> dict[str, Any]:
+        """What is known besides the rows and their places, by name, for copies and checkpoints."""
+        return {"used": self.used, "ended": self._ended.copy(), "skipped": self._skipped.copy()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave.
+
+        Args:
+            state: with its entries, of which older ones have only `used`, and possibly others.
+        """
+        self.used = bool(state["used"])
+        self._ended[:], self._skipped[:] = state.get("ended", False), state.get("skipped", False)
 
     def open(self, time_step: TimeStep, env_id: Any = None) -> None:
         """Starts or restarts streams: their open rows become these time steps, and no row is completed by an action.

@@ -20,6 +20,7 @@ from palaestra.buffers import (
     Windows,
     index_options,
     index_rows,
+    row_index,
     sampler_of,
 )
 from palaestra.buffers.saving import fields_of, shards_of
@@ -350,7 +351,7 @@ class ShardedReplay:
         for name in parts[0][1].keys():  # noqa: SIM118
             dim = int(over or name in _OVER_TIME)
             fields[name] = in_order([(which, part[name]) for which, part in parts], len(index), dim)
-        fields["index"] = torch.from_numpy(index)
+        fields["index"] = row_index(index)
         return (Unroll if over else Windows).of(fields)
 
     def take(self, name: str, index: np.ndarray | Tensor) -> Any:

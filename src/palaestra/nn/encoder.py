@@ -1,8 +1,10 @@
 """Encoders: one flat feature vector from any nest of observations, pictures by convolutional networks."""
 
+import collections
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -206,7 +208,10 @@ class OwnEncoder(nn.Module):
         name, given = type(self.module).__name__, _zeros(spec)
         before = times_changed([*tree_leaves(given)])
         try:
-            features = self.module.eval()(given)
+            with _memories_refused(self.module, name):
+                features = self.module.eval()(given)
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(
                 f"the encoder {name} was called with two observations of zeros, leaves [2, ...] of {spec}, and raised "
@@ -289,6 +294,33 @@ class StepEncoder(nn.Module):
         """
         numbers = torch.stack((step.return_to_go, step.time), -1)
         return torch.cat((self.observation(step.observation), numbers, step.prev_action), -1)
+
+
+@contextlib.contextmanager
+def _memories_refused(module: nn.Module, name: str) -> Iterator[None]:
+    """Refuses recurrent layers that see one step of each row while the module is called: they would begin anew."""
+    steps: collections.Counter[nn.Module] = collections.Counter()
+
+    def note(part: Any, given: tuple[Any, ...]) -> None:
+        value = given[0]
+        if not isinstance(value, Tensor):  # packed sequences
+            steps[part] += 2
+        else:  # [N, F], of which a cell makes one step, and others take the rows for steps; or a sequence
+            steps[part] += 1 if value.ndim < 3 else value.shape[1 if part.batch_first else 0]
+
+    parts = [part for part in module.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
+    handles = [part.register_forward_pre_hook(note) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if forgetful := [type(part).__name__ for part, count in steps.items() if count == 1]:
+        raise ConfigError(
+            f"the encoder {name} has a {forgetful[0]} that sees one step at a time and begins anew at every "
+            "observation, so that it remembers nothing; leave it out of the encoder and set network.recurrent to "
+            "'lstm', 'gru' or 'attention', whose memory runs, buffers and saved policies carry along"
+        )
 
 
 def _without_mask(spec: SpecTree) -> SpecTree:
