@@ -218,7 +218,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         if model.has_batch_norm and not self.batch_norm:
             raise ConfigError(
                 f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or use "
-                "network.layer_norm, which every algorithm learns with, or crossq or xqc"
+                f"network.layer_norm, which every algorithm learns with, or {' or '.join(_with_batch_norm(Algorithm))}"
             )
         seeds = seeds or RunSeeds(0)
         self.config: Any = config
@@ -485,6 +485,12 @@ class _PartlyUpdated:
     def __exit__(self, kind: Any, *error: object) -> None:
         if kind is not None and self._info.gradient_steps:
             self._policy.version = self._info.policy_version
+
+
+def _with_batch_norm(kind: type[Algorithm[Any]]) -> list[str]:
+    """Names of the algorithms that learn with batch normalisation."""
+    below = [name for one in kind.__subclasses__() for name in _with_batch_norm(one)]
+    return sorted({*below, *([kind.__name__] if kind.batch_norm else [])})
 
 
 def _reward_weights(config: Any, model: CoreModel) -> RewardWeights | None:

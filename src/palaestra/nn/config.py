@@ -86,7 +86,7 @@ class NetworkConfig:
     layer_norm: bool = False
     """Whether the units of each hidden layer are normalised before its activation, row by row; for pictures, too."""
     batch_norm: bool = False
-    """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it: crossq."""
+    """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it."""
     block: Literal["simba", "simba2", "xqc"] | None = None
     """Blocks instead of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
     sphere, with weights of length 1; or xqc, with such weights and batch normalisation, where an algorithm has it."""

@@ -153,8 +153,10 @@ def clipped_surrogate(
         require_same_shape("[N]", log_ratio=log_ratio, advantage=advantage)
     gain = -advantage.detach()
     ratio = log_ratio.clamp(max=_MOST_NATS).exp()
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    loss = torch.maximum(ratio * gain, clipped * gain)
+    with torch.no_grad():  # max(ρ g, clipped g), whose gradient is that of whichever it is
+        clipped = ratio.clamp(1 - epsilon, 1 + epsilon)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        is_clipped = (clipped - ratio) * gain > 0
+    loss = torch.where(is_clipped, clipped, ratio) * gain
     return loss if dual is None else torch.where(gain > 0, torch.minimum(loss, dual * gain), loss)
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,12 @@ class StochasticPolicy(NetworkPolicy):
     """A policy that draws its actions from a distribution; a subclass says from which in `distribution_of`."""
 
     behaviour_fields = ("log_prob",)
+    only_samples: ClassVar[bool] = True
+    """Whether `choose` is this class's, which draws from the distribution and does nothing else."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.only_samples = cls.only_samples and "choose" not in vars(cls)
 
     @abstractmethod
     def distribution_of(self, outputs: Any, mask: Any = None) -> Any:
@@ -84,7 +90,7 @@ class StochasticPolicy(NetworkPolicy):
         return PolicyStep(action if self.exploration is None else self._explored(action, explore, mask), state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
-        if self.state_spec or self.exploration is not None or type(self).choose is not StochasticPolicy.choose:
+        if self.state_spec or self.exploration is not None or not self.only_samples:
             return None
         draw = getattr(self.distribution(observation), "noise", None)
         return None if draw is None else partial(draw, self.generator)
