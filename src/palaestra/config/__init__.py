@@ -2,4 +2,5 @@
 
 from palaestra.config.config import *
 from palaestra.config.dimensions import *
+from palaestra.config.groups import *
 from palaestra.config.presets import *

@@ -7,25 +7,15 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
+from palaestra.config.groups import DataConfig, HindsightConfig, RunConfig
 from palaestra.config.values import closest, dataclass_of, read_yaml, type_name, value_of
-from palaestra.core import (
-    AtLeastOne,
-    Fraction,
-    InsideFraction,
-    Linear,
-    NotNegative,
-    Offline,
-    Piecewise,
-    Range,
-    import_object,
-    require_ranges,
-)
+from palaestra.core import Linear, Offline, Piecewise, import_object
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_text
@@ -33,111 +23,10 @@ from palaestra.core.settings import members_of
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
 from palaestra.envs import EnvConfig, Wrap
 from palaestra.multiagent import AgentsConfig
-from palaestra.nn import Precision
 from palaestra.robots import Robot, RobotConfig
 from palaestra.training import TrainerConfig
 
-__all__ = ["DataConfig", "ExperimentConfig", "HindsightConfig", "RunConfig", "config_from_mapping", "save_config"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """What concerns a run as a whole."""
-
-    seed: Annotated[NotNegative[int], "--seed"] = 0
-    """The one seed that everything random derives from."""
-    directory: str = "runs"
-    """Folder of run directories."""
-    name: str | None = None
-    """Name of the run directory; by default date, algorithm, environment and seed."""
-    initial_policy: Annotated[str | None, "--from"] = None
-    """Run or shared folder whose best policy this run begins with; critics, optimizers and data begin anew."""
-    compile: Annotated[bool | Literal["auto"], "--compile"] = "auto"
-    """Compile gradient steps, and steps of tensor environments. True does so from the start, after seconds of waiting;
-    auto after the first 10,000 gradient steps of a run of 50,000 or more, in which another process compiles."""
-    precision: Precision = "float32"
-    """Of matrix products in gradient steps: bf16 is 1.4 to 2 times as fast for wide layers where a processor has
-    instructions for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a
-    GPU, rounds what is multiplied to 11 bits, when it acts as well."""
-    device: Annotated[str, "--device"] = "cpu"
-    """Device on which policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
-    deterministic: Annotated[bool, "--deterministic"] = False
-    """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
-    num_threads: Annotated[int | None, Range(ge=1, le=4096)] = None
-    """Threads of torch; by default 1 or as many as there are cores, whichever is measured to be faster at the start of
-    the run, which keeps that number when it is resumed."""
-    tensorboard: bool | None = None
-    """Whether TensorBoard files are written; by default where TensorBoard, an extra, is installed."""
-    loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], "--loggers"] = ()
-    """Tracking services that get the metrics as well; each needs the extra of its name."""
-    callbacks: Annotated[tuple[str, ...], "--callbacks"] = ()
-    """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
-    eval_num_envs: AtLeastOne[int] = 4
-    """Environments that evaluation episodes are shared over."""
-    eval_vectorization: Literal["auto", "serial", "thread", "process"] = "auto"
-    """Where these are stepped: in this process (or natively, where training does so), one in a thread, or in worker
-    processes. A run without evaluations makes none; but with `thread` one, that nothing steps, where environments of
-    training are in other processes alone, so that what they configure can be seen in this one."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "run.", self._misfits())
-
-    def _misfits(self) -> Iterator[str]:
-        name = "auto" if self.name is None else self.name
-        if not name.isprintable():
-            yield f"run.name is {name!r}, which has control characters; leave them out"
-        if name in ("", ".", "..", "last") or name.startswith("-") or set("/\\") & set(name):
-            yield (
-                f"run.name is {name!r}; give a name that is no path, no option and not 'last', which means the newest "
-                "run (run.directory says in which folder)"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Data to learn from that was there before the run."""
-
-    data: str | None = None
-    """Folder of a saved buffer, or `minari:` and the id of a Minari dataset on this machine."""
-    fraction: InsideFraction[float | None] = None
-    """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out. With
-    it, algorithms that learn from data alone go on with steps of their own."""
-    updates: NotNegative[int] = 0
-    """Updates on the data alone before the first env step; each counts as an env step of the budget."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "offline.", self._misfits())
-
-    def _misfits(self) -> Iterator[str]:
-        if self.updates and self.data is None:
-            yield f"offline.updates is {self.updates}, but there is no offline.data to learn from"
-        if self.fraction is not None and self.data is None:
-            yield f"offline.fraction is {self.fraction}, but there is no offline.data to take it from"
-
-    @property
-    def share(self) -> float:
-        """`fraction`, or its default."""
-        return 0.5 if self.fraction is None else self.fraction
-
-
-@dataclass(frozen=True, kw_only=True)
-class HindsightConfig:
-    """Goals that episodes reached, instead of those that they were given (hindsight experience replay)."""
-
-    share: Fraction[float] = 0.0
-    """Probability that a replayed row gets a goal which its own episode reached; 0 is none, the paper's k=4 is 0.8."""
-    strategy: Literal["future", "final", "episode"] = "future"
-    """Which step's place becomes the goal: a later one of the episode, its last one so far, or any of them."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "hindsight.", self._misfits())
-
-    def _misfits(self) -> Iterator[str]:
-        if self.strategy != "future" and not self.share:
-            yield (
-                f"hindsight.strategy is {self.strategy!r}, but hindsight.share is 0, so that no row gets another goal; "
-                "give a share, such as 0.8"
-            )
+__all__ = ["ExperimentConfig", "config_from_mapping", "save_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +85,7 @@ class ExperimentConfig:
 
 
 def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration of a run for looking at what it left, on a machine that may have no GPU.
-
-    Args:
-        config: of the run.
-    """
+    """The configuration of a run for looking at what it left, on a machine that may have no GPU."""
     return dataclasses.replace(
         config, run=dataclasses.replace(config.run, device="cpu", compile=False, precision="float32")
     )
@@ -208,9 +93,6 @@ def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
 
 def config_to_mapping(config: Any) -> dict[str, Any]:
     """A configuration as nested dicts of YAML values; `config_from_mapping` is the inverse.
-
-    Args:
-        config: a configuration dataclass.
 
     Raises:
         ConfigError: it holds code that has no name (a lambda among the wrappers, say).
@@ -220,9 +102,6 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
 
 def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
     """Every setting by its path.
-
-    Args:
-        config: a configuration.
 
     Examples:
         >>> flat_settings(ExperimentConfig())["trainer.total_env_steps"]
@@ -266,7 +145,6 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
     """A configuration dataclass from nested dicts, or from settings by their path.
 
     Args:
-        kind: the dataclass.
         data: what is given; every key is a field, or the path of one below, with `__` or dots.
         base: where fields that are not given come from; by default the fields' own defaults.
 
@@ -371,7 +249,6 @@ def settings_of(kind: type[Any], values: Mapping[str, Any], prefix: str = "") ->
     """Every setting and every group.
 
     Args:
-        kind: a configuration dataclass.
         values: of its fields.
         prefix: before the paths.
     """
@@ -456,9 +333,6 @@ def algorithm_class(name: str) -> Any:
 def read_config(path: str | Path) -> Mapping[str, Any]:
     """The settings that a configuration file holds, not checked yet.
 
-    Args:
-        path: a YAML file.
-
     Raises:
         ConfigError: it cannot be read, or holds no mapping.
     """
@@ -480,21 +354,12 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def as_yaml(config: ExperimentConfig) -> str:
-    """A configuration as text that `load_config` reads back to an equal one.
-
-    Args:
-        config: all settings.
-    """
+    """A configuration as text that `load_config` reads back to an equal one."""
     return yaml.dump(config_to_mapping(config), Dumper=_Dumper, sort_keys=False)
 
 
 def save_config(config: ExperimentConfig, path: str | Path) -> None:
-    """Writes a configuration file that `load_config` reads back to an equal configuration.
-
-    Args:
-        config: all settings.
-        path: of the YAML file.
-    """
+    """Writes a configuration file that `load_config` reads back to an equal configuration."""
     replace_text(Path(path), as_yaml(config))
 
 

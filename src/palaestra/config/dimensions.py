@@ -35,11 +35,7 @@ class Dimension:
         return f"{self.path:<34} {self.low:<10.6g} to {self.high:<10.6g} {self.scale.replace('_', ' ')}"
 
     def suggest(self, trial: Any) -> float:
-        """The trial's value.
-
-        Args:
-            trial: of Optuna.
-        """
+        """The trial's value."""
         if self.scale == "power_of_two":
             low, high = math.ceil(math.log2(self.low)), math.floor(math.log2(self.high))
             return 2 ** int(trial.suggest_int(self.path, low, high))
@@ -60,10 +56,6 @@ class Dimension:
 
     def between(self, low: float, high: float) -> Self:
         """The same setting in another range.
-
-        Args:
-            low: lowest value.
-            high: highest value.
 
         Raises:
             ConfigError: there is no range, or the scale cannot have it.
@@ -92,7 +84,6 @@ def search_space(
     V-trace's bounds and what is 0 or left out are not searched.
 
     Args:
-        config: whose algorithm is looked at.
         changes: by path: (lowest, highest) instead of a range or of a setting that is not searched by default;
             `None` does not search it.
 
@@ -146,7 +137,6 @@ def with_values(config: ExperimentConfig, values: Mapping[str, float]) -> Experi
     """The configuration with what a trial has drawn.
 
     Args:
-        config: everything else.
         values: by path, as in `Dimension`.
     """
     settings: dict[str, Any] = {}

@@ -82,7 +82,6 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
 
     Args:
         algorithm: its name, for example `"ppo"`; of quantile SAC the one in its paper, `"tqc"`, too.
-        env_name: as `EnvConfig.name`.
 
     Raises:
         ConfigError: there is no such algorithm.
@@ -107,9 +106,6 @@ def _known(algorithm: str, env_name: str) -> str | None:
 def preset_line(config: ExperimentConfig) -> str:
     """Says what the settings of a run began with.
 
-    Args:
-        config: that it has now.
-
     Examples:
         >>> preset_line(preset("ppo", "CartPole-v1")), preset_line(preset("ppo", "CartPole-v0"))
         ('settings    preset of ppo for CartPole-v1', 'settings    defaults of ppo; it has a preset for CartPole-v1')
@@ -125,7 +121,6 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
     """Reads a configuration file.
 
     Args:
-        path: a YAML file.
         base: where settings that it leaves out come from; by default the preset of the algorithm and the environment
             that it names.
 

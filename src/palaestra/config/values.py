@@ -123,7 +123,6 @@ def closest(name: str, known: Iterable[str], *, similar: bool = True) -> list[st
 
     Args:
         name: what was given, with `-` or `_`.
-        known: the names that exist.
         similar: whether a name that looks like it will do; else only what others call so.
 
     Examples:
@@ -161,9 +160,6 @@ _Loader.add_implicit_resolver(
 
 def read_yaml(text: str) -> Any:
     """A YAML document.
-
-    Args:
-        text: of the document.
 
     Raises:
         yaml.YAMLError: it is none, a key stands twice, a number has more than 40 digits, or aliases make far more of
@@ -219,9 +215,6 @@ def dataclass_of(hint: Any) -> type[Any] | None:
 def type_name(hint: Any) -> str:
     """A type in the words of a user.
 
-    Args:
-        hint: a field's type.
-
     Examples:
         >>> type_name(int | None), type_name(tuple[int, ...])
         ('int', 'list')
@@ -244,7 +237,6 @@ def value_of(hint: Any, value: Any) -> Any:
     """A value as the type of its field.
 
     Args:
-        hint: the field's type.
         value: from YAML or Python; schedules may be text.
 
     Raises:
@@ -303,7 +295,6 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
     """A value from what was typed after its option.
 
     Args:
-        hint: the field's type.
         words: none for a switch, one for a value, any number for lists (or one with commas); names and values in turn
             for mappings.
 

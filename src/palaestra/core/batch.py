@@ -45,7 +45,6 @@ class Batch(Fields):
 
     Args:
         fields: a mapping of fields, a list of mappings that are stacked, or the values of a layout's fields in order.
-        named: fields by name.
 
     Raises:
         ShapeError: a list is ragged.
@@ -85,11 +84,7 @@ class Batch(Fields):
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """A batch of fields as they are: no conversion, no copy of a leaf, no check.
-
-        Args:
-            fields: by name.
-        """
+        """A batch of fields as they are: no conversion, no copy of a leaf, no check."""
         batch = cls.__new__(cls)
         batch.__dict__.update(fields)
         return batch
@@ -126,7 +121,6 @@ class Batch(Fields):
         """One field, or a default where there is none.
 
         Args:
-            key: its name.
             default: returned where the field is missing.
         """
         return self.__dict__.get(key, default)
@@ -328,7 +322,6 @@ class Batch(Fields):
         """Takes a field out.
 
         Args:
-            key: its name.
             default: returned where the field is missing.
 
         Raises:
@@ -363,7 +356,6 @@ class Batch(Fields):
 
         Args:
             dtype: cast floating-point leaves to this.
-            device: move there.
 
         Raises:
             TypeError: a leaf holds objects or text.
@@ -379,7 +371,6 @@ class Batch(Fields):
 
         Args:
             dtype: cast floating-point leaves to this.
-            device: move there.
         """
         self.__dict__.update(self.to_torch(dtype, device).__dict__)
 
@@ -390,9 +381,6 @@ class Batch(Fields):
     def save(self, path: str | Path) -> None:
         """Writes the batch to one safetensors file; no pickle is involved.
 
-        Args:
-            path: of the file.
-
         Raises:
             TypeError: a leaf holds objects.
         """
@@ -402,9 +390,6 @@ class Batch(Fields):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The batch that `save` wrote; nested layouts come back as plain batches.
-
-        Args:
-            path: of the file.
 
         Raises:
             CheckpointError: the file is missing, damaged, or holds no batch.

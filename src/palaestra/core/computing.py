@@ -138,7 +138,6 @@ def faster_threads(rows: int, widths: Sequence[int], most: int, picture: Sequenc
 
     Args:
         rows: of a minibatch.
-        widths: of the layers.
         most: threads, at least 1; `OMP_NUM_THREADS` is a limit as well.
         picture: [channels, height, width] of an observation that convolutions see.
 

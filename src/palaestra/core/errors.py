@@ -99,10 +99,7 @@ def require_kind(value: Any, kind: type, called: str, instead: str) -> None:
     """Refuses an object of another kind.
 
     Args:
-        value: what was given.
-        kind: what is needed.
         called: what it was given to or as, for the message.
-        instead: what to give.
 
     Raises:
         ConfigError: it is of another kind.
@@ -130,10 +127,6 @@ def printable(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name.
-
-    Args:
-        name: what was given.
-        known: what exists.
 
     Returns:
         `" — did you mean 'x'?"` when something is close, else the list of what exists.

@@ -22,11 +22,7 @@ class Fields:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
-        """One with these fields.
-
-        Args:
-            fields: by name.
-        """
+        """One with these fields."""
         raise NotImplementedError
 
     def map(self, function: Callable[..., Any], *others: Any) -> Self:
@@ -120,19 +116,23 @@ def padded(batches: Sequence[Any], *, keep_rows: bool) -> Sequence[Any]:
     if not batches or not all(_open(batch) for batch in batches) or _alike(batches):
         return batches
     keys = dict.fromkeys(key for batch in batches for key in batch.__dict__)
-    found: list[dict[str, Any]] = [dict.fromkeys(keys) for _ in batches]
-    for key in keys:
-        given = [batch.__dict__.get(key) for batch in batches]
-        missing = [value is None or (isinstance(value, Fields) and not value.__dict__) for value in given]
-        if any(missing) and not all(missing):
-            like = next(value for value, lacks in zip(given, missing, strict=True) if not lacks)
-            rows = [len(batch) if keep_rows and lacks else None for batch, lacks in zip(batches, missing, strict=True)]
-            given = [_zeros(like, n) if lacks else v for v, n, lacks in zip(given, rows, missing, strict=True)]
-        if all(isinstance(value, Fields) for value in given):
-            given = padded(given, keep_rows=keep_rows)
-        for fields, value in zip(found, given, strict=True):
-            fields[key] = value
-    return [type(batches[0]).of(fields) for fields in found]
+    columns = [_padded([batch.__dict__.get(key) for batch in batches], batches, keep_rows) for key in keys]
+    return [type(batches[0]).of(dict(zip(keys, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _padded(values: Sequence[Any], batches: Sequence[Any], keep_rows: bool) -> Sequence[Any]:
+    """What batches have under one key; those that have nothing get zeros, of as many rows as they have."""
+    there = [value for value in values if not _lacks(value)]
+    if 0 < len(there) < len(values):
+        rows = [
+            len(batch) if keep_rows and _lacks(value) else None for value, batch in zip(values, batches, strict=True)
+        ]
+        values = [_zeros(there[0], n) if _lacks(value) else value for value, n in zip(values, rows, strict=True)]
+    return padded(values, keep_rows=keep_rows) if all(isinstance(value, Fields) for value in values) else values
+
+
+def _lacks(value: Any) -> bool:
+    return value is None or (isinstance(value, Fields) and not value.__dict__)
 
 
 def _open(batch: Any) -> bool:

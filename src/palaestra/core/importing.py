@@ -218,7 +218,6 @@ def is_trusted(name: str, directory: str | Path) -> bool:
 
     Args:
         name: `my_package.module:attribute`, or the name of a module.
-        directory: of the file.
     """
     code, run, here = code_of(name), Path(directory).resolve(), Path.cwd()
     if code is None or trusts(run):
@@ -241,8 +240,6 @@ def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[t
     Arguments count, too, for what is made may import what it is given.
 
     Args:
-        data: JSON values.
-        directory: of the file.
         path: of the data in the file, with dots.
 
     Yields:

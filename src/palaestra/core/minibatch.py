@@ -30,8 +30,6 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     Args:
         batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
             `[N]` beside sequences has one value for each of them.
-        plan: what the algorithm asked for.
-        generator: source of the order.
 
     Yields:
         `[N, ...]` where sequences have length 1, else `[L, N, ...]`.
@@ -103,8 +101,6 @@ def equal_minibatches(
 
     Args:
         batch: see `minibatches`.
-        plan: what the algorithm asked for.
-        generator: source of the order.
         renew: makes on-policy data anew for every pass but the first, of the same shapes; by default it stays.
     """
     dim = 0 if plan.mini_batch_length == 1 else 1
@@ -190,7 +186,6 @@ def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:
 
     Args:
         minibatch: one of `minibatches`.
-        plan: what the algorithm asked for.
         count: parts; fewer are returned where there are fewer rows or sequences.
 
     Examples:

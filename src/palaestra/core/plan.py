@@ -214,22 +214,13 @@ class Offline:
     def capacity_for(self, num_lanes: int) -> int:
         """Refused: a fixed data set is a loaded buffer.
 
-        Args:
-            num_lanes: not used.
-
         Raises:
             ConfigError: always.
         """
         raise ConfigError("an offline plan learns from a loaded buffer and collects nothing")
 
     def may_learn(self, *, env_steps: int, new_rows: int, num_lanes: int) -> bool:
-        """Whether there is data for an update: always.
-
-        Args:
-            env_steps: not used.
-            new_rows: not used.
-            num_lanes: not used.
-        """
+        """Whether there is data for an update: always."""
         return True
 
 

@@ -48,7 +48,6 @@ class RunSeeds:
         """A 63-bit seed for one consumer.
 
         Args:
-            name: who draws.
             index: which of several (an environment's lane, an acting policy).
 
         Raises:
@@ -63,7 +62,6 @@ class RunSeeds:
         """A fresh torch generator for one consumer.
 
         Args:
-            name: who draws.
             index: which of several.
             device: where the generator lives.
         """

@@ -147,9 +147,6 @@ def _rules(kind: type[Any]) -> list[tuple[str, bool, Range | tuple[Any, ...]]]:
 def members_of(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, whatever annotates it.
 
-    Args:
-        hint: a field's type.
-
     Examples:
         >>> members_of(int | None)
         (<class 'int'>, <class 'NoneType'>)

@@ -279,9 +279,6 @@ _KINDS = {kind.__name__: kind for kind in (TensorSpec, BoundedSpec, DiscreteSpec
 def spec_layout(spec: SpecTree) -> dict[str, str]:
     """Dtype, shape and number of choices of every leaf by its path: what must agree; bounds of numbers need not.
 
-    Args:
-        spec: a tree.
-
     Examples:
         >>> spec_layout({"pixels": TensorSpec((3,)), "key": DiscreteSpec(num=5)})
         {'pixels': 'float32 (3,)', 'key': 'int64 () of 5'}
@@ -297,10 +294,6 @@ def spec_layout(spec: SpecTree) -> dict[str, str]:
 
 def spec_leaves(spec: SpecTree, prefix: str = "") -> dict[str, TensorSpec]:
     """The specs of a tree by their path, in the tree's order.
-
-    Args:
-        spec: the tree.
-        prefix: path of the tree itself.
 
     Raises:
         SpecError: two leaves have the same path, because a key contains a dot.
@@ -344,11 +337,7 @@ def first_leaf(spec: SpecTree) -> tuple[tuple[str, ...], TensorSpec]:
 
 
 def spec_to_json(spec: SpecTree) -> Any:
-    """A spec tree as JSON values; `spec_from_json` is the inverse.
-
-    Args:
-        spec: the tree.
-    """
+    """A spec tree as JSON values; `spec_from_json` is the inverse."""
     if isinstance(spec, dict):
         return {"kind": "dict", "items": {key: spec_to_json(child) for key, child in spec.items()}}
     if isinstance(spec, tuple):
@@ -371,9 +360,6 @@ def spec_to_json(spec: SpecTree) -> Any:
 
 def spec_from_json(data: Any) -> SpecTree:
     """The spec tree that `spec_to_json` wrote.
-
-    Args:
-        data: JSON values.
 
     Raises:
         SpecError: they describe no spec.

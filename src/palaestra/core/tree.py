@@ -34,7 +34,6 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
     Args:
         function: takes a leaf, and the part of every other tree at the same place.
-        tree: gives the structure.
         others: trees with at least that structure.
 
     Raises:
@@ -48,11 +47,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> Iterable[Any]:
-    """Every leaf, in the order of sorted keys.
-
-    Args:
-        tree: any tree.
-    """
+    """Every leaf, in the order of sorted keys."""
     return optree.tree_iter(tree)
 
 
@@ -72,10 +67,6 @@ def tree_paths(tree: Any) -> dict[str, Any]:
 
 def tree_select(tree: Any, index: Any) -> Any:
     """The tree with every leaf indexed.
-
-    Args:
-        tree: of arrays or tensors.
-        index: whatever indexes them.
 
     Examples:
         >>> tree_select((torch.arange(4), {"x": torch.zeros(4, 2)}), slice(2))
@@ -113,7 +104,6 @@ def tree_split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of so many rows each, one after another, which share memory with the whole.
 
     Args:
-        tree: of arrays or tensors.
         sizes: rows of each part, in order; they add up to the rows of every leaf.
 
     Raises:
@@ -221,7 +211,6 @@ def as_tensor(leaf: Any, dtype: torch.dtype | None = None, device: torch.device 
     Args:
         leaf: an array, tensor or number.
         dtype: cast floating-point numbers to this.
-        device: move there.
 
     Raises:
         TypeError: it holds objects or text.
@@ -301,7 +290,6 @@ def to_device(tree: Any, device: torch.device | str) -> Any:
 
     Args:
         tree: any tree; leaves that are no tensors stay as they are.
-        device: where to.
 
     Examples:
         >>> to_device({"x": torch.zeros(2), "name": "a"}, "cpu")
@@ -317,10 +305,6 @@ def to_device(tree: Any, device: torch.device | str) -> Any:
 
 
 def device_of(tree: Any) -> torch.device:
-    """Where the tensors of a tree are: the device of its first one, the CPU where it has none.
-
-    Args:
-        tree: any tree.
-    """
+    """Where the tensors of a tree are: the device of its first one, the CPU where it has none."""
     tensors = (leaf.device for leaf in optree.tree_iter(tree) if isinstance(leaf, torch.Tensor))
     return next(tensors, torch.device("cpu"))

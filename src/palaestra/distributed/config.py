@@ -142,18 +142,11 @@ class AsynchronousConfig:
         require_ranges(self, "asynchronous.", wrong)
 
     def max_lag_of(self, policy: str) -> int | None:
-        """How old the data of one policy may be; `None` is no bound.
-
-        Args:
-            policy: whose data it is.
-        """
+        """How old the data of one policy may be; `None` is no bound."""
         return self.max_lags.get(policy, self.max_lag)
 
     def require_policies(self, names: Collection[str]) -> None:
         """Refuses bounds of policies that do not learn in the run.
-
-        Args:
-            names: of those that do.
 
         Raises:
             ConfigError: names them.
@@ -168,7 +161,6 @@ def require_shares(env: EnvConfig, num_workers: int) -> None:
     """Refuses environments that workers cannot share.
 
     Args:
-        env: of a run.
         num_workers: that step its environments.
 
     Raises:

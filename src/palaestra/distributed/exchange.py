@@ -128,7 +128,6 @@ class Exchange:
         """One gradient step.
 
         Args:
-            algorithm: this rank's copy.
             minibatch: the same on every rank.
 
         Raises:

@@ -34,7 +34,6 @@ class TrainerAllocator:
     Args:
         mode: what shares are proportional to.
         num_trainers: gradient workers, at least 1.
-        policies: their names.
         agents: number of agents by policy; needed by `by-agent`.
         period: updates of any policy after which workers are shared out anew.
 
@@ -141,7 +140,6 @@ class GradientWorkers:
 
     Args:
         algorithms: by policy name; each must be a `GradientAlgorithm`.
-        runtime: where the workers live.
         num_workers: how many, beside the learner; with 0 the learner computes all shards.
         allocator: shares them out among policies; by default every policy has all of them.
         num_shards: of each minibatch, for all policies; by default one for each worker of a policy and its learner.
@@ -218,10 +216,6 @@ class GradientWorkers:
     def update(self, policy: str, source: DataSource) -> UpdateInfo:
         """An update of this process's copy of a policy's algorithm, together with the workers.
 
-        Args:
-            policy: its name.
-            source: what it learns from.
-
         Raises:
             NonFiniteError: a gradient is NaN or infinite.
             PalaestraError: a worker's weights are not this process's.
@@ -255,11 +249,6 @@ class GradientWorkers:
     def begin(self, policy: str, task: HostTask, drawn: Shared | None) -> GroupSeat:
         """Begins an update at the workers of a policy that are alive; `settle` ends it.
 
-        Args:
-            policy: its name.
-            task: what to do.
-            drawn: the rows.
-
         Returns:
             The seat of rank 0, whose turn it is as soon as all have been asked.
         """
@@ -288,7 +277,6 @@ class GradientWorkers:
         """Ends an update: rank 0 has made it, and workers must have come to the same weights.
 
         Args:
-            policy: its name.
             weights: `fingerprint` of rank 0's; `None` if it died, so that the update begins again.
             broken: whether it made a part of it alone.
 
@@ -367,18 +355,13 @@ class GradientWorkers:
             self._revive(call.worker, call.incarnation)  # its calls fail
 
     def num_shards(self, policy: str) -> int:
-        """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows.
-
-        Args:
-            policy: its name.
-        """
+        """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows."""
         return 1 if self._algorithms[policy].mixes_rows else self._num_shards or len(self._allocation[policy]) + 1
 
     def learned(self, policy: str, rows: int) -> None:
         """Says that an update has ended; after so many of them workers are shared out anew.
 
         Args:
-            policy: its name.
             rows: that it learned from.
         """
         self._experience[policy] += rows
@@ -457,9 +440,6 @@ class GradientWorkers:
 
 def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:
     """The algorithms, if gradient workers can compute for them.
-
-    Args:
-        algorithms: by policy name.
 
     Raises:
         ConfigError: one states no losses.

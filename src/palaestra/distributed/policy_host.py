@@ -21,9 +21,6 @@ def host_factory(algorithms: Mapping[str, Algorithm[Any]]) -> Any:
 
     They are sent as they are on the CPU, and so is everything that follows; a host places what arrives. It computes
     with as many threads as this process, for sums of another number are rounded otherwise.
-
-    Args:
-        algorithms: by policy name.
     """
     sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
     devices = {name: str(one.device) for name, one in algorithms.items()}
@@ -121,8 +118,6 @@ class PolicyHost:
         """Begins an update.
 
         Args:
-            policy: its name.
-            task: what to do.
             drawn: what the driver drew from the policy's source.
             state: that the update starts from, for a host that does not have it; else `None`.
         """
@@ -142,7 +137,6 @@ class PolicyHost:
         """What an update did; `None` if it has not ended.
 
         Args:
-            policy: its name.
             patience_s: how long to wait for it.
         """
         running = self._running[policy]
@@ -212,11 +206,6 @@ class _Running:
 
 def updated_by(algorithm: Any, source: DataSource, exchange: Exchange | None) -> UpdateInfo:
     """An update of one rank, or of a host that learns alone.
-
-    Args:
-        algorithm: this rank's copy.
-        source: what it learns from.
-        exchange: its end of the group.
 
     Raises:
         NonFiniteError: a gradient is NaN or infinite.

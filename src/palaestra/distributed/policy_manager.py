@@ -100,9 +100,6 @@ class DistributedPolicyManager(PolicyManager):
     def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, UpdateInfo | NonFiniteError]:
         """One update of each named policy, all at the same time; other policies stay as they are.
 
-        Args:
-            sources: what each learns from.
-
         Returns:
             What each update did, or why it was not applied.
 

@@ -30,10 +30,8 @@ class Pace:
     """Says when there is enough to learn from, and whether more may be taken.
 
     Args:
-        algorithms: of the policies, by name.
         buffers: by policy name, with the lanes of all actors.
         num_actors: that share the lanes.
-        config: what was asked for.
         num_envs: that the actors step, over all of them.
 
     Raises:
@@ -156,7 +154,6 @@ class Pace:
 
         Args:
             taken: fragments in this training iteration.
-            env_steps: of the run.
         """
         if self.on_policy:
             return taken == self._config.fragments_per_update
@@ -193,7 +190,6 @@ class PolicyServer(WorkerStreams):
     written at the pace of `samples_per_insert`.
 
     Args:
-        runtime: where the actors live.
         make: makes the parts of an actor from its number, such as a `CollectorFactory`.
         algorithms: of the policies by name, as they are in this process.
         buffers: by policy name; the actors share their lanes evenly, the first actor has the first. Replay plans learn
@@ -425,7 +421,6 @@ def worker_streams(
     """What collects with workers, as a configuration says: a `RolloutManager` or a `PolicyServer`, with shards or none.
 
     Args:
-        runtime: where the workers live.
         make: makes the parts of a worker from its number.
         algorithms: of the policies by name, as they are in this process.
         buffers: by policy name; with shards of replay their size does not matter, for the rows do not lie in them.

@@ -26,7 +26,6 @@ def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: Dist
     """Refuses shards where nothing is replayed, or where a shard would have no lane.
 
     Args:
-        algorithms: of the policies, by name.
         config: with a number of shards, or none.
         num_envs: of the run; every policy has a lane for each at least.
 

@@ -109,8 +109,6 @@ class ReplayShards:
         """Calls a method whose answer says nothing.
 
         Args:
-            number: of the shard.
-            method: its name.
             args: of it.
         """
         self._pending.append(self._runtime.call(self._ids[number], method, *args))
@@ -136,17 +134,12 @@ class ReplayShards:
         """Calls a method of a shard, for `finish`.
 
         Args:
-            number: of the shard.
-            method: its name.
             args: of it.
         """
         return self._runtime.call(self._ids[number], method, *args)
 
     def finish(self, call: Call) -> Any:
         """What a method answered.
-
-        Args:
-            call: from `begin`.
 
         Raises:
             CheckpointError: the shard was lost.
@@ -291,9 +284,6 @@ class ShardedReplay:
     def forget(self, number: int) -> int:
         """Forgets the rows of a shard that is gone.
 
-        Args:
-            number: of the shard.
-
         Returns:
             How many there were.
         """
@@ -308,7 +298,6 @@ class ShardedReplay:
 
         Args:
             number: of the shard that lacks them.
-            lanes: of the shard.
             places: [T, B] of the rows in their lanes.
         """
         for lane, column in zip(self._lanes(number)[lanes], places.T, strict=True):
@@ -321,7 +310,6 @@ class ShardedReplay:
         """The data of one update.
 
         Args:
-            plan: a replay plan.
             generator: source of the sampled rows.
 
         Raises:
@@ -413,7 +401,6 @@ class ShardedReplay:
         """What a shard is made with.
 
         Args:
-            number: of the shard.
             together: shards that share the memory of one machine.
         """
         lanes = len(self._lanes(number))
@@ -421,11 +408,7 @@ class ShardedReplay:
         return ShardPart(self.index.rows_per_lane * lanes, lanes, options)
 
     def positions_of(self, number: int) -> dict[str, Any]:
-        """Where the lanes of a shard are.
-
-        Args:
-            number: of the shard.
-        """
+        """Where the lanes of a shard are."""
         lanes = self._lanes(number)
         state = self.positions.state()
         return {name: value[lanes] if isinstance(value, np.ndarray) else value for name, value in state.items()}

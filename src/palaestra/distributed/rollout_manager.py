@@ -50,7 +50,6 @@ class WorkerStreams:
     """Workers that act, the weights that they act with, and the streams that dropped fragments end.
 
     Args:
-        runtime: where the workers live.
         make: makes the parts of a worker from its number, such as a `CollectorFactory`.
         policies: by name, whose weights the workers act with.
         buffers: by policy name, where rows lie.
@@ -106,7 +105,6 @@ class WorkerStreams:
 
         Args:
             name: of the attribute; see `Environment.set_attr`.
-            value: a JSON value.
             lanes: numbers of the environments over all workers; all by default.
 
         Raises:
@@ -282,7 +280,6 @@ class RolloutManager(WorkerStreams):
     fragment dropped; every fragment is either used once or named in `dropped`.
 
     Args:
-        runtime: where the workers live.
         make: makes the parts of a worker from its number, such as a `CollectorFactory`.
         policies: the learning policies by name, whose weights the workers act with.
         buffers: by policy name, where data goes. The workers share their lanes evenly, the first worker has the first.

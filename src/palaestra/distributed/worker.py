@@ -118,8 +118,6 @@ class CollectorFactory(_Shares):
 
     Args:
         env: of the run; its environments are shared out over the workers.
-        num_workers: how many workers there are.
-        seed: of the run.
         algorithm: makes the algorithm of the run, with the policy that acts.
 
     Raises:
@@ -149,8 +147,6 @@ class AgentsFactory(_Shares):
 
     Args:
         env: of the run; its environments are shared out over the workers.
-        num_workers: how many workers there are.
-        seed: of the run.
         actors: makes the policy specs, and the algorithms and rules that act, by policy name.
         self_play: how large a pool of earlier selves each worker keeps; none by default.
 
@@ -364,7 +360,6 @@ def load_acting_weights(policies: Mapping[str, Policy], weights: Mapping[str, Ma
     Their generators stay their own.
 
     Args:
-        policies: by name.
         weights: from `acting_weights`; or a part of what `ActingWeights` gives, after those before it.
     """
     for name, given in weights.items():

@@ -155,7 +155,6 @@ class WorkerGroup:
 
         Args:
             timeout_s: how long to wait for them.
-            at_least: how many to wait for.
 
         Raises:
             WorkersLostError: there are too few workers.
@@ -228,8 +227,6 @@ class WorkerGroup:
         A worker that ended is replaced, and what it was at is dropped; so is one that takes too long.
 
         Args:
-            at_least: how many.
-            timeout_s: how long to wait.
             of: whose answers; those of all workers if left out.
 
         Returns:

@@ -164,7 +164,6 @@ class EnvConfig:
         """The same task without what is for training alone: in this process, or a pool where training uses one.
 
         Args:
-            num_envs: how many.
             kwargs: for the constructor, on top of its others.
         """
         kwargs = {**self.kwargs, **kwargs}
@@ -176,9 +175,6 @@ class EnvConfig:
         """The same environments without injected faults: in this process, or a pool where this is one.
 
         One that is dropped in training is restarted here, for each has to play its share of episodes.
-
-        Args:
-            num_envs: how many.
         """
         kind = "native" if self.vectorization == "native" else "auto"
         on_fault = "restart" if self.on_fault == "drop" else self.on_fault

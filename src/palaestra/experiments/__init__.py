@@ -10,6 +10,7 @@ from palaestra.analysis.report import *
 from palaestra.analysis.stats import *
 from palaestra.config.config import *
 from palaestra.config.dimensions import *
+from palaestra.config.groups import *
 from palaestra.config.presets import *
 from palaestra.experiments.published import *
 from palaestra.experiments.run import *
