@@ -21,7 +21,7 @@ from palaestra.envs.wrappers import (
     SparseReward,
     TimeAwareDiscount,
 )
-from tests.contracts.test_environments import actions_for
+from palaestra.testing.environments import random_actions
 from tests.envs.worlds import Counter
 
 
@@ -76,7 +76,7 @@ def counters(num_envs=2, mode="NextStep"):
 
 
 def stream(env, steps=30, seed=3):
-    actions = actions_for(env, seed)
+    actions = random_actions(env, seed)
     return [env.step(next(actions)) for _ in range(steps)]
 
 
