@@ -126,16 +126,7 @@ _TABLE = (
 COMMANDS: dict[str, Command] = {command.name: command for command in _TABLE}
 """Every command by its name, in the order in which they are shown."""
 
-ELSEWHERE = {
-    "enjoy": "play",
-    "watch": "play",
-    "test": "eval",
-    "run": "train",
-    "learn": "train",
-    "benchmark": "bench",
-    "optimize": "tune",
-    "continue": "resume",
-}
+ELSEWHERE = {"enjoy": "play", "watch": "play", "test": "eval", "run": "train", "learn": "train", "optimize": "tune"}
 """What other programs call our verbs."""
 
 _END = """

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from palaestra import deployment
 from palaestra.cli.options import JsonOptions, RunOptions
@@ -27,14 +27,8 @@ class ExportOptions(RunOptions):
 
 def export(name: str, options: ExportOptions) -> int:
     """Writes policies as ONNX or torch.export programs, with statistics, masks, action scale and memory inside."""
-    made = deployment.export(
-        name,
-        options.output,
-        format=options.format,
-        root=options.root,
-        which=options.which,
-        policy=options.policy,
-    )
+    chosen = options.chosen()
+    made = deployment.export(name, chosen.pop("output"), **chosen)
     record = [{"path": str(one.path), "policy": one.policy, **one.manifest} for one in made]
     options.show(record, "\n\n".join(map(str, made)))
     return 0
@@ -56,8 +50,7 @@ def serve(name: str, options: ServeOptions) -> int:
     Returns:
         0 if every request that was accepted has been answered; 1 if a second signal, or the time, cut some off.
     """
-    settings = {entry.name: getattr(options, entry.name) for entry in fields(deployment.ServingConfig)}
-    served = deployment.serve(name, root=options.root, ready=options.started, **settings)
+    served = deployment.serve(name, ready=options.started, **options.chosen())
     record = {"answered": served.answered, "refused": served.refused, "unanswered": served.unanswered}
     options.show(record, f"stopped     {served}")
     return 1 if served.unanswered else 0
@@ -80,14 +73,7 @@ class ShareOptions(RunOptions):
 def share(name: str, options: ShareOptions) -> int:
     """Makes a folder for others of a run's best policy."""
     require_ranges(options, "--")
-    shared = deployment.share(
-        name,
-        output=options.output,
-        push=options.push,
-        root=options.root,
-        episodes=options.episodes,
-        film=options.film,
-    )
+    shared = deployment.share(name, **options.chosen())
     options.show(_record(shared), str(shared))
     return 0
 

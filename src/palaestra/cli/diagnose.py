@@ -20,6 +20,6 @@ def diagnose(name: str, options: DiagnoseOptions) -> int:
     Returns:
         0 where nothing was found, 1 where there are findings.
     """
-    found = experiments.diagnose(name, root=options.root, episodes=options.episodes)
+    found = experiments.diagnose(name, **options.chosen())
     options.show(found.to_json(), str(found))
     return 1 if found.findings else 0

@@ -43,6 +43,10 @@ class JsonOptions:
     json: bool = False
     """Print JSON."""
 
+    def chosen(self) -> dict[str, Any]:
+        """All but this, for a function whose arguments have the same names."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "json"}
+
     def show(self, record: Any, text: str) -> None:
         """Prints one of them.
 

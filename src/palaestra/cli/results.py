@@ -35,16 +35,8 @@ class EvalOptions(RunOptions):
 def evaluate(names: list[str], options: EvalOptions) -> int:
     """Evaluates the policies of runs."""
     require_ranges(options, "--")
-    result = experiments.evaluate_runs(
-        names,
-        root=options.root,
-        baseline=options.baseline,
-        episodes=options.episodes,
-        seed=options.seed,
-        deterministic=not options.stochastic,
-        which=options.which,
-        target_return=options.target_return,
-    )
+    chosen = options.chosen()
+    result = experiments.evaluate_runs(names, deterministic=not chosen.pop("stochastic"), **chosen)
     options.show(asdict(result), str(result))
     return 0
 
@@ -65,8 +57,7 @@ class RateOptions(RunOptions):
 
 def rate(names: list[str], options: RateOptions) -> int:
     """Lets policies of runs play against each other, and rates them: Elo with 95% intervals."""
-    chosen = {name: getattr(options, name) for name in ("games", "seed", "deterministic", "baseline")}
-    result = experiments.rate_runs(names, root=options.root, **chosen)
+    result = experiments.rate_runs(names, **options.chosen())
     options.show(asdict(result), str(result))
     return 0
 

@@ -70,10 +70,8 @@ def _notes(entries: Sequence[_Entry], until: Mapping[str, float]) -> Iterator[st
 
 def _metrics(entries: Sequence[_Entry]) -> dict[str, list[str]]:
     """What the scores of each algorithm are."""
-    found: dict[str, set[str]] = {}
-    for one in entries:
-        found.setdefault(one.algorithm, set()).add(one.run.metric)
-    return {algorithm: sorted(kinds) for algorithm, kinds in found.items()}
+    names = dict.fromkeys(one.algorithm for one in entries)
+    return {name: sorted({one.run.metric for one in entries if one.algorithm == name}) for name in names}
 
 
 def _replaced(entries: Sequence[_Entry]) -> dict[str, int]:

@@ -3,8 +3,9 @@
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from palaestra import experiments
 from palaestra.cli.options import ExperimentOptions
@@ -14,6 +15,13 @@ from palaestra.runs.build import require_fit
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(ExperimentOptions, experiments.Search):
     """All settings of a run, and how far to search."""
+
+    MOST_SET: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "how far": ("trials", "seeds", "jobs", "time_limit_s", "prune", "trainer.total_env_steps"),
+        "who wins": ("top", "fresh_seeds", "fresh_episodes"),
+        "what is searched": ("space", "output", "dry_run"),
+    }
+    """What people set most, by group."""
 
     output: str = ""
     """Folder of the study; the same command goes on with one that exists. By default studies/ALGORITHM_ENVIRONMENT."""
