@@ -128,3 +128,15 @@ def row_index(rows: np.ndarray | Tensor) -> Tensor:
     """
     index = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     return index.as_subclass(RowIndex) if type(index) is Tensor else index
+
+
+def numbers_like(given: Any, rows: np.ndarray) -> Any:
+    """Row numbers as what was given: a tensor, an array or a number.
+
+    Args:
+        given: of the kind that is wanted.
+        rows: [N] row numbers, or one.
+    """
+    if isinstance(given, Tensor):
+        return row_index(np.asarray(rows)).to(given.device)
+    return rows.view(RowNumbers) if isinstance(given, np.ndarray) else int(rows)

@@ -18,10 +18,12 @@ from palaestra.core import (
     TensorSpec,
     import_extra,
     numpy_dtype,
+    tree_leaves,
     tree_map,
+    tree_select,
 )
 
-__all__ = ["from_minari", "to_minari", "with_actions"]
+__all__ = ["from_arrays", "from_minari", "to_minari", "with_actions"]
 
 
 def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any]) -> ReplayBuffer:
@@ -113,6 +115,56 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
     return buffer
 
 
+def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
+    """A buffer with transitions in time order, as most data sets and plain loops have them.
+
+    An episode ends where a flag says so. Where an observation is not the next one of the transition before, some
+    transitions are missing: what lies before counts as cut off there.
+
+    Args:
+        data: N of each, as arrays or lists: `obs` that actions were taken on, `action` as the environment executes it,
+            `reward` that followed, `next_obs`, and whether the task ended (`terminated`) or the episode was cut off, by
+            a time limit say (`truncated`).
+        observation_spec: of one observation.
+        action_spec: of one action.
+
+    Raises:
+        ShapeError: something is missing, or does not fit the specs or the number of transitions.
+
+    Examples:
+        >>> from palaestra.core import DiscreteSpec, Replay
+        >>> data = {"obs": [[0.0], [1.0]], "action": [1, 0], "reward": [1.0, 1.0], "next_obs": [[1.0], [2.0]]}
+        >>> data |= {"terminated": [False, True], "truncated": [False, False]}
+        >>> buffer = from_arrays(data, observation_spec=TensorSpec((1,)), action_spec=DiscreteSpec(num=2))
+        >>> buffer.draw(Replay(unroll_length=1, mini_batch_size=8), torch.Generator()).next_observation.shape
+        torch.Size([8, 1])
+    """
+    needed = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+    if missing := [name for name in needed if name not in data]:
+        raise ShapeError(f"the data lack {', '.join(missing)}; needed are {', '.join(needed)}, N of each")
+    reward, terminated, truncated = (np.asarray(data[name]).reshape(-1) for name in ("reward", *needed[4:]))
+    count = len(reward)
+    if not count or len(terminated) != count or len(truncated) != count:
+        lengths = f"{count} rewards, {len(terminated)} of terminated and {len(truncated)} of truncated"
+        raise ShapeError(f"{lengths} were given; one of each is needed for every transition, and one transition")
+    seen = cast_rows("obs", data["obs"], observation_spec, count)  # [N, 1, ...]
+    after = cast_rows("next_obs", data["next_obs"], observation_spec, count)
+    action = cast_rows("action", data["action"], action_spec, count)
+    over = terminated.astype(bool) | truncated.astype(bool)
+    for before, led in zip(tree_leaves(seen), tree_leaves(after), strict=True):
+        over[:-1] |= (before[1:] != led[:-1]).flatten(1).any(1).numpy()
+    over[-1] = True
+    ends = np.flatnonzero(over)
+    buffer = ReplayBuffer(count + len(ends), 1, observation_spec=observation_spec, action_spec=action_spec)
+    for begin, last in zip([0, *(ends[:-1] + 1)], ends, strict=True):
+        at = slice(begin, last + 1)
+        cut = bool(truncated[last] or last < count - 1)
+        rows = tree_map(lambda one, led, at=at: torch.cat([one[at], led[at][-1:]]), seen, after)
+        buffer.extend(_fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at)))
+    buffer.reader.fixed = True
+    return buffer
+
+
 def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:
     """Writes the complete episodes of a buffer as a Minari dataset on this machine.
 
@@ -169,20 +221,28 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
 def _rows(episode: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Batch:
     """An episode as a fragment of one lane, `[T+1, 1, ...]`."""
     steps = len(episode.rewards)
+    observation = cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1)
+    action = cast_rows("actions of the dataset", episode.actions, action_spec, steps)
+    ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+    return _fields(episode.rewards, *ends, observation, action)
+
+
+def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, action: Any) -> Batch:
+    """A fragment that begins an episode, of T rewards and `[T+1, 1, ...]` observations; flags are of its last step."""
+    steps = len(rewards)
     step_type = np.full(steps + 1, StepType.MID, np.int32)
     discount = np.ones(steps + 1, np.float32)
-    terminated = bool(episode.terminations[-1])
-    if terminated or bool(episode.truncations[-1]):
+    if terminated or truncated:
         step_type[-1] = StepType.LAST
     step_type[0], discount[-1] = StepType.FIRST, not terminated
-    reward = np.concatenate([[0], episode.rewards]).astype(np.float32)
+    reward = np.concatenate([[0], rewards]).astype(np.float32)
     return Batch.of(
         {
             "step_type": torch.from_numpy(step_type)[:, None],
             "reward": torch.from_numpy(reward)[:, None],
             "discount": torch.from_numpy(discount)[:, None],
-            "observation": cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1),
-            "action": cast_rows("actions of the dataset", episode.actions, action_spec, steps),
+            "observation": observation,
+            "action": action,
         }
     )
 

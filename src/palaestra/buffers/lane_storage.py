@@ -171,7 +171,17 @@ class DeviceLeaf(Leaf):
 
 
 class LaneStorage:
-    """Preallocated `[rows, lanes, ...]` tensors.
+    """Preallocated `[rows, lanes, ...]` tensors: a ring of rows for each lane, side by side.
+
+        place      lane 0      lane 1
+          0      o5 a5 -> .  o5 a5 -> .    row number = place * lanes + lane
+          1      o6 a6 -> .  o6 a6 -> .    newest complete rows
+          2      o7 .        o7 .          open rows: their actions are not known yet
+          3      o3 a3 -> .  o3 a3 -> .    oldest complete rows, overwritten next
+          4      o4 a4 -> .  o4 a4 -> .
+
+    Row t has the time step `o` (with the reward that led to it) and the action `a` taken on it, so a transition is two
+    neighbours. This class knows no write positions and no episodes but for the FIRST rows that end stacks of frames.
 
     Args:
         rows: rows of each lane.

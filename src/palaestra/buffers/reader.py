@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import RowNumbers, Unroll, Windows, row_index
+from palaestra.buffers.drawn import Unroll, Windows, numbers_like, row_index
 from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
@@ -250,7 +250,7 @@ class StreamReader:
         rows = np.asarray(as_array(index))
         self._require_rows(rows)
         stays = (rows == self.positions.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
-        return _like(index, np.where(stays, rows, self.after(rows, 1)))
+        return numbers_like(index, np.where(stays, rows, self.after(rows, 1)))
 
     def following(self, index: Any, steps: int) -> Any:
         """The rows so many steps later, by `next`: one that fewer steps of its own episode follow ends at the last.
@@ -268,7 +268,7 @@ class StreamReader:
         rows = np.array(as_array(index))
         for _ in range(steps):
             rows = self.next(rows)
-        return _like(index, rows)
+        return numbers_like(index, rows)
 
     def prev(self, index: Any) -> Any:
         """The rows one step earlier; the first row of an episode, or of what is left of it, stays where it is.
@@ -286,7 +286,7 @@ class StreamReader:
         self._require_rows(rows)
         before = self.after(rows, -1)
         stays = (self.ages(rows) == 0) | ~self.is_start(before)
-        return _like(index, np.where(stays, rows, before))
+        return numbers_like(index, np.where(stays, rows, before))
 
     def after(self, index: np.ndarray, steps: np.ndarray | int) -> np.ndarray:
         """Row numbers so many steps later in the lanes, whatever lies between.
@@ -368,7 +368,11 @@ class StreamReader:
 
     def _walk(self, index: np.ndarray, most: np.ndarray, direction: int) -> np.ndarray:
         """How far one gets without leaving the episode, at most so far."""
-        steps, going, stride = np.zeros_like(index), np.arange(len(index)), np.clip(most.max(initial=1), 1, _STRIDE)
+        steps, going, stride = (
+            np.zeros_like(index),
+            np.arange(len(index)),
+            np.clip(most.max(initial=1), 1, _STRIDE),
+        )
         while len(going):
             ahead = np.arange(stride)[:, None] + steps[going] + (direction < 0)
             between = self.is_start(self.after(index[going], direction * ahead))  # [stride, N] row and its successor
@@ -590,13 +594,6 @@ class StreamReader:
                 if streams.states is not None:
                     fields["state"] = streams.states.take("state", rows[:-1])
                 yield [lane], Batch.of(fields)
-
-
-def _like(given: Any, rows: np.ndarray) -> Any:
-    """Row numbers as what was given: a tensor, an array or a number."""
-    if isinstance(given, Tensor):
-        return row_index(np.asarray(rows)).to(given.device)
-    return rows.view(RowNumbers) if isinstance(given, np.ndarray) else int(rows)
 
 
 @functools.cache
