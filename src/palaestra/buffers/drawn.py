@@ -1,11 +1,13 @@
 """Layouts in which a buffer hands out what is drawn."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.core import Batch
 
 __all__ = ["RowIndex", "RowNumbers", "Unroll", "Windows", "row_index"]
@@ -140,3 +142,25 @@ def numbers_like(given: Any, rows: np.ndarray) -> Any:
     if isinstance(given, Tensor):
         return row_index(np.asarray(rows)).to(given.device)
     return rows.view(RowNumbers) if isinstance(given, np.ndarray) else int(rows)
+
+
+@functools.cache
+def offsets(steps: int, lanes: int) -> np.ndarray:
+    """[steps + 1, 1] from a row number to those of the rows after it; past the end of the ring, `take` wraps.
+
+    Args:
+        steps: so many rows.
+        lanes: of the buffer.
+    """
+    found = lanes * np.arange(steps + 1)[:, None]
+    found.flags.writeable = False
+    return found
+
+
+def all_valid(kinds: np.ndarray) -> np.ndarray:
+    """[n, N] whether all rows up to here are valid starts: `ops.valid_starts`, accumulated.
+
+    Args:
+        kinds: [n+1, N] step types.
+    """
+    return np.logical_and.accumulate((kinds[:-1] != LAST) & (kinds[1:] != FIRST), axis=0)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import Unroll, Windows, numbers_like, row_index
+from palaestra.buffers.drawn import Unroll, Windows, all_valid, numbers_like, offsets, row_index
 from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
@@ -520,11 +520,11 @@ class StreamReader:
             index: [N] row numbers of `starts(n_step)`.
             n_step: n.
         """
-        take, rows = self.fetch, index + _offsets(n_step, self.num_lanes)  # [n+1, N]
+        take, rows = self.fetch, index + offsets(n_step, self.num_lanes)  # [n+1, N]
         bootstrap = rows[1]
         kinds = self._storage.step_types.take(rows, None, None, "wrap")
         if n_step > 1:  # `ops.n_step_end`
-            bootstrap = index + self.num_lanes * np.maximum(_unbroken(kinds).sum(0), 1)
+            bootstrap = index + self.num_lanes * np.maximum(all_valid(kinds).sum(0), 1)
         if n_step > 1 or self._stacks:
             observation, after = take("observation", index), take("observation", bootstrap)
         else:
@@ -550,14 +550,14 @@ class StreamReader:
             burn_in: so many of them are not valid.
         """
         take = self.fetch
-        rows = index + np.minimum(_offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
+        rows = index + np.minimum(offsets(length, self.num_lanes), self.num_lanes * self._followers(index))  # [L+1, N]
         fields = self._fields(take, rows, rows[:-1])
         if self._streams.states is not None:
             fields["state"] = self._streams.states.take("state", self._streams.state_slots(index)[1][None])
         # what lies after the end of the first episode that can be learned from is another episode's
         kinds = self._storage.step_types.take(rows, mode="wrap")
-        unbroken, after_end = _unbroken(kinds), kinds[0] == LAST
-        unbroken[1:, after_end] = _unbroken(kinds[1:, after_end])
+        unbroken, after_end = all_valid(kinds), kinds[0] == LAST
+        unbroken[1:, after_end] = all_valid(kinds[1:, after_end])
         valid = unbroken.astype(np.float32)
         valid[:burn_in] = 0
         return Unroll.of({**fields, "valid": torch.from_numpy(valid), "index": row_index(index)})
@@ -594,16 +594,3 @@ class StreamReader:
                 if streams.states is not None:
                     fields["state"] = streams.states.take("state", rows[:-1])
                 yield [lane], Batch.of(fields)
-
-
-@functools.cache
-def _offsets(steps: int, lanes: int) -> np.ndarray:
-    """[steps + 1, 1] from a row number to those of the rows after it; past the end of the ring, `take` wraps."""
-    offsets = lanes * np.arange(steps + 1)[:, None]
-    offsets.flags.writeable = False
-    return offsets
-
-
-def _unbroken(kinds: np.ndarray) -> np.ndarray:
-    """[n, N] whether all rows up to here are valid starts: `ops.valid_starts`, accumulated."""
-    return np.logical_and.accumulate((kinds[:-1] != LAST) & (kinds[1:] != FIRST), axis=0)
