@@ -1,10 +1,12 @@
 """Trainers that are given the state of another: what was decided, recorded and counted before goes on."""
 
 import copy
+import json
 
 import pytest
 import torch
 
+import palaestra
 from palaestra import PPO, Collector, EnvConfig, Trainer, TrainerConfig, create_environment
 from palaestra.core import POLICY, ConfigError
 from palaestra.rollout.collection import OfflineFirst
@@ -123,3 +125,25 @@ def test_environments_that_begin_anew_leave_no_row_without_its_log_probability()
     exact = other.policy.behaviour(unroll.observation[:-1], unroll.action).log_prob
     wrong = (unroll.policy_info.log_prob - exact).abs() > 1e-4
     assert not (wrong & (unroll.valid > 0)).any()
+
+
+def test_a_larger_budget_moves_schedules_and_says_so(tmp_path, caplog):
+    """A learning rate that had come near 0 is half of its first again; metrics show it."""
+    settings = {
+        "env__num_envs": 2,
+        "algorithm__unroll_length": 8,
+        "algorithm__learning_rate": "linear(1e-3, 0)",
+        "algorithm__network__hidden_sizes": (4,),
+        "algorithm__clip": 0.2,
+        "trainer__eval_episodes": 0,
+        "trainer__log_every_steps": 16,
+        "run__tensorboard": False,
+    }
+    done = palaestra.train("ppo", "CartPole-v1", trainer__total_env_steps=64, run__directory=str(tmp_path), **settings)
+    palaestra.resume(done.directory, trainer__total_env_steps=128)
+    assert "so the new one moves learning_rate from 0 to 0.000" in caplog.text
+    rows = [json.loads(line) for line in (done.directory / "metrics.jsonl").read_text().splitlines()]
+    ends = done.result.env_steps
+    for row in rows:
+        budget = 64 if row["env_steps"] <= ends else 128
+        assert row["learning/learning_rate"] == pytest.approx(1e-3 * max(0.0, 1 - row["env_steps"] / budget), abs=1e-9)

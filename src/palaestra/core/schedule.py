@@ -4,11 +4,11 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from palaestra.core.errors import ConfigError
 
-__all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_range", "schedule_value"]
+__all__ = ["Linear", "Piecewise", "Schedule", "parse_schedule", "schedule_range", "schedule_value", "scheduled_values"]
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -98,6 +98,11 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
         (0.5, 0.0003)
     """
     return schedule(progress) if isinstance(schedule, Linear | Piecewise) else schedule
+
+
+def scheduled_values(config: Any, progress: float) -> dict[str, float]:
+    """What the fields of a configuration that follow a schedule have come to, by name."""
+    return {name: value(progress) for name, value in vars(config).items() if isinstance(value, Linear | Piecewise)}
 
 
 def schedule_range(schedule: Schedule) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from palaestra.algorithms import Algorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
-from palaestra.core import CheckpointError, ConfigError, Offline, Replay
+from palaestra.core import CheckpointError, ConfigError, Offline, Replay, scheduled_values
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
@@ -359,7 +359,20 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         )
     if refused:
         raise ConfigError("\n".join(refused))
+    moved = _moved_schedules(config, changed, reached)
+    if moved:
+        _log.warning("schedules follow the share of the budget that is used, so the new one moves %s", moved)
     return changed
+
+
+def _moved_schedules(before: ExperimentConfig, after: ExperimentConfig, env_steps: int) -> str:
+    """Where schedules stand with another budget, and where they stood."""
+    old, new = (
+        scheduled_values(one.algorithm, min(1.0, env_steps / one.trainer.total_env_steps)) for one in (before, after)
+    )
+    return ", ".join(
+        f"{name} from {old[name]:.3g} to {new[name]:.3g}" for name in old if new.get(name, old[name]) != old[name]
+    )
 
 
 def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, tuple[Any, Any]]:

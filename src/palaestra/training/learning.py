@@ -12,7 +12,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import ConfigError, DataSource, NonFiniteError, ShapeError, save_tensors, split_state
+from palaestra.core import (
+    ConfigError,
+    DataSource,
+    NonFiniteError,
+    ShapeError,
+    save_tensors,
+    scheduled_values,
+    split_state,
+)
 from palaestra.rollout import CollectInfo
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
 
@@ -321,8 +329,10 @@ class LearningRecord:
                 learned[name] = result
         return learned
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, progress: float) -> dict[str, float]:
         """For a row of metrics: `learning/...` since the last call, or `learning/<policy>/...` of several policies.
+
+        Settings that follow a schedule are among them, as they are at this `progress`.
 
         Raises:
             NonFiniteError: too many updates of a policy in a row were not finite.
@@ -338,7 +348,8 @@ class LearningRecord:
         }
         for policy, record in self._records.items():
             prefix = part_name("learning", policy, "/")
-            row |= {f"{prefix}/{name}": value for name, value in record.averages.take().items()}
+            found = scheduled_values(self._algorithms[policy].config, progress) | record.averages.take()
+            row |= {f"{prefix}/{name}": value for name, value in found.items()}
         return row
 
     def state(self) -> dict[str, Any]:

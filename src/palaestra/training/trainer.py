@@ -310,7 +310,7 @@ class Trainer:
         row: dict[str, float] = {}
         for metric in self.metrics:
             row |= metric.result()
-        row |= {"iterations": self._iterations, **self._learning.metrics()}
+        row |= {"iterations": self._iterations, **self._learning.metrics(self._schedules_at)}
         if (made := self._evaluation) is not None:
             row |= {"eval/return_mean": made.return_mean, **{f"eval/info/{name}": x for name, x in made.parts.items()}}
         self._time.spent("waiting")
