@@ -11,7 +11,7 @@ from palaestra.core import Batch, ConfigError, DiscreteSpec, MultiBinarySpec, Te
 from palaestra.nn import NetworkConfig
 from palaestra.ops import categorical_projection, quantile_huber
 from palaestra.policies import Phase
-from tests.algorithms.parts import collected
+from tests.algorithms.parts import collected, first_minibatch
 
 VECTOR = TensorSpec((2,))
 NAMES = ["c51", "iqn", "qr_dqn", "rainbow"]
@@ -116,6 +116,32 @@ def test_a_termination_leaves_only_the_reward(name):
         changes = {"bootstrap": torch.full_like(batch.bootstrap, discount)}
         losses = [algorithm.losses(b.replace(**changes)).terms["q"].item() for b in (batch, other)]
         assert (abs(losses[0] - losses[1]) < 1e-5) is same
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_of_iqn_is_equation_3(double):
+    """Dabney et al. 2018, between each pair of quantiles of a row, at fractions that it drew."""
+    algorithm, collector = collected(
+        "iqn", "discrete", double=double, gamma=0.9, num_fractions=3, num_target_fractions=2
+    )
+    with torch.no_grad():
+        for parameter in algorithm.target_network.parameters():  # which then prefers other actions
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    batch, errors = first_minibatch(algorithm, collector.buffer), []
+    quantiles = algorithm.network.outputs(batch.observation, batch.fraction).detach()
+    following = algorithm.target_network.outputs(batch.next_observation, batch.next_fraction).detach()
+    chooser = algorithm.network if double else algorithm.target_network
+    best = chooser(batch.next_observation).argmax(-1)
+    for n, action in enumerate(batch.action.tolist()):
+        for i, fraction in enumerate(batch.fraction[n].tolist()):
+            for after in following[n, best[n]].tolist():
+                target = batch.reward[n].item() + batch.bootstrap[n].item() * after
+                error = target - quantiles[n, action, i].item()
+                size = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+                errors.append(abs(fraction - (error < 0)) * size)
+    assert (best != algorithm.network(batch.next_observation).argmax(-1)).any() or double
+    expected = sum(errors) / len(batch.action) / 2  # a sum over quantiles, a mean over those of the target
+    assert algorithm.losses(batch).terms["q"].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_fractions_of_iqn_are_drawn_for_every_row_and_decide_the_loss():

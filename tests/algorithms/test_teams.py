@@ -43,9 +43,12 @@ def test_the_mixer_is_the_equation():
 
 
 @torch.no_grad()
-def test_vdn_adds_the_members_values():
+@pytest.mark.parametrize("double", [False, True])
+def test_vdn_adds_the_members_values(double):
     """Sunehag et al. 2017, equation (2), against rewards and the target networks' sum of the best actions."""
-    algorithm, collector = collected("qmix", "team", mixing="sum", double=False, gamma=0.9)
+    algorithm, collector = collected("qmix", "team", mixing="sum", double=double, gamma=0.9)
+    for parameter in algorithm.target.parameters():  # which then prefers other actions
+        parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     batch, policy = first_minibatch(algorithm, collector.buffer), algorithm.policy
     error = 0.0
     for n in range(len(batch.action)):
@@ -54,9 +57,10 @@ def test_vdn_adds_the_members_values():
             policy.q_values(row)[0],
             algorithm.target["members"](policy.normalize(after))[0].unflatten(0, (3, -1)),
         )
-        allowed = then if policy.masks(after) is None else then.masked_fill(policy.masks(after)[0] == 0, -torch.inf)
+        choosing = policy.q_values(after)[0] if double else then
+        chosen = choosing.masked_fill(policy.masks(after)[0] == 0, -torch.inf).argmax(-1)
         value = sum(now[g, batch.action[n, g]] * row.alive[0, g] for g in range(3))
-        best = sum(allowed[g].max() for g in range(3) if after.alive[0, g])
+        best = sum(then[g, chosen[g]] for g in range(3) if after.alive[0, g])
         error += float(value - batch.reward[n] - batch.bootstrap[n] * best) ** 2 / len(batch.action)
     assert algorithm.losses(batch).terms["qmix"].item() == pytest.approx(error, rel=1e-4)
 
@@ -78,7 +82,7 @@ def test_each_member_is_judged_by_its_own_critic_with_the_others_as_they_acted()
 
 def test_coma_judges_an_action_by_what_the_others_would_have_been_worth():
     """Foerster et al. 2018, equations (4) and (5), member by member; the baseline has no gradient of its own."""
-    algorithm, collector = collected("coma", "team", num_epochs=1, entropy_cost=0.0)
+    algorithm, collector = collected("coma", "team", num_epochs=1, entropy_cost=0.5)
     batch = first_minibatch(algorithm, collector.buffer)
     policy = algorithm.policy.distribution(batch.observation)
     log_prob, acts = policy.log_prob(batch.action), batch.observation.alive
@@ -94,12 +98,36 @@ def test_coma_judges_an_action_by_what_the_others_would_have_been_worth():
             torch.testing.assert_close(other, worth[0])
         own = worth[0].gather(-1, batch.action[..., g : g + 1]).squeeze(-1)
         advantage = own - (policy.probs[..., g, :].detach() * worth[0]).sum(-1)
-        total = total - (advantage * log_prob[..., g] * acts[..., g] * batch.valid).sum()
+        entropy = -(policy.probs[..., g, :] * policy.probs[..., g, :].clamp(min=1e-30).log()).sum(-1)
+        total = total - ((advantage * log_prob[..., g] + 0.5 * entropy) * acts[..., g] * batch.valid).sum()
     term = algorithm.losses(batch).terms["actor"]
     torch.testing.assert_close(term, total / (3 * batch.valid.sum()))
     parameters = list(algorithm.policy.network.parameters())
     ours, expected = (torch.autograd.grad(loss, parameters) for loss in (term, total / (3 * batch.valid.sum())))
     torch.testing.assert_close(ours, expected)
+
+
+def test_mappo_is_ppo_for_the_members_that_act():
+    """Yu et al. 2022: means over the whole team, in which those that do not act have nothing."""
+    algorithm, collector = collected("mappo", "team", entropy_cost=0.3, value_cost=0.5, clip=0.2)
+    batch = first_minibatch(algorithm, collector.buffer)
+    batch = batch.replace(
+        log_prob=batch.log_prob + 0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator())
+    )
+    policy, total = algorithm.policy.distribution(batch.observation), torch.zeros(())
+    log_prob, acts = policy.log_prob(batch.action), batch.observation.alive.bool()
+    error = (algorithm.value(batch.observation) - batch.value_target) ** 2
+    rows = [n for n in range(len(batch.valid)) if batch.valid[n]]
+    assert not acts[rows].all()
+    for n in rows:
+        total = total + 0.5 * error[n]
+        for g in range(3):
+            if acts[n, g]:
+                ratio, gain = (log_prob[n, g] - batch.log_prob[n, g]).exp(), batch.advantage[n]
+                probs = policy.probs[n, g]
+                entropy = -(probs[probs > 0] * probs[probs > 0].log()).sum()
+                total = total - (torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain) + 0.3 * entropy) / 3
+    torch.testing.assert_close(algorithm.losses(batch).terms["mappo"], total / len(rows))
 
 
 def test_comas_critic_learns_lambda_returns_of_the_target_critic():

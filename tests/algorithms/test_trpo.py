@@ -44,6 +44,34 @@ def batch(action, advantage):
     )
 
 
+def test_the_step_is_that_of_a_dense_solution_with_damping():
+    """(F + 0.5 I)^-1 g by the whole Hessian of KL(old, new), cut to the trust region; in the direction that gains."""
+    algorithm, _ = collected("trpo", "discrete", damping=0.5, num_conjugate_steps=40, target_kl=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    rows = batch([0, 1, 2, 0, 1, 0], torch.randn(6, generator=generator).tolist())
+    seen = torch.randn(6, 1, *algorithm.policy.observation_spec.shape, generator=generator)
+    policy, parameters = algorithm.policy, list(algorithm.policy.network.parameters())
+    start = torch.nn.utils.parameters_to_vector(parameters).detach()
+    rows = rows.replace(observation=seen, log_prob=policy.distribution(seen).log_prob(rows.action).detach())
+    names = [name for name, _ in policy.network.named_parameters()]
+
+    def logits(vector):
+        parts = vector.split([parameter.numel() for parameter in parameters])
+        named = {n: part.view_as(p) for n, part, p in zip(names, parts, parameters, strict=True)}
+        return torch.func.functional_call(policy.network, named, (policy.features(seen)[0],)).log_softmax(-1)
+
+    old = logits(start).detach()
+    gain = lambda x: (logits(x).gather(-1, rows.action[..., None])[..., 0] * rows.advantage).mean()  # noqa: E731
+    kl = lambda x: (old.exp() * (old - logits(x))).sum(-1).mean()  # noqa: E731
+    gradient = torch.autograd.functional.jacobian(gain, start)
+    damped = torch.autograd.functional.hessian(kl, start) + 0.5 * torch.eye(len(start))
+    direction = torch.linalg.solve(damped, gradient)
+    longest = (2 * 1e-4 / (direction @ damped @ direction)).sqrt() * direction
+    assert algorithm._improve(rows)["step_share"] == 1
+    moved = torch.nn.utils.parameters_to_vector(parameters).detach() - start
+    assert_close(moved, longest, rtol=1e-2, atol=1e-6)
+
+
 def test_the_step_is_the_natural_gradient_of_the_longest_allowed_length():
     """Equation (14): at uniform probabilities the Fisher matrix of the logits is (I - 1/3) / 3, so F⁺g is 3g."""
     algorithm = softmax_policy(num_conjugate_steps=3)
