@@ -1,12 +1,17 @@
 """Who may import whom."""
 
+import ast
 import functools
 import re
 import sys
 import tomllib
+from typing import get_args
 
 import pytest
 
+from palaestra.algorithms import ALGORITHMS
+from palaestra.nn.blocks import Block
+from palaestra.nn.config import CNN
 from tests.architecture.source import LAYERS, PACKAGE, RANK, ROOT, Source, imports, sources
 
 CORE_MAY_IMPORT = {"torch", "numpy", "optree", "safetensors", PACKAGE}
@@ -121,3 +126,18 @@ def test_an_allowed_import_passes(path, text):
 def test_a_page_states_the_order_that_is_kept(page):
     stated = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert " > ".join(" | ".join(layer) for layer in LAYERS[1:]) in stated, f"{page}: write the order of LAYERS"
+
+
+def test_nothing_below_the_algorithms_names_one():
+    """A mechanism instead, such as an attribute of the class. Some kinds of networks are called as an algorithm is."""
+    below = ("core", "runtime", "ops", "nn", "policies", "buffers", "envs")
+    shared = [f"algorithms/{name}.py" for name in ("algorithm", "gradient_algorithm", "steppers", "targets")]
+    named = {
+        source.at(node): node.value
+        for source in sources("src/palaestra")
+        if source.package in below or source.path.removeprefix("src/palaestra/") in shared
+        for node in source.nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ALGORITHMS
+    }
+    networks = {*get_args(Block), *get_args(CNN)}
+    assert not {place: name for place, name in named.items() if not ("/nn/" in place and name in networks)}

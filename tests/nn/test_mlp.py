@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.mlp`."""
+"""Tests of `palaestra.nn.blocks`."""
 
 import copy
 import math

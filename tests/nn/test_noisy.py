@@ -1,4 +1,4 @@
-"""Tests of `palaestra.nn.mlp`, and of noisy and distributional action values."""
+"""Tests of `palaestra.nn.blocks`, and of noisy and distributional action values."""
 
 import math
 

@@ -2,13 +2,13 @@
 
 from palaestra.nn.attention import *
 from palaestra.nn.batch_norm import *
+from palaestra.nn.blocks import *
 from palaestra.nn.cnn import *
 from palaestra.nn.config import *
 from palaestra.nn.core_model import *
 from palaestra.nn.distributional import *
 from palaestra.nn.encoder import *
 from palaestra.nn.fast import *
-from palaestra.nn.mlp import *
 from palaestra.nn.network import *
 from palaestra.nn.optimizer import *
 from palaestra.nn.planning import *

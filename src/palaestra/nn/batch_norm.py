@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BatchNorm", "BatchNormLinear"]
+__all__ = ["BatchNorm", "BatchNormLinear", "MixesRows"]
 
 _EPSILON = 1e-3
 _SHARE = 0.01  # of the way that running averages go towards each minibatch
@@ -13,7 +13,11 @@ _WARM_UP = 100_000  # minibatches after which running averages are good enough t
 _MAX_RATIO, _MAX_SHIFT = 3.0, 5.0
 
 
-class BatchNorm(nn.Module):
+class MixesRows(nn.Module):
+    """A layer that sees a minibatch as a whole: its call takes `moments`, see `BatchNorm`."""
+
+
+class BatchNorm(MixesRows):
     """Batch renormalisation of units, with a learned gain g and shift s.
 
         y = g ⊙ ((x − mean) / √(var + 10⁻³) ⊙ r + d) + s
@@ -96,7 +100,7 @@ class BatchNorm(nn.Module):
         self.steps += 1
 
 
-class BatchNormLinear(nn.Linear):
+class BatchNormLinear(MixesRows, nn.Linear):
     """A linear layer whose inputs are normalised: y = W norm(x) + b.
 
     Args:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, ShapeError, did_you_mean
+from palaestra.nn.blocks import NormalizedLinear
 from palaestra.nn.config import CNN
 from palaestra.nn.fast import in_graph
-from palaestra.nn.mlp import NormalizedLinear
 
 __all__ = ["ConvolutionalNetwork", "ImpalaCNN", "MinAtarCNN", "NatureCNN", "SmallCNN"]
 

@@ -19,8 +19,8 @@ from palaestra.core import (
     importable_name,
     require_ranges,
 )
+from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
-from palaestra.nn.mlp import Activation, Initialisation, Layers
 
 __all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name", "handed_over"]
 
@@ -87,7 +87,7 @@ class NetworkConfig:
     """Whether the units of each hidden layer are normalised before its activation, row by row; for pictures, too."""
     batch_norm: bool = False
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it."""
-    block: Literal["simba", "simba2", "xqc"] | None = None
+    block: Block | None = None
     """Blocks instead of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
     sphere, with weights of length 1; or xqc, with such weights and batch normalisation, where an algorithm has it."""
     init: Initialisation = "auto"

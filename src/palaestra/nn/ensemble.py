@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
-from palaestra.nn.mlp import (
+from palaestra.nn.blocks import (
     BatchNormBlock,
     NormalizedLinear,
     ResidualBlock,

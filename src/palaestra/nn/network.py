@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from palaestra.core import ConfigError, SpecTree
 from palaestra.nn.batch_norm import batch_norms
+from palaestra.nn.blocks import ACTIVATIONS, MLP, NoisyMLP
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import encoder_of
 from palaestra.nn.ensemble import ensemble_of
 from palaestra.nn.fast import call
-from palaestra.nn.mlp import ACTIVATIONS, MLP, NoisyMLP
 from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 
 __all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork", "mlp_of"]

@@ -4,11 +4,11 @@ from torch import nn
 
 from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.batch_norm import BatchNorm
+from palaestra.nn.blocks import NoisyMLP, ResidualBlock, SphereBlock
 from palaestra.nn.cnn import ConvolutionalNetwork, NatureCNN, SmallCNN
 from palaestra.nn.core_model import CoreModel
 from palaestra.nn.encoder import Integers, OwnEncoder
 from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm
-from palaestra.nn.mlp import NoisyMLP, ResidualBlock, SphereBlock
 from palaestra.nn.recurrent import RecurrentCell
 
 __all__ = ["model_summary", "network_summary"]

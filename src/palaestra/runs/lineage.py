@@ -18,6 +18,7 @@ from palaestra.core import CheckpointError, ConfigError, Offline, Replay, schedu
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
+from palaestra.nn.blocks import LAYERS
 from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
 from palaestra.robots import RobotConfig
 from palaestra.runs import making
@@ -68,7 +69,7 @@ _MEMORIES = {
 """Settings of `NetworkConfig`, and the memories that have them."""
 
 
-_OWN_WEIGHTS = ("simba2", "xqc", "noisy")
+_OWN_WEIGHTS = {name for name, kind in LAYERS.items() if kind.starts_itself} | {"noisy"}
 """Layers whose weights start in one way."""
 
 

@@ -1,18 +1,22 @@
-"""`MLP`: fully connected layers with the least cost per call that PyTorch allows; `NoisyMLP` has noise on weights."""
+"""What networks are made of: `MLP`, of layers or of the blocks in `LAYERS`, and `NoisyMLP` with noise on weights.
+
+It knows nothing of observations and actions, nor of what is learned: numbers in, numbers out.
+"""
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
+from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear, MixesRows
 from palaestra.nn.fast import call, has_autocast, through
 from palaestra.nn.optimizer import unit
-from palaestra.nn.precision import has_bfloat16_products, in_full_precision
+from palaestra.nn.precision import in_full_precision
 
 __all__ = [
     "MLP",
@@ -37,9 +41,11 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
-Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm", "simba", "simba2", "xqc"]
-"""What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or blocks: `ResidualBlock`,
-`SphereBlock`, `BatchNormBlock`."""
+Block: TypeAlias = Literal["simba", "simba2", "xqc"]
+"""Blocks instead of hidden layers: `ResidualBlock`, `SphereBlock`, `BatchNormBlock`."""
+
+Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm"] | Block
+"""What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or blocks."""
 
 # tanh and relu are computed in place: the layer below needs only its input for its gradient, never its output
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -111,7 +117,7 @@ class UnitLinear(nn.Linear):
                 self.bias.zero_()
 
 
-class BatchNormBlock(nn.Module):
+class BatchNormBlock(MixesRows):
     """A hidden layer of XQC: y = φ(norm(W x)) with weights of length 1, normalised by the minibatch.
 
     Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4.
@@ -271,13 +277,13 @@ class ResidualBlock(nn.Module):
 
     Args:
         size: n, features of input and output.
-        activation: φ.
+        function: φ.
     """
 
-    def __init__(self, size: int, activation: Activation) -> None:
+    def __init__(self, size: int, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
-        self.function = ACTIVATIONS[activation]
+        self.function = function
         for layer in (self.up, self.down):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
@@ -297,9 +303,6 @@ class ResidualBlock(nn.Module):
     def rule(x: Tensor, part: Part, function: Any) -> Tensor:
         """The block, whoever computes its parts; see `BatchNormBlock.rule`."""
         return x + part("down", function(part("up", part("norm", x))))
-
-
-_MIXES_ROWS = (BatchNorm, BatchNormLinear, BatchNormBlock)
 
 
 class MLP(nn.Module):
@@ -355,25 +358,20 @@ class MLP(nn.Module):
             raise ConfigError(f"unknown initialisation {init!r}{did_you_mean(init, get_args(Initialisation))}")
         self.in_size = in_size
         self.out_size = sizes[-1]
-        residual = layers in ("simba", "simba2") and bool(hidden_sizes)
-        if layers == "xqc":
-            made = _unit_blocks(sizes, activation, out_size)
-        elif residual:
-            made = (_blocks if layers == "simba" else _sphere)(_equal(sizes, out_size), activation, out_size)
-        else:
-            made = _plain(sizes, layers, out_size)
-        self.layers = nn.ModuleList(made)
+        kind = LAYERS[layers]
+        if kind.needs_hidden and not hidden_sizes:
+            kind = LAYERS["linear"]
+        self.layers = nn.ModuleList(kind.make(sizes[:1] + list(hidden_sizes), ACTIVATIONS[activation], out_size))
         self.activation = activation
         self._function = ACTIVATIONS[activation]
         self._last = None if out_size is None else len(self.layers) - 1
-        self.num_activations = 0 if residual or layers == "xqc" else len(hidden_sizes)
+        self.num_activations = 0 if kind.is_block else len(hidden_sizes)
         """Layers that are followed by an activation, from the first."""
-        orthogonal = init == "orthogonal" or (init == "auto" and (residual or activation == "tanh"))
-        for layer in self.layers:
+        orthogonal = init == "orthogonal" or (init == "auto" and (kind.starts_orthogonal or activation == "tanh"))
+        for index, layer in enumerate(self.layers):
             if isinstance(layer, nn.Linear) and not isinstance(layer, UnitLinear):
-                is_out = out_size is not None and layer is self.layers[-1]
-                gain = out_gain if is_out else 1.0 if residual else math.sqrt(2)
-                _initialise(layer, gain, orthogonal=orthogonal, is_out=is_out)
+                gain = out_gain if index == self._last else 1.0 if kind.is_block else math.sqrt(2)
+                _initialise(layer, gain, orthogonal=orthogonal, is_out=index == self._last)
 
     def forward(self, x: Tensor, moments: list[Tensor] | None = None) -> Tensor:
         """The output for every row.
@@ -385,16 +383,13 @@ class MLP(nn.Module):
         Returns:
             [..., out_size]. Without layers, `x` itself.
         """
-        function, num_activations = self._function, self.num_activations
         if moments is None and not has_autocast():
-            return through(self, "layers", x, function, num_activations)
+            return through(self, "layers", x, self._function, self.num_activations)
         for index, layer in enumerate(self.layers):
-            given = () if moments is None or not isinstance(layer, _MIXES_ROWS) else (moments,)
-            if index == self._last and has_bfloat16_products(x):
-                return in_full_precision(layer, x, *given)
-            x = layer(x, *given)
-            if index < num_activations:
-                x = function(x)
+            given = (moments,) if isinstance(layer, MixesRows) else ()
+            x = in_full_precision(layer, x, *given) if index == self._last else layer(x, *given)
+            if index < self.num_activations:
+                x = self._function(x)
         return x
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -421,41 +416,63 @@ class MLP(nn.Module):
         return self._function(x)
 
 
-def _plain(sizes: list[int], kind: Layers, out_size: int | None) -> list[nn.Module]:
-    hidden: type[nn.Linear] = {"layer_norm": NormalizedLinear, "batch_norm": BatchNormLinear}.get(kind, nn.Linear)
-    last = BatchNormLinear if kind == "batch_norm" else nn.Linear
-    pairs = list(itertools.pairwise(sizes))
-    made: list[nn.Module] = [hidden(n, m) for n, m in (pairs if out_size is None else pairs[:-1])]
-    return made if out_size is None else [*made, last(*pairs[-1])]
+class _Kind(NamedTuple):
+    """How layers of one kind are made."""
+
+    make: Callable[[list[int], Callable[[Tensor], Tensor], int | None], list[nn.Module]]
+    """Of the sizes of input and hidden layers, the activation, and features of the output, if there is a last layer."""
+    is_block: bool = False
+    """Whether the activation is inside, instead of after each hidden layer."""
+    needs_hidden: bool = False
+    """Whether without hidden layers there is a linear one."""
+    starts_orthogonal: bool = False
+    """Whether its linear layers do, whatever the activation is."""
+    starts_itself: bool = False
+    """Whether it has weights of its own to start with."""
 
 
-def _equal(sizes: list[int], out_size: int | None) -> list[int]:
-    hidden = sizes[1:] if out_size is None else sizes[1:-1]
-    if len(set(hidden)) > 1:
+def _plain(hidden: Any, last: Any, sizes: list[int], function: Any, out: int | None) -> list[nn.Module]:
+    made: list[nn.Module] = [hidden(n, m) for n, m in itertools.pairwise(sizes)]
+    return made if out is None else [*made, last(sizes[-1], out)]
+
+
+def _require_equal(sizes: list[int]) -> None:
+    if len(set(sizes[1:])) > 1:
         raise ConfigError(
-            f"blocks of the sizes {hidden} were asked for; what they make is added to their input, so that all must be "
-            "of one size"
+            f"blocks of the sizes {sizes[1:]} were asked for; what they make is added to their input, so that all must "
+            "be of one size"
         )
-    return [sizes[0], *hidden]
 
 
-def _blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
-    blocks = [ResidualBlock(size, activation) for size in sizes[1:]]
+def _residual(sizes: list[int], function: Callable[[Tensor], Tensor], out: int | None) -> list[nn.Module]:
+    _require_equal(sizes)
+    blocks = [ResidualBlock(size, function) for size in sizes[1:]]
     made: list[nn.Module] = [nn.Linear(sizes[0], sizes[1]), *blocks, nn.LayerNorm(sizes[1])]
-    return made if out_size is None else [*made, nn.Linear(sizes[1], out_size)]
+    return made if out is None else [*made, nn.Linear(sizes[1], out)]
 
 
-def _sphere(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
-    blocks = [SphereBlock(size, ACTIVATIONS[activation], len(sizes) - 1) for size in sizes[1:]]
+def _sphere(sizes: list[int], function: Callable[[Tensor], Tensor], out: int | None) -> list[nn.Module]:
+    _require_equal(sizes)
+    blocks = [SphereBlock(size, function, len(sizes) - 1) for size in sizes[1:]]
     made: list[nn.Module] = [SphereInput(sizes[0], sizes[1]), *blocks]
-    return made if out_size is None else [*made, SphereHead(sizes[1], out_size)]
+    return made if out is None else [*made, SphereHead(sizes[1], out)]
 
 
-def _unit_blocks(sizes: list[int], activation: Activation, out_size: int | None) -> list[nn.Module]:
-    hidden = sizes if out_size is None else sizes[:-1]
-    blocks = [BatchNormBlock(n, m, ACTIVATIONS[activation]) for n, m in itertools.pairwise(hidden)]
+def _unit(sizes: list[int], function: Callable[[Tensor], Tensor], out: int | None) -> list[nn.Module]:
+    blocks = [BatchNormBlock(n, m, function) for n, m in itertools.pairwise(sizes)]
     made: list[nn.Module] = [BatchNorm(sizes[0], renormalizes=False), *blocks]
-    return made if out_size is None else [*made, UnitLinear(hidden[-1], out_size)]
+    return made if out is None else [*made, UnitLinear(sizes[-1], out)]
+
+
+LAYERS: dict[Layers, _Kind] = {
+    "linear": _Kind(partial(_plain, nn.Linear, nn.Linear)),
+    "layer_norm": _Kind(partial(_plain, NormalizedLinear, nn.Linear)),
+    "batch_norm": _Kind(partial(_plain, BatchNormLinear, BatchNormLinear)),
+    "simba": _Kind(_residual, is_block=True, needs_hidden=True, starts_orthogonal=True),
+    "simba2": _Kind(_sphere, is_block=True, needs_hidden=True, starts_orthogonal=True, starts_itself=True),
+    "xqc": _Kind(_unit, is_block=True, starts_itself=True),
+}
+"""How the layers of each kind are made. A new kind of block is an entry here, and a name in `Block`."""
 
 
 @torch.no_grad()
