@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.cli.commands import COMMANDS
 from tests.architecture import calls
 from tests.architecture.calls import Number
 from tests.architecture.source import ROOT, Function, Source, imports, sources

@@ -35,12 +35,12 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 @cache
 def said() -> list[str]:
-    return [
-        text_of(call.args[0])
-        for path in sorted((ROOT / "src/palaestra").rglob("*.py"))
-        for call in calls(ast.parse(path.read_text(encoding="utf-8")))
-        if call.args
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src/palaestra").rglob("*.py"))]
+    raised = [text_of(call.args[0]) for tree in trees for call in calls(tree) if call.args]
+    misfits = [  # what a configuration has against its settings, which is raised together
+        text_of(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Yield) and node.value
     ]
+    return raised + misfits
 
 
 @pytest.mark.parametrize("message", MESSAGES)
