@@ -105,9 +105,6 @@ def test_a_checkpoint_brings_weights_buffers_and_counters_back(tmp_path):
         assert more.state()["incarnations"] == {"0": 1, "1": 1}
         trainer.run()
         assert more.env_steps == 120 and task.rows_stored == 120
-    with collector_of(again, make, 2) as older:
-        older.load_state({"env_steps": 60, "lives": [1, 0]})  # the key of older versions
-        assert older.state() == {"env_steps": 60, "incarnations": {"0": 2, "1": 1}}
 
 
 def test_episodes_of_a_resumed_robot_are_none_of_those_before():

@@ -144,16 +144,6 @@ def test_an_episode_without_end_takes_no_more_and_more_memory():
     assert sizes[1] < 1.1 * sizes[0]
 
 
-def test_a_state_of_older_versions_has_every_value_of_running_episodes():
-    tracker = EpisodeTracker(1)
-    state = tracker.state()
-    del state["gathered"]
-    tracker.load_state(state | {"info": [{"x": [1.0, 5.0]}], "previous": np.array([MID], np.int32)})
-    tracker.add(TimeStep(torch.tensor([LAST]), torch.tensor([0.0]), env_info=Batch.of({"x": torch.tensor([3.0])})))
-    (episode,) = tracker.finished()
-    assert episode.info == {"x": 9.0, "x@mean": 3.0, "x@max": 5.0}
-
-
 def test_an_entry_that_names_its_own_summary_has_only_that_one():
     """ALF-57: `@step` and `@mean` are the mean, `@max` the maximum."""
     infos = [

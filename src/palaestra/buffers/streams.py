@@ -430,7 +430,7 @@ class WritePositions:
         self.opened[:], self.unfinished[:], self.kept[:] = saved["opened"], saved["unfinished"], saved["kept"]
         self.furthest[:] = state.get("furthest", 0)
         self._place(*(np.asarray(saved[name]) for name in ("head", "count", "written")))
-        self.lockstep = self.lockstep and bool(state.get("lockstep", True))  # older checkpoints have none
+        self.lockstep = self.lockstep and bool(state["lockstep"])
         self.has_changes = bool((self.kept != _ALL).any())
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -26,6 +26,34 @@ _GLANCE_S = 0.001  # to take what has arrived meanwhile
 _REPLAY_FRAGMENT_STEPS = 16
 
 
+def _misfits(
+    name: str, algorithm: Algorithm[Any], buffer: Any, num_actors: int, config: AsynchronousConfig
+) -> Iterator[str]:
+    """Says why actors cannot feed a policy."""
+    plan = algorithm.plan
+    if buffer is None or buffer.num_lanes % num_actors:
+        lanes = "no" if buffer is None else buffer.num_lanes
+        yield f"the buffer of {name!r} has {lanes} lanes, which {num_actors} actors cannot share"
+    elif isinstance(plan, Offline) or (isinstance(plan, OnPolicy) and not plan.clear):
+        yield (
+            f"policy {name!r} learns by {type(algorithm).__name__}, whose plan {plan} keeps its own data, so actors "
+            "cannot feed it; use an algorithm that discards its unrolls, or one with a replay"
+        )
+    elif isinstance(plan, Replay):
+        if plan.num_epochs is not None:
+            yield (
+                f"policy {name!r} goes through its whole buffer in every update (num_epochs={plan.num_epochs}), and "
+                "actors are held to a number of rows drawn for each row written; leave num_epochs out"
+            )
+        stacked = max(leaf.stacked for leaf in spec_leaves(buffer.options["observation_spec"]).values())
+        if stacked > 1 and (max_lag := config.max_lag_of(name)) is not None:
+            yield (
+                f"asynchronous.max_lag is {max_lag}, but the buffer of {name!r} stores single frames of stacks of "
+                f"{stacked}, which cannot be put together where a fragment is missing; leave max_lag out, or give None "
+                f"for {name!r} in max_lags"
+            )
+
+
 class Pace:
     """Says when there is enough to learn from, and whether more may be taken.
 
@@ -47,33 +75,27 @@ class Pace:
         num_envs: int,
     ) -> None:
         plans = {name: algorithm.plan for name, algorithm in algorithms.items()}
-        for name, plan in plans.items():
-            if name not in buffers or buffers[name].num_lanes % num_actors:
-                lanes = buffers[name].num_lanes if name in buffers else "no"
-                raise ConfigError(f"the buffer of {name!r} has {lanes} lanes, which {num_actors} actors cannot share")
-            if isinstance(plan, Offline) or (isinstance(plan, OnPolicy) and not plan.clear):
-                raise ConfigError(
-                    f"policy {name!r} learns by {type(algorithms[name]).__name__}, whose plan {plan} keeps its own "
-                    "data, so actors cannot feed it; use an algorithm that discards its unrolls, or one with a replay"
-                )
-            if isinstance(plan, Replay) and plan.num_epochs is not None:
-                raise ConfigError(
-                    f"policy {name!r} goes through its whole buffer in every update (num_epochs={plan.num_epochs}), "
-                    "and actors are held to a number of rows drawn for each row written; leave num_epochs out"
-                )
-            stacked = max(leaf.stacked for leaf in spec_leaves(buffers[name].options["observation_spec"]).values())
-            if isinstance(plan, Replay) and stacked > 1 and (max_lag := config.max_lag_of(name)) is not None:
-                raise ConfigError(
-                    f"asynchronous.max_lag is {max_lag}, but the buffer of {name!r} stores single frames of stacks of "
-                    f"{stacked}, which cannot be put together where a fragment is missing; leave max_lag out, or give "
-                    f"None for {name!r} in max_lags"
-                )
+        wrong = [
+            text for name in plans for text in _misfits(name, algorithms[name], buffers.get(name), num_actors, config)
+        ]
+        self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
+        """Whether a policy learns on-policy; those that replay then follow it."""
+        if self.on_policy and config.samples_per_insert is not None:
+            wrong.append(
+                "asynchronous.samples_per_insert is for runs in which every policy replays; one here learns on-policy, "
+                "and the others follow it: leave it out, or give fragments_per_update"
+            )
+        if not self.on_policy and config.fragments_per_update != 1:
+            wrong.append(
+                "asynchronous.fragments_per_update is for policies that learn on-policy, and all here replay: leave it "
+                "out, or give samples_per_insert"
+            )
+        if wrong:
+            raise ConfigError("\n".join(wrong))
         config.require_policies(plans)
         self._config, self._num_actors = config, num_actors
         self.bounded = any(config.max_lag_of(name) is not None for name in plans)
         """Whether data of a policy may be too old for it."""
-        self.on_policy = any(isinstance(plan, OnPolicy) for plan in plans.values())
-        """Whether a policy learns on-policy; those that replay then follow it."""
         replayed = [plan for plan in plans.values() if isinstance(plan, Replay)]
         # rows of all policies that are drawn in one training iteration
         self._drawn = sum(plan.gradient_steps * plan.mini_batch_size * plan.mini_batch_length for plan in replayed)
@@ -81,25 +103,12 @@ class Pace:
         """Rows that all actors write in one time step."""
         self._first = min((plan.learns_after(num_envs) for plan in replayed), default=0)
         self._ratio = self.slack = 0.0
-        self._require_pace()
         if not self.on_policy:
             self._ratio = config.samples_per_insert or self._drawn / (replayed[0].unroll_length * self.lanes)
             self.slack = self._ratio * self.fragment_steps(0.0) * self.lanes + self._drawn
         self.ahead: float | None = None
         """Rows that learning still has to draw for those that were written, within ±`slack`; negative where learning is
         ahead. None before learning may begin."""
-
-    def _require_pace(self) -> None:
-        if self.on_policy and self._config.samples_per_insert is not None:
-            raise ConfigError(
-                "asynchronous.samples_per_insert is for runs in which every policy replays; one here learns on-policy, "
-                "and the others follow it: leave it out, or give fragments_per_update"
-            )
-        if not self.on_policy and self._config.fragments_per_update != 1:
-            raise ConfigError(
-                "asynchronous.fragments_per_update is for policies that learn on-policy, and all here replay: leave it "
-                "out, or give samples_per_insert"
-            )
 
     def fragment_steps(self, length: float) -> int:
         """Time steps of a fragment.
@@ -394,7 +403,7 @@ class PolicyServer(WorkerStreams):
         Args:
             state: of a server with as many actors.
         """
-        self.env_steps, self._pace.ahead = state["env_steps"], state.get("ahead")  # older checkpoints have none
+        self.env_steps, self._pace.ahead = state["env_steps"], state["ahead"]
         self.load_attributes(state)
         self.lags = Counter({int(lag): count for lag, count in state["lags"].items()})
         self.positions = list(state["positions"]) or None

@@ -187,9 +187,7 @@ class RobotCollector:
             state: of a collector with as many agents.
         """
         self.env_steps = int(state["env_steps"])
-        counts = state["incarnations"] if "incarnations" in state else state["lives"]  # as older versions named it
-        known = counts if isinstance(counts, Mapping) else dict(enumerate(counts))  # a list in older checkpoints
-        self._incarnations = {int(number): int(count) + 1 for number, count in known.items()}
+        self._incarnations = {int(number): int(count) + 1 for number, count in state["incarnations"].items()}
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and waits of every task so far."""

@@ -423,7 +423,7 @@ class Collector:
         """
         self.env_steps = state["env_steps"]
         self._writer.load_state(state)
-        self._left = np.array(state.get("episodes_left", [0] * self.num_lanes), np.int64)  # older checkpoints have none
+        self._left = np.array(state["episodes_left"], np.int64)
         self._apart = state.get("apart", False)
         self._quota.load_state(state)
         self._tracker.load_state(state["tracker"])

@@ -238,14 +238,10 @@ class EpisodeTracker:
         Args:
             state: of a tracker for as many environments.
         """
-        state = dict(state)
-        if "info" in state:  # of older ones: every value
-            lanes = state.pop("info")
-            state["gathered"] = [{key: (sum(v), max(v), len(v)) for key, v in lane.items()} for lane in lanes]
         for name, value in copy.deepcopy(state).items():
             setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
         self.waiting.clear()
-        self._held, self._arrived = [Episode(*parts) for parts in state.get("held", ())], None  # older ones have none
+        self._held, self._arrived = [Episode(*parts) for parts in state["held"]], None
 
 
 def _block(values: torch.Tensor) -> Any:

@@ -60,7 +60,7 @@ class RowWriter:
         Args:
             state: with its entries, and possibly others.
         """
-        self._together, apart = state["fresh_rows"], state.get("fresh_rows_apart")  # older checkpoints have no second
+        self._together, apart = state["fresh_rows"], state["fresh_rows_apart"]
         self._apart = None if apart is None else np.array(apart, np.int64)
 
     def write(

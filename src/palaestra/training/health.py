@@ -108,8 +108,8 @@ class Health(Callback):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.warnings, self._rows = list(state["warnings"]), Counter(state["rows"])
-        first, self._first_return = state["first"]  # older checkpoints have one number, which is seen anew
-        self._first_entropies = dict(first) if isinstance(first, Mapping) else {}
+        first, self._first_return = state["first"]
+        self._first_entropies = dict(first)
         self._best_return, self._largest_return = state["largest"]
         self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
 

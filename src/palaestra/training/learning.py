@@ -223,7 +223,7 @@ class PolicyRecord:
         self.averages.load_state(state["averages"])
         self._rows, self._begun = torch.tensor(state["rows_trained"]), None
         self.skipped_in_a_row, self.skipped = state["skipped"]
-        self.acts_randomly = state.get("acts_randomly")  # older checkpoints do not say
+        self.acts_randomly = state["acts_randomly"]
 
 
 class LearningRecord:

@@ -398,19 +398,21 @@ class Trainer:
             metric.load_state(saved)
         self._learning.load_state(trainer["learning"]["policies"])
         self._set_progress(trainer["learning"]["progress"])
-        now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so; 0 was "never" before 0.1.0
+        now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so
         overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return, self._iterations = trainer["best"], trainer["iterations"]
         self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
         self._time.seconds |= trainer["seconds"]
-        load_callback_states(self.callbacks, trainer.get("callbacks", {}))  # older checkpoints have none
-        waiting = trainer.get("evaluations", [])  # older checkpoints have none
+        load_callback_states(self.callbacks, trainer["callbacks"])
         if (evaluator := self._evaluator) is not None:
-            evaluator.load_state(waiting, acting_policy(self.algorithms))
+            evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
-        self._saved_step, self._outdated = self.collector.env_steps, bool(self._evaluation_broken_off or waiting)
+        self._saved_step, self._outdated = (
+            self.collector.env_steps,
+            bool(self._evaluation_broken_off or trainer["evaluations"]),
+        )
 
     def _position(self) -> dict[str, int]:
         return {"env_steps": self.collector.env_steps, "metrics": self._rows_logged, "episodes": self._episodes_ended}
