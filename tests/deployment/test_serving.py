@@ -101,7 +101,7 @@ def answered(connection: socket.socket) -> bytes:
 def test_garbage_and_slow_senders_lose_their_connection(tmp_path):
     """F29: what is no HTTP, or does not come in time, is closed with words where there is something to answer."""
     made(tmp_path)
-    head = b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     statuses = {
         b"\x16\x03\x01\x00 garbage\r\n\r\n": b"400",
         head + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": b"400",
@@ -237,7 +237,7 @@ def test_too_many_requests_are_sent_away_while_one_is_computed(tmp_path, monkeyp
         assert go.wait(30)
         return act(self, *arguments, **options)
 
-    head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     content = json.dumps({"observation": SEEN}).encode()
     request = (
         b"POST /act" + head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
@@ -368,3 +368,29 @@ def test_every_accepted_request_is_answered_when_the_server_stops(tmp_path):
     assert lost == []
     assert running.served is not None and running.served.unanswered == 0
     assert running.served.answered == sum(done) >= 80
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.com", "[::2]:{port}", "null"])
+def test_a_server_answers_only_by_the_names_that_it_was_told(tmp_path, header, name):
+    """A page whose name leads to this machine (rebinding of names) could ask it otherwise."""
+    made(tmp_path)
+    with serving(tmp_path) as running:
+        port = running.client.base_url.port
+        given = ("http://" if header == "origin" and name != "null" else "") + name.format(port=port)
+        for path in ("/schema", "/health", "/metrics"):
+            answer = running.client.get(path, headers={header: given})
+            assert answer.status_code == 403
+            assert header in answer.json()["error"]
+        for local in (f"localhost:{port}", "LOCALHOST", "127.0.0.1:9", f"[::1]:{port}"):
+            assert (
+                running.client.get("/schema", headers={"host": local, "origin": f"http://{local}"}).status_code == 200
+            )
+
+
+def test_a_server_that_listens_everywhere_has_a_token_and_any_name(tmp_path):
+    made(tmp_path)
+    token = "0123456789abcdef"
+    with serving(tmp_path, host="0.0.0.0", token=token) as running:
+        headers = {"host": "robot.example", "authorization": f"Bearer {token}"}
+        assert running.client.get("/schema", headers=headers).status_code == 200

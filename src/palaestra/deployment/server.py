@@ -4,10 +4,12 @@ import asyncio
 import bisect
 import collections
 import hmac
+import ipaddress
 import itertools
 import json
 import logging
 import time
+import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 _LARGEST_BODY_BYTES = 8 * 2**20
 _MOST_HELD_BYTES = 16 * _LARGEST_BODY_BYTES
 _BYTES_A_NUMBER = 32  # the longest that JSON libraries write, with what stands between two
+_EVERYWHERE = {"", "0.0.0.0", "::"}
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _KEYS = {"agent", "observation", "observations", "first", "session"}
 
@@ -60,6 +63,8 @@ class PolicyApp:
         self._took = [0] * (len(_BUCKETS_S) + 1)
         self._took_s, self._held_bytes = 0.0, 0
         one = max(served.observations.size for served in self.served.values()) * _BYTES_A_NUMBER + 4096
+        local = is_loopback(config.host)
+        self._names = {config.host.lower(), *(("localhost", "127.0.0.1", "::1") if local else ())}
         self._largest_bytes = max(one, min(one * config.max_batch_size, _LARGEST_BODY_BYTES))
         self._most_held_bytes = max(_MOST_HELD_BYTES, 4 * self._largest_bytes)
 
@@ -103,6 +108,7 @@ class PolicyApp:
         headers: dict[str, str] = {}
         self.in_progress += 1
         try:
+            self._require_told(request)
             status, body = 200, await handle(request)
             if isinstance(body, dict):
                 body = json.dumps(body, allow_nan=False, separators=(",", ":"))
@@ -124,6 +130,17 @@ class PolicyApp:
         return status, body, headers | ({"connection": "close"} if self.draining else {})
 
     # -- what is asked
+
+    def _require_told(self, request: Any) -> None:
+        """Refuses requests by another name than the server was told: a page may have had its own lead here."""
+        for header in ("host", "origin") if self._names.isdisjoint(_EVERYWHERE) else ():
+            given = request.headers.get(header)
+            if given is not None and _hostname(given) not in self._names:
+                raise RefusedError(
+                    403,
+                    f"{header} is {given[:80]!r}, and this server answers as {', '.join(sorted(self._names))}; to be "
+                    "asked by another name it has to be started with that as its host",
+                )
 
     def _authorised(self, request: Any) -> bool:
         token = self.config.secret
@@ -263,6 +280,22 @@ class PolicyApp:
         yield from _metric("sessions_evicted_total", "counter", {"": self.sessions.evicted})
         yield from _metric("sessions", "gauge", {"": len(self.sessions)})
         yield from _metric("requests_in_progress", "gauge", {"": self.in_progress})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _hostname(given: str) -> str | None:
+    """That of a `Host` or `Origin`, without scheme and port."""
+    try:
+        return urllib.parse.urlsplit(f"//{given.rpartition('//')[2]}").hostname
+    except ValueError:
+        return None
 
 
 def _metric(name: str, kind: str, values: Mapping[str, float]) -> Iterator[str]:
