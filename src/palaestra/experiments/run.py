@@ -23,7 +23,7 @@ from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import OTHER_NAMES, algorithm_name, preset
-from palaestra.core import ConfigError, EnvError, PalaestraError, RunLostError, trust
+from palaestra.core import CheckpointError, ConfigError, EnvError, PalaestraError, RunLostError, trust
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
 from palaestra.envs.supervision.watchdog import last_words
@@ -280,13 +280,18 @@ def active(
         directory.lock()
         stack.callback(directory.unlock)
         stack.enter_context(crashes_told(directory.path))
+        stack.push(functools.partial(_recorded, directory))
         collecting = stack.enter_context(_begun(directory, learner).collecting(data))
         stack.enter_context(_environment_here(config))
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
-        kept = _StillThere(directory), NoteLeaks(directory.path, here=_steps_here(config))
-        trainer.callbacks += [faults, *kept, later]
+        trainer.callbacks += [
+            faults,
+            _StillThere(directory),
+            NoteLeaks(directory.path, here=_steps_here(config)),
+            later,
+        ]
         stack.callback(later.end)
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)
@@ -312,6 +317,16 @@ def active(
             except OSError as full:  # the first cause is what the user needs
                 _log.warning("how %s ended could not be written: %s", directory.path, full)
             raise
+
+
+def _recorded(directory: RunDirectory, kind: Any, error: BaseException | None, trace: Any) -> None:
+    """Writes down what broke a run off before it ran, but for what its user has to mend first."""
+    recorded = any(note.startswith("recorded") for note in getattr(error, "__notes__", ()))
+    if recorded or error is None or isinstance(error, ConfigError | CheckpointError | KeyboardInterrupt):
+        return
+    with suppress(OSError, RunLostError):
+        _advise(error, directory, KeepFaults(None, directory.path).write(directory.steps_done, error))
+        directory.write_info({"status": "failed", "error": f"{type(error).__name__}: {error}", "ended": time_now()})
 
 
 def _begun(directory: RunDirectory, learner: Learner) -> Learner:

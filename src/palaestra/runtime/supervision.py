@@ -74,6 +74,7 @@ class SupervisedProcess:
 
     Raises:
         ConfigError: `args` cannot be sent to another process.
+        WorkerDiedError: the fork server died meanwhile.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class SupervisedProcess:
         try:
             with signals_blocked(signal.SIGTERM, signal.SIGINT):
                 self._process.start()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerDiedError(f"{name} could not be started: the process that forks workers was killed") from error
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"what {name} needs cannot be sent to another process: {error}. Lambdas and local functions cannot; "
