@@ -209,5 +209,5 @@ def test_alf_46_wrappers_that_are_for_one_environment_are_refused_by_name():
 def test_bounds_that_nobody_looks_at_cannot_be_strict():
     """F6, F27: of a batch that is stepped as one; its own tests have to look."""
     config = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2, strict=True)
-    with pytest.raises(ConfigError, match=r"is a batched environment, .* not checked; leave out env\.strict"):
+    with pytest.raises(ConfigError, match=r"is a batched environment, .* not checked in a run; leave out env\.strict"):
         create_environment(config)

@@ -265,7 +265,7 @@ def test_a_report_reads_as_a_table_of_rules():
     report = check(Endless, steps=20)
     text = str(report)
     assert text.startswith("Endless\nok       The environment can be made")
-    assert text.endswith("0 broken, 2 warnings")
+    assert text.endswith("0 broken, 2 warnings, 4 not seen: play more steps (--steps)")
     assert report.ok
 
 

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,6 +30,7 @@ from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_mul
 from palaestra.runs.records import package_version
 
 _NEWEST = 20  # runs that are shown
+_TELL_S = 5.0  # between two lines of progress
 
 
 def list_all(what: str, options: RunOptions) -> int:
@@ -187,13 +189,31 @@ def bench(algorithm: str, env: str, options: BenchOptions | ExperimentOptions) -
     return 0
 
 
-def check_env(name: str, options: EnvOptions) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(EnvOptions):
+    """Options of `palaestra check-env`."""
+
+    steps: int = 1000
+    """Env steps of each of three runs that are compared; ends that none of them reaches are not seen."""
+
+
+def check_env(name: str, options: CheckOptions) -> int:
     """Checks an environment against what its specs promise.
 
     Returns:
         0 where it keeps every rule, 3 where it does not.
     """
-    report = _env_report(options.env) if is_multi_agent(options.env.name) else check(options.env)
+    told, step = time.monotonic(), 0
+
+    def progress() -> None:
+        nonlocal told, step
+        step += 1
+        if time.monotonic() - told >= _TELL_S:
+            told = time.monotonic()
+            print(f"{step:,} of {3 * options.steps:,} steps", file=sys.stderr, flush=True)
+
+    many = is_multi_agent(options.env.name)
+    report = _env_report(options.env) if many else check(options.env, steps=options.steps, progress=progress)
     options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
 

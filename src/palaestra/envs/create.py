@@ -407,7 +407,8 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     _require_native(config)
     if config.strict:
         raise ConfigError(
-            f"{config.name!r} is a batched environment, whose observations are not checked; leave out env.strict"
+            f"{config.name!r} is a batched environment, whose observations are not checked in a run; leave out "
+            f"env.strict, and look at them once: palaestra check-env {config.name}"
         )
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
     parameters = inspect.signature(maker).parameters

@@ -3,20 +3,34 @@
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from palaestra.core import PalaestraError, SpecError, episode_seed
-from palaestra.envs.check.rules import SHORT, Finding, Stream, end_rules, equal, gym_rules, stream_rules
-from palaestra.envs.contract.environment import SingleEnvironment
+from palaestra.core import PalaestraError, SpecError, SpecTree, TimeStep, episode_seed, spec_leaves, tree_leaves
+from palaestra.core.spec import ACTION_MASK
+from palaestra.envs.check.rules import (
+    SHORT,
+    Finding,
+    Stream,
+    end_of_own_rule,
+    end_rules,
+    equal,
+    gym_rules,
+    mask_rule,
+    stream_rules,
+)
+from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import GymEnvironment, gym_env_of
-from palaestra.envs.contract.spaces import sample_allowed, space_from_spec
-from palaestra.envs.create import load, load_lane
+from palaestra.envs.contract.nest import flatten, to_batched, unflatten
+from palaestra.envs.contract.spaces import giant_bounds, sample_allowed, space_from_spec
+from palaestra.envs.create import create_environment, is_pool, load, load_lane
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.wrappers.episode_ends import TimeLimit
+from palaestra.nn import IntegerCode
 
 __all__ = ["CheckReport", "Finding", "check"]
 
@@ -31,6 +45,8 @@ class CheckReport:
     """Of the environment."""
     findings: list[Finding] = field(default_factory=list)
     """One for every rule that could be checked."""
+    sees: dict[str, str] = field(default_factory=dict)
+    """What a network sees of an observation's integers, by path."""
 
     @property
     def ok(self) -> bool:
@@ -40,11 +56,20 @@ class CheckReport:
     def __str__(self) -> str:
         broken = [finding for finding in self.findings if not finding.ok]
         errors = sum(finding.level == "error" for finding in broken)
+        unseen = sum(finding.ok and not finding.seen for finding in self.findings)
         summary = f"{len(self.findings)} rules: {errors} broken, {len(broken) - errors} warnings"
-        return "\n".join([self.name, *(str(finding) for finding in self.findings), summary])
+        summary += f", {unseen} not seen: play more steps (--steps)" if unseen else ""
+        sees = [f"sees     {f'{path}: ' if path else ''}{text}" for path, text in self.sees.items()]
+        return "\n".join([self.name, *(str(finding) for finding in self.findings), *sees, summary])
 
 
-def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: int = 0) -> CheckReport:
+def check(
+    env: str | EnvConfig | Callable[[], Any],
+    *,
+    steps: int = 1000,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> CheckReport:
     """Plays with random actions and compares what is emitted with the contract.
 
     What it checks hardest is the end of an episode: a time limit reported as `terminated` teaches a learner that the
@@ -52,9 +77,11 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
 
     Args:
         env: a name as `load` takes it, a configuration, of which one environment is checked with its wrappers, or a
-            class or function that makes a `gymnasium.Env` or `SingleEnvironment`.
+            class or function that makes a `gymnasium.Env` or `SingleEnvironment`. Of environments that are stepped as
+            one, a batch is checked lane by lane.
         steps: env steps of each of the runs that are compared.
         seed: of environment and actions.
+        progress: called in every step of these runs, three times `steps`.
 
     Returns:
         Findings, each with what was expected, what came and what to do.
@@ -63,6 +90,8 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
         >>> check("CartPole-v1", steps=100).ok
         True
     """
+    if isinstance(env, EnvConfig) and is_pool(env):
+        return check_batch(env, steps, seed, progress)
     if isinstance(env, str):
         name, make = env, functools.partial(load, env)
     elif isinstance(env, EnvConfig):
@@ -80,10 +109,18 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
     played = None
     if two is not None:
         rule, fix = "Stepping with random actions raises nothing", "the message says in which step, with which action"
-        played = _tried(found, rule, lambda: _play_all(report, one, two, steps, seed), "time steps", fix, trace=True)
+        played = _tried(
+            found,
+            rule,
+            lambda: _play_all(report, one, two, steps, seed, progress),
+            "time steps",
+            fix,
+            trace=True,
+        )
         _close(two)
     freed, fix = "an environment that lets go of what it holds", "see the traceback"
     _tried(found, "close raises nothing", one.close, freed, fix, trace=True)
+    report.sees.update(_sees(one.observation_spec))
     if played:
         stream, again, different, short, state = played
         found += [*stream_rules(one, stream, again, different), *end_rules(one, [*stream, *different], short)]
@@ -92,7 +129,8 @@ def check(env: str | EnvConfig | Callable[[], Any], *, steps: int = 1000, seed: 
         _tried(found, rule, lambda: _replay(make, state), "what was shown before", fix)
         fix = "let begin_episode depend on its seed alone; let close free the port, the licence or the file"
         after = functools.partial(_play_after_last, make, again, seed)
-        _tried(found, "The action after LAST is ignored", after, "equal first time steps", fix)
+        ended = any(step.step_type == 2 for step in again[:-1])
+        _tried(found, "The action after LAST is ignored", after, "equal first time steps", fix, seen=ended)
     return report
 
 
@@ -106,7 +144,14 @@ def _layered(make: Callable[[], Any]) -> SingleEnvironment:
 
 
 def _tried(
-    found: list[Finding], rule: str, call: Callable[[], Any], expected: str, fix: str, *, trace: bool = False
+    found: list[Finding],
+    rule: str,
+    call: Callable[[], Any],
+    expected: str,
+    fix: str,
+    *,
+    trace: bool = False,
+    seen: bool = True,
 ) -> Any:
     """What a call returns; `None` where it raises, which breaks the rule."""
     try:
@@ -116,22 +161,28 @@ def _tried(
         got = traceback.format_exc() if full else f"{type(error).__name__}: {error}"
         found.append(Finding(rule, got, expected, fix))
         return None
-    found.append(Finding(rule))
+    found.append(Finding(rule, seen=seen))
     return result
 
 
-def _play(env: SingleEnvironment, steps: int, seed: int) -> Stream:
+def _play(env: SingleEnvironment, steps: int, seed: int, progress: Callable[[], None] = lambda: None) -> Stream:
     space = space_from_spec(env.action_spec)
     space.seed(episode_seed(seed, 0))
     env.seed(seed)
     stream = [env.reset()]
     for _ in range(steps):
         stream.append(env.step(sample_allowed(space, stream[-1].observation)))
+        progress()
     return stream
 
 
 def _play_all(
-    report: CheckReport, one: SingleEnvironment, two: SingleEnvironment, steps: int, seed: int
+    report: CheckReport,
+    one: SingleEnvironment,
+    two: SingleEnvironment,
+    steps: int,
+    seed: int,
+    progress: Callable[[], None],
 ) -> tuple[Stream, Stream, Stream, Stream, dict[str, Any]] | None:
     """A stream, the same again, one of another seed, one that is cut off, and the state at the end of the first.
 
@@ -140,14 +191,36 @@ def _play_all(
     gym_env = gym_env_of(one)
     if gym_env is not None:
         report.findings.extend(gym_rules(gym_env, seed))
+        if report.ok:
+            if ACTION_MASK in gym_env.reset(seed=seed)[1]:
+                report.findings.append(mask_rule(one.begin_episode(seed), one.observation_spec))
+            report.findings.append(end_of_own_rule(gym_env, steps, seed))
+            report.findings.append(_bounds_rule(gym_env.action_space))
     if not report.ok:
         return None
-    first = _play(one, steps, seed)
+    first = _play(one, steps, seed, progress)
     if first[-1].step_type == 0:  # which shows little of an episode
         one.step(sample_allowed(space_from_spec(one.action_spec), first[-1].observation))
     state = one.state_dict()
-    again, different = _play(two, steps, seed), _play(two, steps, seed + 1)
+    again, different = _play(two, steps, seed, progress), _play(two, steps, seed + 1, progress)
     return first, again, different, _play(TimeLimit(one, SHORT), SHORT, seed), state
+
+
+def _bounds_rule(space: gymnasium.Space[Any]) -> Finding:
+    giant = next(filter(None, map(giant_bounds, tree_leaves(_boxes(space)))), "")
+    got = f"{giant}, which is taken for none" if giant else ""
+    fix = "give the bounds that actions should have, or infinity where there are none"
+    return Finding("Bounds of actions are meant", got, "bounds of at most a million", fix, "warning")
+
+
+def _boxes(space: Any) -> Any:
+    inner = getattr(space, "spaces", None)
+    return space if inner is None else [_boxes(one) for one in (inner.values() if isinstance(inner, dict) else inner)]
+
+
+def _sees(spec: SpecTree) -> dict[str, str]:
+    codes = {path: IntegerCode.of(leaf) for path, leaf in spec_leaves(spec).items() if path != ACTION_MASK}
+    return {path: code.text for path, code in codes.items() if code is not None}
 
 
 def _replay(make: Make, state: dict[str, Any]) -> None:
@@ -178,3 +251,66 @@ def _play_after_last(make: Make, stream: Stream, seed: int) -> None:
 def _close(env: SingleEnvironment) -> None:
     with contextlib.suppress(Exception):  # that closing raises nothing is a rule of its own
         env.close()
+
+
+def check_batch(config: EnvConfig, steps: int, seed: int, progress: Callable[[], None]) -> CheckReport:
+    """The same for environments that are stepped as one: rules of streams and of ends, lane by lane.
+
+    Args:
+        config: of the batch.
+        steps: env steps of each of the three runs, over all lanes.
+        seed: of environment and actions.
+        progress: as for `check`.
+    """
+    report = CheckReport(config.name)
+    found, count = report.findings, -(-steps // config.num_envs)
+
+    def play(seed: int) -> Sequence[Stream]:
+        with create_environment(config, seed=seed) as env:
+            report.sees.update(_sees(env.observation_spec))
+            return _play_batch(env, count, progress)
+
+    rule, fix = "A batch can be made, and stepping it with random actions raises nothing", "see the message"
+    runs = _tried(found, rule, lambda: [play(seed), play(seed), play(seed + 1)], "time steps", fix, trace=True)
+    if runs is None:
+        return report
+    with create_environment(config, seed=seed) as env:
+        lanes = [
+            [*stream_rules(env, first, again, different), *end_rules(env, [*first, *different], None)]
+            for first, again, different in zip(*runs, strict=True)
+        ]
+    for findings in zip(*lanes, strict=True):
+        wrong = [(lane, one) for lane, one in enumerate(findings) if not one.ok]
+        one = wrong[0][1] if wrong else findings[0]
+        got = f"in lane {wrong[0][0]}: {one.got}" if wrong else ""
+        found.append(replace(one, got=got, seen=any(lane.seen for lane in findings)))
+    return report
+
+
+def _play_batch(env: Environment, steps: int, progress: Callable[[], None]) -> Sequence[Stream]:
+    """The stream of every lane; LAST rows of environments that reset within the step stand before their FIRST."""
+    space = space_from_spec(env.action_spec)
+    space.seed(0)
+    streams: list[list[TimeStep]] = [[] for _ in range(env.batch_size)]
+
+    def note(rows: TimeStep) -> None:
+        for row, lane in enumerate(rows.env_id.tolist()):
+            seen, acted = (
+                unflatten((np.asarray(leaf[row].cpu()) for leaf in flatten(nest, spec)), spec)
+                for nest, spec in ((rows.observation, env.observation_spec), (rows.prev_action, env.action_spec))
+            )
+            kind, reward, discount = (np.asarray(leaf[row].cpu())[()] for leaf in (rows[0], rows[1], rows[2]))
+            streams[lane].append(TimeStep(kind, reward, discount, seen, acted, lane, (), {}))
+
+    note(env.reset())
+    for _ in range(steps):
+        actions = [sample_allowed(space, stream[-1].observation) for stream in streams]
+        columns = zip(*(flatten(action, env.action_spec) for action in actions), strict=True)
+        action: Any = to_batched([np.stack(column) for column in columns], env.action_spec)
+        rows = env.step(action.to(env.device))
+        if env.ended is not None:
+            note(env.ended)
+        note(rows)
+        for _ in streams:
+            progress()
+    return streams

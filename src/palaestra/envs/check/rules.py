@@ -9,14 +9,16 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from palaestra.core import PalaestraError, SpecTree, TimeStep, check_time_step, spec_leaves, tree_leaves
+from palaestra.core import PalaestraError, SpecError, SpecTree, TimeStep, check_time_step, spec_leaves, tree_leaves
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.environment import SingleEnvironment
-from palaestra.envs.contract.nest import flatten, leaf_dtypes
+from palaestra.envs.contract.episodes import require_read_mask
+from palaestra.envs.contract.gym_environment import FINAL
+from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes
 from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["SHORT", "Finding", "end_rules", "equal", "gym_rules", "stream_rules"]
+__all__ = ["SHORT", "Finding", "end_of_own_rule", "end_rules", "equal", "gym_rules", "mask_rule", "stream_rules"]
 
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
@@ -39,6 +41,8 @@ class Finding:
     """What to change."""
     level: Literal["error", "warning"] = "error"
     """An error makes training wrong or impossible; a warning may be meant."""
+    seen: bool = True
+    """Whether what the rule is about came about at all."""
 
     @property
     def ok(self) -> bool:
@@ -47,7 +51,7 @@ class Finding:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"ok       {self.rule}"
+            return f"{'ok' if self.seen else 'not seen':8} {self.rule}"
         details = {"expected": self.expected, "got": self.got, "fix": self.fix}
         lines = [f"           {name:8}: {text}" for name, text in details.items() if text]
         return "\n".join([f"{self.level:8} {self.rule}", *lines])
@@ -127,6 +131,73 @@ def _unlike(result: Any, count: int) -> str:
     return f"{len(result)} values: {', '.join(type(value).__name__ for value in result)}"
 
 
+def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> Finding:
+    """Whether the observation of an episode's end is its own.
+
+    Episodes are played to one step before their end and reset there: one that resets itself shows that observation.
+
+    Args:
+        gym_env: with its Gymnasium wrappers.
+        steps: most env steps.
+        seed: of environment and actions.
+    """
+    rule = "The last observation of an episode is its own, not the first of the next one"
+    fix = "return the episode's last observation from step, and leave resetting to reset()"
+    seen, alike, key = 0, 0, ""
+    for episode in range(3):
+        actions, last = _to_the_end(gym_env, steps, seed + episode)
+        if last is None:
+            break
+        observation, before, info = last
+        key = next((name for name in FINAL if info.get(name) is not None), key)
+        if len(actions) > 1:
+            gym_env.reset(seed=seed + episode)
+            for action in actions[:-1]:
+                gym_env.step(action)
+            seen, again = seen + 1, gym_env.reset()[0]
+            alike += _same(observation, again) and not _same(before, again)
+    if key:
+        got = f"it resets itself, and has that observation in info[{key!r}], from where this library takes it"
+        return Finding(rule, got, "the episode's own last observation", fix, "warning")
+    got = f"at {alike} of {seen} ends the observation is the one that reset() gives there" if seen == alike > 0 else ""
+    fix = f"if it resets itself: {fix}. If episodes do end where they begin, all is well"
+    return Finding(rule, got, "another observation", fix, "warning", seen=seen > 0)
+
+
+def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> tuple[list[Any], Any]:
+    """The actions of an episode; its last observation, the one before it and the info, `None` where it did not end."""
+    gym_env.action_space.seed(seed)
+    before, actions = gym_env.reset(seed=seed)[0], list[Any]()
+    for _ in range(steps):
+        actions.append(sample_allowed(gym_env.action_space, before))
+        observation, _, terminated, truncated, info = gym_env.step(actions[-1])
+        if terminated or truncated:
+            return actions, (observation, before, info)
+        before = copied(observation)
+    return actions, None
+
+
+def _same(one: Any, two: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
+    return all(np.array_equal(np.asarray(left), np.asarray(right)) for left, right in pairs)
+
+
+def mask_rule(first: TimeStep, observation_spec: SpecTree) -> Finding:
+    """Whether a mask that an environment reports is read.
+
+    Args:
+        first: of an episode, from the outermost layer.
+        observation_spec: of that.
+    """
+    try:
+        require_read_mask(first.env_info, observation_spec)
+        wrong = ""
+    except SpecError as error:
+        wrong = str(error)
+    fix = "--env.wrappers ActionMask"
+    return Finding("A mask of actions in info is read", wrong, "an action_mask in the observation", fix)
+
+
 def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     observation, _ = gym_env.reset(seed=seed)
@@ -138,7 +209,7 @@ def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
     return not all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)
 
 
-def stream_rules(env: SingleEnvironment, stream: Stream, again: Stream, different: Stream) -> Iterator[Finding]:
+def stream_rules(env: Any, stream: Stream, again: Stream, different: Stream) -> Iterator[Finding]:
     """What every time step has to be, and what follows from the seed.
 
     Args:
@@ -211,13 +282,13 @@ def _misfits(values: Iterable[Any], spec: SpecTree) -> Iterator[str]:
                 yield f"{wrong}{f' at {path!r}' if path else ''}, in time step {number}"
 
 
-def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator[Finding]:
+def end_rules(env: Any, stream: Stream, short: Stream | None) -> Iterator[Finding]:
     """Whether episodes end, whether what looks like an end is a time limit, and whether there is something to do.
 
     Args:
         env: that was played.
         stream: of one or several runs.
-        short: one episode under a time limit of `SHORT`.
+        short: one episode under a time limit of `SHORT`, which goes around single environments alone.
     """
     lasts = list(_lasts(stream))
     terminated = [length for length, step in lasts if step.discount == 0]
@@ -240,13 +311,27 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
         f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
         f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well",
         "warning",
+        seen=bool(lasts),
     )
     yield Finding(
         "An end that info calls a time limit is truncated",
         f"discount 0 at {reported} such ends" if reported else "",
         f"discount 1 where info[{_REPORTED!r}] is true",
         "return terminated=False, truncated=True there: the old `done` meant both",
+        seen=bool(lasts),
     )
+    yield from _stuck_rule(stream)
+    if short is None:
+        return
+    yield Finding(
+        "An episode that is cut off is LAST with discount 1",
+        _not_cut_off(short),
+        f"(LAST, 1) at step {SHORT}",
+        "a layer changes discount or step_type where it must not; see the table of episode ends",
+    )
+
+
+def _stuck_rule(stream: Stream) -> Iterator[Finding]:
     masked = [step for step in stream if isinstance(step.observation, dict) and ACTION_MASK in step.observation]
     stuck = [
         number
@@ -260,12 +345,6 @@ def end_rules(env: SingleEnvironment, stream: Stream, short: Stream) -> Iterator
             "at least one 1 in the mask",
             "where nothing can be done, end the episode, or allow an action that does nothing",
         )
-    yield Finding(
-        "An episode that is cut off is LAST with discount 1",
-        _not_cut_off(short),
-        f"(LAST, 1) at step {SHORT}",
-        "a layer changes discount or step_type where it must not; see the table of episode ends",
-    )
 
 
 def _lasts(stream: Stream) -> Iterator[tuple[int, TimeStep]]:

@@ -1,0 +1,121 @@
+"""What `palaestra.envs.check` finds only where it was seen: ends, masks, bounds, integers, lanes of batches."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from palaestra.cli.main import main
+from palaestra.core import BoundedSpec
+from palaestra.envs import EnvConfig, check
+from palaestra.envs.tiny import TensorCartPole
+from tests.envs.test_check import broken
+from tests.envs.worlds import Counter
+
+
+class Resets(Counter):
+    """Resets itself at its end, and tells nobody."""
+
+    def __init__(self, key=None):
+        super().__init__(noisy=True)
+        self.key = key
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        if self.steps < 6:
+            return observation, reward, False, False, {}
+        info = {self.key: observation} if self.key else {}
+        return self.reset()[0], reward, False, True, info
+
+
+OWN = "The last observation of an episode is its own, not the first of the next one"
+
+
+class Fresh(Resets):
+    """Draws from its generator where it is reset alone."""
+
+    def _seen(self):
+        if self.steps == 0:
+            self.start = float(self.np_random.random())
+        return np.array([self.steps, self.start], np.float32)
+
+
+@pytest.mark.parametrize("key", [None, "final_observation"])
+def test_an_environment_that_resets_itself_is_found_whether_it_says_so_or_not(key):
+    finding = broken(check(lambda: Fresh(key), steps=60))[OWN]
+    assert finding.level == "warning"
+    assert ("at 3 of 3 ends" if key is None else "info['final_observation']") in finding.got
+    assert OWN not in broken(check("CartPole-v1", steps=60))
+
+
+def test_rules_of_ends_are_not_called_kept_where_no_episode_ended():
+    report = check(lambda: Counter({}, noisy=True), steps=20)
+    unseen = {finding.rule for finding in report.findings if not finding.seen}
+    assert unseen == {
+        OWN,
+        "A time limit is reported as truncated, not as terminated",
+        "An end that info calls a time limit is truncated",
+        "The action after LAST is ignored",
+    }
+    assert str(report).endswith("1 warnings, 4 not seen: play more steps (--steps)")
+    longer = check(lambda: Counter({30: "truncated"}, noisy=True), steps=100)
+    assert all(finding.seen for finding in longer.findings)
+
+
+def test_steps_can_be_given_on_the_command_line_and_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr("palaestra.cli.inspect._TELL_S", 0.0)
+    with pytest.raises(SystemExit, match="0"):
+        main(["check-env", "palaestra.envs.tiny:Endless", "--steps", "40"])
+    shown = capsys.readouterr()
+    assert "none in 82 time steps" in shown.out
+    assert "40 of 120 steps" in shown.err
+    assert "120 of 120 steps" in shown.err
+
+
+def test_a_mask_that_nobody_reads_and_bounds_that_nobody_means_are_named():
+    class Giant(Counter):
+        def __init__(self):
+            super().__init__({5: "terminated"}, noisy=True)
+            self.action_space = spaces.Dict(a=spaces.Box(-3e38, 3e38, (1,), np.float32))
+
+    finding = broken(check(Giant, steps=20))["Bounds of actions are meant"]
+    assert (finding.level, finding.got) == ("warning", "-3e+38, which is taken for none")
+
+    class Masked(Counter):
+        def reset(self, **given):
+            return super().reset(**given)[0], {"action_mask": np.ones(3, np.int8)}
+
+    finding = broken(check(Masked, steps=20))["A mask of actions in info is read"]
+    assert "--env.wrappers ActionMask" in finding.fix
+
+
+def test_what_a_network_sees_of_integers_is_said():
+    class Flags(Counter):
+        def __init__(self):
+            super().__init__({5: "terminated"})
+            self.observation_space = spaces.Box(0, 9, (2,), np.uint8)
+
+        def _seen(self):
+            return np.array([self.steps, int(self.np_random.integers(9))], np.uint8)
+
+    assert check(Flags, steps=20).sees == {"": "integers 0 to 9 as 0 to 1"}
+
+
+class Leaky(TensorCartPole):
+    """Whose second lane leaves the bounds that it promises."""
+
+    batched = True
+
+    @property
+    def observation_spec(self):
+        return BoundedSpec((4,), minimum=np.array(-1e-3), maximum=np.array(1e-3))
+
+
+def test_batches_are_looked_into_as_single_environments_are():
+    good = check(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=3), steps=300)
+    assert good.ok, str(good)
+    assert len(good.findings) > 10
+    bad = check(EnvConfig(name=f"{__name__}:Leaky", num_envs=2), steps=100)
+    finding = broken(bad)["Observations fit their spec and are finite"]
+    assert finding.got.startswith("in lane 0: value ")
+    pool = check(EnvConfig(name="CartPole-v1", num_envs=2, vectorization="native"), steps=100)
+    assert pool.ok, str(pool)
