@@ -273,8 +273,7 @@ def active(
         ConfigError: another process has the run.
     """
     config, networks = learner.config, networks_of(learner.algorithms)
-    if progress:
-        loggers = [*loggers, make_console(config, networks)]
+    loggers = [*loggers, *([make_console(config, networks)] if progress else [])]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -286,32 +285,28 @@ def active(
         trainer = make_trainer(learner, collecting, directory.path, loggers, callbacks)
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
-        trainer.callbacks += [
-            faults,
-            _StillThere(directory),
-            NoteLeaks(directory.path, here=_steps_here(config)),
-            later,
-        ]
+        leaks = NoteLeaks(directory.path, here=_steps_here(config))
+        trainer.callbacks += [faults, _StillThere(directory), leaks, later]
         stack.callback(later.end)
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)
-        process = {"process": process_info(), **making.computing()}
         later.begin(trainer)
-        directory.write_info({**_NO_END, "status": "running", **process, "networks": networks})
+        facts = {"process": process_info(), **making.computing(), "networks": networks}
+        directory.write_info({**_NO_END, "status": "running", **facts})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            reached = {"env_steps": trainer.collector.env_steps, "best_return": trainer.best_return}
+            steps = trainer.collector.env_steps
+            reached = {"env_steps": steps, "best_return": trainer.best_return}
             try:
                 directory.require_there()
                 if status == "failed":
-                    record = faults.write(trainer.collector.env_steps, error)
-                    _advise(error, directory, record, restart=config.env.on_fault != "raise")
+                    _advise(error, directory, faults.write(steps, error), restart=config.env.on_fault != "raise")
                 _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
             except RunLostError as lost:
-                _write_lost(directory, trainer.collector.env_steps, lost)
+                _write_lost(directory, steps, lost)
                 if status == "failed":
                     raise lost from error
             except OSError as full:  # the first cause is what the user needs
