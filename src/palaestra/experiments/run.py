@@ -297,21 +297,31 @@ def active(
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
         except BaseException as error:
-            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            steps = trainer.collector.env_steps
-            reached = {"env_steps": steps, "best_return": trainer.best_return}
-            try:
-                directory.require_there()
-                if status == "failed":
-                    _advise(error, directory, faults.write(steps, error), restart=config.env.on_fault != "raise")
-                _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
-            except RunLostError as lost:
-                _write_lost(directory, steps, lost)
-                if status == "failed":
-                    raise lost from error
-            except OSError as full:  # the first cause is what the user needs
-                _log.warning("how %s ended could not be written: %s", directory.path, full)
+            _broken_off(directory, trainer, faults, error, restart=config.env.on_fault != "raise")
             raise
+
+
+def _broken_off(
+    directory: RunDirectory, trainer: Trainer, faults: KeepFaults, error: BaseException, *, restart: bool
+) -> None:
+    """Writes down what broke a run off while it ran.
+
+    Raises:
+        RunLostError: its directory is gone, and no signal ended it.
+    """
+    status, steps = "stopped" if isinstance(error, KeyboardInterrupt) else "failed", trainer.collector.env_steps
+    try:
+        directory.require_there()
+        if status == "failed":
+            _advise(error, directory, faults.write(steps, error), restart=restart)
+        reached = {"env_steps": steps, "best_return": trainer.best_return}
+        _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
+    except RunLostError as lost:
+        _write_lost(directory, steps, lost)
+        if status == "failed":
+            raise lost from error
+    except OSError as full:  # the first cause is what the user needs
+        _log.warning("how %s ended could not be written: %s", directory.path, full)
 
 
 def _recorded(directory: RunDirectory, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -307,9 +307,7 @@ class Trainer:
 
     def _log(self) -> None:
         self._take_episodes(self.collector.drain())
-        row: dict[str, float] = {}
-        for metric in self.metrics:
-            row |= metric.result()
+        row = {name: value for metric in self.metrics for name, value in metric.result().items()}
         row |= {"iterations": self._iterations, **self._learning.metrics(self._schedules_at)}
         if (made := self._evaluation) is not None:
             row |= {"eval/return_mean": made.return_mean, **{f"eval/info/{name}": x for name, x in made.parts.items()}}
