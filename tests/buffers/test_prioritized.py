@@ -219,9 +219,9 @@ def test_priorities_that_are_no_priorities_are_refused(value):
 
 
 def test_settings_are_checked():
-    with pytest.raises(ConfigError, match=r"alpha=-1.*at least 0"):
+    with pytest.raises(ConfigError, match="alpha is -1; it must be at least 0"):
         Prioritized(alpha=-1)
-    with pytest.raises(ConfigError, match=r"stay in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"must lie in \[0, 1\]"):
         Prioritized(beta=Linear(0.5, 1.5))
     with pytest.raises(ConfigError, match="burn-in needs sequences"):
         replay(burn_in=4)

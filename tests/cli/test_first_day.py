@@ -126,9 +126,9 @@ def test_a_vector_environment_need_not_be_called_native():
         assert env.reset().reward.shape == (3,)
 
 
-def test_check_env_says_what_a_vector_environment_is(capsys):
-    assert exit_code("check-env", "tests.cli.test_first_day:Points", "--env.kwargs", "num_envs", "2") != 0
-    assert "use env.vectorization=native" in output(capsys)
+def test_check_env_looks_into_a_vector_environment_lane_by_lane(capsys):
+    assert exit_code("check-env", "tests.cli.test_first_day:Points", "--env.kwargs", "num_envs", "2") == 0
+    assert "in lane 0" in output(capsys)
 
 
 def test_a_reward_of_shape_1_is_a_warning():

@@ -88,7 +88,7 @@ def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 def test_every_public_function_is_in_the_table_of_calls():
     functions = {name for name, value in vars(ops).items() if isinstance(value, FunctionType)}
-    assert functions == CALLS.keys()
+    assert functions - {"elo_ratings"} == CALLS.keys()  # which computes in NumPy
 
 
 @pytest.mark.parametrize("gamma", [0.97, torch.tensor(0.97)], ids=["number", "tensor"])
