@@ -183,7 +183,7 @@ def test_windows_of_several_steps_are_refused():
 
 
 def test_an_unknown_bonus_is_named():
-    with pytest.raises(ConfigError, match="bonus.kind is 'rdn'; it must be rnd or icm"):
+    with pytest.raises(ConfigError, match=r"bonus\.kind is 'rdn'; it must be rnd or icm"):
         BonusConfig(kind="rdn")
     with pytest.raises(ConfigError, match=r"bonus\.weight is 0"):
         BonusConfig(weight=0.0)

@@ -40,8 +40,13 @@ def script(name: str) -> ModuleType:
 
 
 def snapshot(model: nn.Module, seen: Tensor) -> list[Tensor]:
-    """All parameters in the order in which they were made, and an observation."""
-    return [*(parameter.detach().clone() for parameter in model.parameters()), seen.clone()]
+    """All parameters in the order in which a script makes them, and an observation."""
+    parts = (
+        sorted(model.component.items(), key=lambda item: item[0] == "temperature")
+        if hasattr(model, "component")
+        else [("", model)]
+    )
+    return [*(parameter.detach().clone() for _, part in parts for parameter in part.parameters()), seen.clone()]
 
 
 class Recorder(Callback):

@@ -26,6 +26,7 @@ from palaestra.experiments import (
     preset,
     read_evaluations,
 )
+from palaestra.policies import save_policies
 from palaestra.training import CheckpointStore
 from tests.faults.parts import differences
 from tests.training.parts import Recorder
@@ -238,8 +239,8 @@ def full_disk(*arguments: Any, **options: Any) -> None:
 
 def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, caplog):
     """F10: a loud warning; the policy of the next evaluation is kept, also where it is no better than that one."""
-    kept, left = palaestra.save_policy, [full_disk]
-    monkeypatch.setattr("palaestra.runs.build.save_policy", lambda *args: (left.pop() if left else kept)(*args))
+    kept, left = save_policies, [full_disk]
+    monkeypatch.setattr("palaestra.runs.build.save_policies", lambda *args: (left.pop() if left else kept)(*args))
     assert trained(tmp_path).result.status == "done"
     assert "cannot be written: [Errno 28] No space left on device. Training continues unsaved" in caplog.text
     assert load_policy(tmp_path / "run" / "policy")
@@ -247,7 +248,7 @@ def test_a_policy_that_cannot_be_kept_is_a_failed_save(tmp_path, monkeypatch, ca
 
 def test_policies_that_can_never_be_kept_end_the_run_with_5(tmp_path, monkeypatch):
     """F10: with more failures in a row than allowed, and the run says so."""
-    monkeypatch.setattr("palaestra.runs.build.save_policy", full_disk)
+    monkeypatch.setattr("palaestra.runs.build.save_policies", full_disk)
     with pytest.raises(CheckpointError, match=r"evaluation in .* cannot be written: .*No space left"):
         trained(tmp_path, trainer__max_failed_saves=0)
     assert RunDirectory(tmp_path / "run").info["status"] == "failed"

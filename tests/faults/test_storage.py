@@ -117,7 +117,7 @@ def test_a_run_on_a_full_disk_ends_with_5_and_its_older_checkpoints(tmp_path):
 @pytest.mark.parametrize("what", ["records.write_fault", "run_directory.replace_text"])
 def test_records_that_do_not_fit_end_no_run(what, tmp_path, monkeypatch, caplog):
     """F10: neither those of faults that were survived, which are written later, nor that there is a checkpoint."""
-    place, name = "palaestra.experiments." + what, what.rpartition(".")[2]
+    place, name = "palaestra.runs." + what, what.rpartition(".")[2]
     original = getattr(sys.modules[place.rpartition(".")[0]], name)
     full = [FULL, FULL]
 

@@ -51,7 +51,7 @@ def test_the_command_line_checks_environments_by_name(capsys):
     assert ended.value.code == 0
     assert "5 rules: 0 broken" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
-        main(["check-env", "tests.multiagent.test_worlds:Told"])
+        main(["check-env", "tests.multiagent.test_envs:Told"])
     assert ended.value.code == 3
     with pytest.raises(SystemExit) as ended:
         main(["check-env", "palaestra.multiagent:Meeting", "--env.max-episode-steps", "3"])

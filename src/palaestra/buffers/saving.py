@@ -62,7 +62,7 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
         CheckpointError: something is missing or does not fit.
     """
     positions, rows = streams.positions, tensors.get("rows_per_lane", 0)
-    period = tensors.get("state_period")
+    period = tensors.get("state_period", streams.state_period)  # what a shard puts together from parts has none
     if streams.states is not None and period != streams.state_period:
         raise CheckpointError(
             f"the saved buffer has a hidden state with one row in {period}, but this one with one in "

@@ -20,6 +20,7 @@ __all__ = []
 MOST_BYTES = 1 << 26
 LONGEST_LINE = 1 << 20
 _DEEPEST = 100
+_PIECE = 1 << 20
 MOST_DIGITS = 40  # a state of 128 bits, as random generators have, takes 39
 
 
@@ -81,10 +82,12 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
         CheckpointError: see `opened`.
     """
     with opened(path, most_bytes) as file:
-        data = file.read(most_bytes + 1)  # files of the kernel say that they are empty
+        data = bytearray()
+        while len(data) <= most_bytes and (piece := file.read(_PIECE)):  # files of the kernel say that they are empty
+            data += piece
     if len(data) > most_bytes:
         raise _unreadable(path, f"it has more than {most_bytes:,} bytes")
-    return data
+    return bytes(data)
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_BYTES, *, errors: str = "strict") -> str:

@@ -136,7 +136,8 @@ class CheckpointStore:
             try:
                 return self._newest(rename)
             except CheckpointError:
-                if self.steps() == before:
+                there = {*self.steps(), *self.directory.glob("step_*.corrupt")}
+                if all(path in there or path.with_name(f"{path.name}.corrupt") in there for path in before):
                     raise  # else the run that writes them has removed what was being read
 
     def _newest(self, rename: bool) -> tuple[int, dict[str, Any]]:
