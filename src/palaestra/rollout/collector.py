@@ -283,7 +283,7 @@ class Collector:
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
-        send, recv, write = env.send, env.recv, self._writer.write
+        write = self._writer.write
         env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
         time_step, state = self._current(), self._state
         while done < rows and not self._pausing:
@@ -295,8 +295,7 @@ class Collector:
             step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
             action = policy.env_action(step.action)
             acted = clock()
-            send(action)
-            time_step = recv()
+            time_step = env.step(action)
             env_s += clock() - acted
             inference_s += acted - begin
             ended = env.ended
