@@ -161,3 +161,12 @@ def test_mapped_files_have_their_room_from_the_start(tmp_path):
     ReplayBuffer(50, 1, **specs, storage=MappedFiles(tmp_path / "rows"))
     (file,) = [path for path in (tmp_path / "rows").glob("*.bin") if path.stat().st_size >= 50 * 4000]
     assert file.stat().st_blocks * 512 >= file.stat().st_size
+
+
+def test_a_batch_with_row_numbers_can_be_copied():
+    buffer, _ = filled(40, 2, 12)
+    index = buffer.draw(replay(), generator()).index
+    for numbers in (index, index + 1):
+        again = copy.deepcopy({"index": numbers})["index"]
+        assert torch.equal(again, numbers)
+        assert type(again) is type(numbers)

@@ -97,18 +97,22 @@ class RowNumbers(np.ndarray):
     __sub__: Any = _subtract
 
 
-class MovedIndex(Tensor):
+class _Index(Tensor):
+    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.as_subclass(Tensor).clone().as_subclass(type(self))
+
+
+class MovedIndex(_Index):
     """The same as a tensor."""
 
-    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
     __mod__: Any = _refuse_modulo
     remainder: Any = _refuse_modulo
 
 
-class RowIndex(Tensor):
+class RowIndex(_Index):
     """Row numbers as a tensor, the `index` of what is drawn; what is made of them is plain, but for sums."""
-
-    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
 
     def __add__(self, other: Any) -> Tensor:
         return self.add(other).as_subclass(MovedIndex)
