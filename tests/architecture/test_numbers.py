@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(16, 2028),
     "deployment": Room(8, 1508),
     "distributed": Room(13, 2399),
-    "envs": Room(54, 6936),
+    "envs": Room(57, 7192, "0026"),
     "experiments": Room(5, 1068),
     "multiagent": Room(14, 2047),
     "nn": Room(20, 2838),
@@ -226,7 +226,7 @@ ROOMS = {
     "rollout": Room(8, 1423),
     "runs": Room(12, 2491),
     "runtime": Room(11, 1710),
-    "testing": Room(4, 491),
+    "testing": Room(4, 521, "0026"),
     "training": Room(15, 2267),
 }
 """The size of each package when the rooms were opened."""
@@ -244,14 +244,19 @@ class Allowance(NamedTuple):
     """Things of the kind when the rooms were opened."""
 
 
+def _inside(folder: str) -> int:
+    """Files of a folder of `envs`, but `__init__`."""
+    return sum(source.path.startswith(f"src/palaestra/envs/{folder}/") for source in package()) - 1
+
+
 def _suites() -> int:
-    inside = [source.path for source in package() if source.path.startswith("src/palaestra/envs/suites/")]
-    return len(inside) - 2  # but `__init__` and `suite`
+    return _inside("suites") - 1  # but `suite`
 
 
 ALLOWANCES = {
     "an algorithm": Allowance("algorithms", 1, 260, lambda: len(ALGORITHMS), 38),
     "a suite": Allowance("envs", 1, 160, _suites, 3),
+    "a simulator": Allowance("envs", 2, 420, lambda: _inside("simulators") // 2, 0),  # decision 0026
     "a command": Allowance("cli", 1, 120, lambda: len(COMMANDS), 28),
 }
 
@@ -284,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_850, 4_500),  # decision 0025
+    "lines of imports and __all__": Limit(lines_of_imports, 4_903, 4_500),  # decision 0026
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),

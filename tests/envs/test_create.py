@@ -307,7 +307,7 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"vectorization": "proces"}, "must be auto, serial, thread, process or native"),
+        ({"vectorization": "proces"}, "must be auto, serial, thread, process, native or batch"),
         ({"num_envs": 4, "num_workers": 4}, "env.num_workers is 4; only vectorization=process has workers"),
         ({"max_episode_steps": 2.5}, "env.max_episode_steps is 2.5; it must be a whole number of at least 0"),
         ({"max_episode_steps": -1, "vectorization": "native"}, "env.max_episode_steps is -1"),

@@ -17,11 +17,13 @@ from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeed
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.importing import import_maker, import_module
+from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import GymEnvironment
 from palaestra.envs.contract.nest import neutral_rows, to_batched
 from palaestra.envs.contract.rows import MOST_ELEMENTS
 from palaestra.envs.env_config import EnvConfig
+from palaestra.envs.simulators.mujoco_tasks import gymnasium_mujoco
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.stepping.first_ready import FirstReadyEnvironment
 from palaestra.envs.stepping.lane_environment import LaneEnvironment
@@ -176,8 +178,8 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, fir
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
-    maker = _maker(config.name)
-    if maker is not None and getattr(maker, "batched", False):
+    maker = _pool_maker(config)
+    if getattr(maker, "batched", False):
         return _batched(config, maker, lane_seeds)
     if _steps_natively(config, maker):
         return _native(config, maker, lane_seeds)
@@ -266,8 +268,14 @@ def is_pool(config: EnvConfig) -> bool:
     Args:
         config: of the environments.
     """
-    maker = _maker(config.name)
+    maker = _pool_maker(config)
     return _steps_natively(config, maker) or bool(getattr(maker, "batched", False))
+
+
+def _pool_maker(config: EnvConfig) -> Any:
+    """What makes all lanes as one, if anything does."""
+    maker = _maker(config.name)
+    return gymnasium_mujoco(config.name) if maker is None and config.vectorization == "batch" else maker
 
 
 def _steps_natively(config: EnvConfig, maker: Callable[..., Any] | None) -> bool:
@@ -335,7 +343,7 @@ def _require_native(config: EnvConfig) -> None:
             f"{config.gym_wrappers[0]}, are for single environments; use time step wrappers that go around a batch "
             "(env.wrappers), or vectorization=serial or process where that can be"
         )
-    if config.vectorization not in ("auto", "native"):
+    if config.vectorization not in ("auto", "native", "batch"):
         raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
 
 
@@ -417,11 +425,15 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     # it resets its lanes itself, so it may know where they end
     if limit is not None and (takes_all or "max_episode_steps" in parameters):
         kwargs["max_episode_steps"], limit = limit, None
+    if config.num_threads is not None:
+        kwargs["num_threads"] = config.num_threads
     if takes_all or "lane_seeds" in parameters:
         kwargs["lane_seeds"] = list(lane_seeds)
     env = _made(config.name, maker, kwargs)
     if not isinstance(env, Environment):
         raise ConfigError(f"{config.name!r} has `batched = True` and made a {type(env).__name__}, not an Environment")
-    if not set(config.info) <= {"*", *env.info}:
+    if isinstance(env, BatchEnvironment):
+        env.info = _named(config)
+    elif not set(config.info) <= {"*", *env.info}:
         raise ConfigError(f"every time step of {config.name!r} has the entries {env.info} of info, not {config.info}")
     return _wrapped(config, env, limit)

@@ -13,7 +13,7 @@ from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
 
 __all__ = ["EnvConfig"]
 
-Vectorization = Literal["auto", "serial", "thread", "process", "native"]
+Vectorization = Literal["auto", "serial", "thread", "process", "native", "batch"]
 _MOST_ENVS = 1_000_000
 INPUTS = ("prev_action", "reward", "env_info")
 
@@ -28,9 +28,12 @@ class EnvConfig:
     """Environments stepped together, B."""
     vectorization: Vectorization = "auto"
     """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
-    `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`). `auto` is `serial`."""
+    `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`), or, for MuJoCo's tasks of
+    version 5, MuJoCo's own batch, with the bits of `serial`. `auto` is `serial`."""
     num_workers: AtLeastOne[int | None] = None
     """Worker processes of `process`; as many as there are cores if left out."""
+    num_threads: AtLeastOne[int | None] = None
+    """Threads of `batch`, whose number changes no bit; as many as PyTorch uses if left out."""
     num_ready: AtLeastOne[int | None] = None
     """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
     max_episode_steps: Annotated[int | None, Range(ge=0, note=" (0: no time limit)")] = None
@@ -86,7 +89,7 @@ class EnvConfig:
         for variant in self.variants:
             _require_variant(variant)
         require_ranges(self, "env.", self._misfits())
-        if self.vectorization == "native":
+        if self.vectorization in ("native", "batch"):
             self.require_raising()
 
     def _misfits(self) -> Iterator[str]:
@@ -97,6 +100,9 @@ class EnvConfig:
         for name, does in (("num_workers", "has workers"), ("num_ready", "returns some time steps")):
             if (given := getattr(self, name)) is not None and self.vectorization != "process":
                 yield f"env.{name} is {given}; only vectorization=process {does}, and it is {self.vectorization}"
+        if self.num_threads is not None and self.vectorization != "batch":
+            kind = self.vectorization
+            yield f"env.num_threads is {self.num_threads}; only vectorization=batch has them, and it is {kind}"
         if not self.auto_reset and self.num_ready is not None:
             yield "env.auto_reset is False, which needs all environments at once; leave out env.num_ready"
         if odd := [name for name in self.inputs if name not in INPUTS or self.inputs.count(name) > 1]:
@@ -176,7 +182,7 @@ class EnvConfig:
 
         One that is dropped in training is restarted here, for each has to play its share of episodes.
         """
-        kind = "native" if self.vectorization == "native" else "auto"
+        kind = self.vectorization if self.vectorization in ("native", "batch") else "auto"
         on_fault = "restart" if self.on_fault == "drop" else self.on_fault
         plain = {"vectorization": kind, "num_workers": None, "num_ready": None, "chaos": "", "on_fault": on_fault}
         return dataclasses.replace(self, num_envs=num_envs, **plain)

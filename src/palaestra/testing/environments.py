@@ -1,4 +1,4 @@
-"""`EnvironmentContract`: what every environment, wrapped or bare, has to keep."""
+"""`EnvironmentContract` and `BatchContract`: what every environment has to keep, single or stepped as one."""
 
 import functools
 import tempfile
@@ -31,70 +31,67 @@ from palaestra.envs import (
 )
 from palaestra.envs.contract.nest import flatten
 
-__all__ = ["EnvironmentContract"]
+__all__ = ["BatchContract", "EnvironmentContract"]
 
 
-class EnvironmentContract(ABC):
-    """A suite for one environment, with the wrappers that you put around it.
+class BatchContract(ABC):
+    """A suite for environments that are stepped as one: a `BatchEnvironment` of yours, or any `Environment`.
 
     Examples:
-        >>> from palaestra.envs import load
-        >>> class TestCatch(EnvironmentContract):
-        ...     def make(self, env_id=0):
-        ...         return load("palaestra.envs.tiny:Catch", env_id=env_id)
-        >>> TestCatch().test_what_comes_out_fits_the_specs()
+        >>> from palaestra.envs.tiny import TensorCartPole
+        >>> class TestMine(BatchContract):
+        ...     def batch(self, seeds=(1, 2)):
+        ...         return TensorCartPole(len(seeds), lane_seeds=seeds)
+        >>> TestMine().test_a_lane_does_not_depend_on_the_others()
     """
 
     steps: int = 60
     """Steps of each test; several episodes should end in them."""
-    processes: bool = True
-    """Whether it has to give the same stream in worker processes; `make` is pickled then."""
 
     @abstractmethod
-    def make(self, env_id: int = 0) -> SingleEnvironment:
-        """The environment with its wrappers, for example `load("my_package:MyEnv", env_id=env_id)`.
-
-        Args:
-            env_id: its number in a batch.
-        """
-
-    def batch(self, seeds: tuple[int, ...] = (1, 2), *, processes: bool = False) -> LaneEnvironment:
-        """A batch of it.
+    def batch(self, seeds: tuple[int, ...] = (1, 2)) -> Environment:
+        """As many environments as there are seeds.
 
         Args:
             seeds: one for each lane.
-            processes: whether each lane is stepped in a worker process of its own.
         """
-        factories = [functools.partial(self.make, env_id=lane) for lane in range(len(seeds))]
-        if processes:
-            return LaneEnvironment(ProcessDriver(factories, num_workers=len(seeds)), lane_seeds=list(seeds))
-        return LaneEnvironment(SerialDriver([make() for make in factories]), lane_seeds=list(seeds))
+
+    def elsewhere(self) -> Environment:
+        """The same batch, made in another way that must not matter: other threads, other processes."""
+        return self.batch()
 
     # -- the suite
 
-    def test_it_keeps_the_rules_of_environments(self) -> None:
-        """Step types, specs, seeds, resets, ends of episodes: what `palaestra check-env` looks at."""
-        report = check(self.make, steps=self.steps)
-        assert report.ok, f"{report}"
+    def test_rows_fit_the_specs(self) -> None:
+        """Shapes, dtypes and bounds of observations; LAST is followed by FIRST, which has no reward."""
+        with self.batch() as env:
+            before = None
+            for time_step in played(env, self.steps):
+                check_time_step(time_step)
+                leaves = tree_paths(time_step.observation)
+                for path, spec in spec_leaves(env.observation_spec).items():
+                    for row in leaves[path]:
+                        assert spec.problem(row.numpy()) is None, f"observation {path}: {spec.problem(row.numpy())}"
+                first = time_step.step_type == 0
+                assert not time_step.reward[first].any()
+                assert before is None or torch.equal(first, before.step_type == 2)
+                before = time_step
 
-    def test_what_comes_out_fits_the_specs(self) -> None:
-        """Shapes, dtypes and bounds of observations and rewards; a FIRST row has no reward."""
-        env = self.make()
-        env.seed(5)
-        space = space_from_spec(env.action_spec)
-        space.seed(1)
-        for time_step in [env.reset(), *(env.step(space.sample()) for _ in range(self.steps))]:
-            check_time_step(time_step)
-            leaves = flatten(time_step.observation, env.observation_spec)
-            for (path, spec), leaf in zip(spec_leaves(env.observation_spec).items(), leaves, strict=True):
-                assert spec.problem(leaf) is None, f"observation {path}: {spec.problem(leaf)}"
-            assert env.reward_spec.problem(np.asarray(time_step.reward, np.float32)) is None
-            assert time_step.step_type != 0 or not np.any(time_step.reward)
-        env.close()
+    def test_a_lane_does_not_depend_on_the_others(self) -> None:
+        """Alone it gives the same rows, where a seed determines episodes and not the batch."""
+        with self.batch((1, 2)) as both, self.batch((2,)) as alone:
+            if both.seeding == "per_episode":
+                actions = random_actions(both)
+                assert torch.equal(both.reset().step_type[1:], alone.reset().step_type)
+                for action in (next(actions) for _ in range(self.steps)):
+                    rows = both.step(action), alone.step(tree_map(lambda leaf: leaf[1:], action))
+                    ours, theirs = (tree_paths(time_step.observation) for time_step in rows)
+                    assert all(torch.equal(ours[path][1:], theirs[path]) for path in ours)
+                    assert torch.equal(rows[0].reward[1:], rows[1].reward)
 
     def test_seeds_decide_the_whole_stream(self) -> None:
-        """Equal seeds and actions give equal streams, in this process and in worker processes."""
-        with self.batch() as one, self.batch(processes=self.processes) as two:
+        """Equal seeds and actions give equal streams, made here or elsewhere."""
+        with self.batch() as one, self.elsewhere() as two:
             for ours, theirs in zip(played(one, self.steps), played(two, self.steps), strict=True):
                 assert_same(ours, theirs)
 
@@ -119,6 +116,66 @@ class EnvironmentContract(ABC):
                 kept.append((time_step, tree_map(torch.clone, time_step)))
         for time_step, copy in kept:
             assert_same(time_step, copy)
+
+
+class EnvironmentContract(BatchContract):
+    """A suite for one environment, with the wrappers that you put around it.
+
+    Examples:
+        >>> from palaestra.envs import load
+        >>> class TestCatch(EnvironmentContract):
+        ...     def make(self, env_id=0):
+        ...         return load("palaestra.envs.tiny:Catch", env_id=env_id)
+        >>> TestCatch().test_what_comes_out_fits_the_specs()
+    """
+
+    processes: bool = True
+    """Whether it has to give the same stream in worker processes; `make` is pickled then."""
+
+    @abstractmethod
+    def make(self, env_id: int = 0) -> SingleEnvironment:
+        """The environment with its wrappers, for example `load("my_package:MyEnv", env_id=env_id)`.
+
+        Args:
+            env_id: its number in a batch.
+        """
+
+    def batch(self, seeds: tuple[int, ...] = (1, 2), *, processes: bool = False) -> LaneEnvironment:
+        """A batch of it.
+
+        Args:
+            seeds: one for each lane.
+            processes: whether each lane is stepped in a worker process of its own.
+        """
+        factories = [functools.partial(self.make, env_id=lane) for lane in range(len(seeds))]
+        if processes:
+            return LaneEnvironment(ProcessDriver(factories, num_workers=len(seeds)), lane_seeds=list(seeds))
+        return LaneEnvironment(SerialDriver([make() for make in factories]), lane_seeds=list(seeds))
+
+    def elsewhere(self) -> Environment:
+        return self.batch(processes=self.processes)
+
+    # -- the suite
+
+    def test_it_keeps_the_rules_of_environments(self) -> None:
+        """Step types, specs, seeds, resets, ends of episodes: what `palaestra check-env` looks at."""
+        report = check(self.make, steps=self.steps)
+        assert report.ok, f"{report}"
+
+    def test_what_comes_out_fits_the_specs(self) -> None:
+        """Shapes, dtypes and bounds of observations and rewards; a FIRST row has no reward."""
+        env = self.make()
+        env.seed(5)
+        space = space_from_spec(env.action_spec)
+        space.seed(1)
+        for time_step in [env.reset(), *(env.step(space.sample()) for _ in range(self.steps))]:
+            check_time_step(time_step)
+            leaves = flatten(time_step.observation, env.observation_spec)
+            for (path, spec), leaf in zip(spec_leaves(env.observation_spec).items(), leaves, strict=True):
+                assert spec.problem(leaf) is None, f"observation {path}: {spec.problem(leaf)}"
+            assert env.reward_spec.problem(np.asarray(time_step.reward, np.float32)) is None
+            assert time_step.step_type != 0 or not np.any(time_step.reward)
+        env.close()
 
 
 def random_actions(env: Environment, seed: int = 0) -> Iterator[Any]:

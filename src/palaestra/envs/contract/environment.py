@@ -135,6 +135,8 @@ class Environment(_Specified, Closeable):
     """Device of the tensors that it emits."""
     ended: TimeStep | None = None
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
+    exact_reward: torch.Tensor | None = None
+    """Rewards of the latest step before they were rounded, float64 [B]; `None` where they are not known."""
     checks_finite: bool = False
     """Whether it raises an error itself before it would emit NaN or infinity."""
     auto_reset: bool = True

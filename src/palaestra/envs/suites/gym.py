@@ -17,7 +17,15 @@ from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mea
 from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
 
-__all__ = ["NO_LIMIT", "RegisteredEnvironment", "find_spec", "pool", "registered_environments", "single"]
+__all__ = [
+    "NO_LIMIT",
+    "RegisteredEnvironment",
+    "find_spec",
+    "pool",
+    "quiet_mujoco",
+    "registered_environments",
+    "single",
+]
 
 PREFIX = ""
 """Every name: this suite is asked where no other knows it."""
@@ -169,9 +177,18 @@ def _import_quietly(package: str, name: str, extra: str = "") -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module: Any = import_module(package, name)
-    # MuJoCo itself would print, and write a file, for every environment that is made and every one that is unstable
-    if package == "mujoco" and module.get_mju_user_warning() is None:
-        module.set_mju_user_warning(_log_warning)
+    if package == "mujoco":
+        quiet_mujoco(module)
+
+
+def quiet_mujoco(mujoco: Any) -> None:
+    """Logs what MuJoCo would print, and write to a file, for every environment that is made or is unstable.
+
+    Args:
+        mujoco: the module.
+    """
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_log_warning)
 
 
 def _log_warning(text: str) -> None:

@@ -229,6 +229,16 @@ class BatchedLayer(BatchedWrapper):
     def change(self, time_step: TimeStep) -> TimeStep:
         return self.layer.change_rows(time_step)
 
+    def keep(self, name: str, lanes: torch.Tensor, rows: torch.Tensor) -> None:
+        """Changes what is known of some lanes.
+
+        Args:
+            name: of one of `lane_arrays`.
+            lanes: int [n]: which.
+            rows: [n, ...].
+        """
+        self.lane_arrays[name] = self.lane_arrays[name].index_copy(0, lanes, rows)
+
     def _read_action(self, action: Any) -> Any:
         action = _tensors(action, self.device)
         leaves = flatten(action, self.action_spec) if self.device.type == "cpu" else ()
@@ -301,7 +311,7 @@ class FrameStackLayer(BatchedLayer):
             before = self.lane_arrays[name][lanes]
             before = before.masked_fill(like(first, before), 0)
             stack = torch.cat([before[:, 1:], frame[:, None]], 1)
-            self.lane_arrays[name] = self.lane_arrays[name].index_copy(0, lanes, stack)
+            self.keep(name, lanes, stack)
             return stack
 
         leaves = zip(spec_leaves(inner), flatten(time_step.observation, inner), strict=True)
@@ -335,7 +345,7 @@ class NormalizeObservationLayer(BatchedLayer):
     def change(self, time_step: TimeStep) -> TimeStep:
         inner, lanes = self.env.observation_spec, time_step.env_id
         count = self.lane_arrays["count"][lanes] + 1
-        self._keep("count", lanes, count)
+        self.keep("count", lanes, count)
         leaves = zip(spec_leaves(inner), flatten(time_step.observation, inner), strict=True)
         paths = self.layer.changed_paths
         changed = (self._normal(path, leaf, lanes, count) if path in paths else leaf for path, leaf in leaves)
@@ -347,12 +357,9 @@ class NormalizeObservationLayer(BatchedLayer):
         count, before = like(count, value), value - mean
         mean = mean + before / count
         square = square + before * (value - mean)
-        self._keep(f"mean.{path}", lanes, mean)
-        self._keep(f"square.{path}", lanes, square)
+        self.keep(f"mean.{path}", lanes, mean)
+        self.keep(f"square.{path}", lanes, square)
         return self.layer.normal(value, mean, square / count).float()
-
-    def _keep(self, name: str, lanes: torch.Tensor, rows: torch.Tensor) -> None:
-        self.lane_arrays[name] = self.lane_arrays[name].index_copy(0, lanes, rows)
 
 
 @layer_of(TimeLimit)

@@ -147,7 +147,7 @@ class NormalizeReward(StatefulWrapper, RewardMap):
             raise ConfigError(f"NormalizeReward(gamma={gamma}, clip={clip}); gamma is in [0, 1] and the clip above 0")
         if env.reward_spec.shape:
             raise SpecError(f"NormalizeReward needs a scalar reward, and this one has shape {env.reward_spec.shape}")
-        self._gamma, self._clip = gamma, clip
+        self.gamma, self._clip = gamma, clip
         self._return = 0.0
         self._running = RunningMeanVariance(())
 
@@ -160,9 +160,20 @@ class NormalizeReward(StatefulWrapper, RewardMap):
         return super().begin_episode(seed)
 
     def map(self, reward: Any) -> Any:
-        self._return = self._gamma * self._return + float(reward)
+        self._return = self.gamma * self._return + float(reward)
         self._running.update(np.array(self._return))
-        return np.clip(reward / np.sqrt(self._running.variance + _EPSILON), -self._clip, self._clip)
+        return self.divided(reward, self._running.variance)
+
+    def divided(self, reward: Any, variance: Any) -> Any:
+        """Rewards divided by the standard deviation, numbers or rows of a batch.
+
+        Args:
+            reward: any.
+            variance: of the discounted return.
+        """
+        shifted = variance + _EPSILON
+        deviation = shifted.sqrt() if isinstance(shifted, torch.Tensor) else np.sqrt(shifted)
+        return clipped(reward / deviation, -self._clip, self._clip)
 
     def snapshot(self) -> Any:
         return self._running.snapshot()

@@ -1,0 +1,1 @@
+"""Simulators that step many environments at once."""
