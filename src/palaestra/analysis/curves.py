@@ -15,6 +15,7 @@ from rich.text import Text
 
 from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
+from palaestra.core.files import whole_file
 from palaestra.core.reading import opened, parse_json, read_lines
 from palaestra.runs.lineage import changes_between
 from palaestra.runs.records import is_number
@@ -379,7 +380,7 @@ def require_plot_name(path: str | Path, *, or_table: bool = False) -> Path:
 
 
 def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
-    with path.open("w", newline="") as file:
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["label", _X_LABELS[x].replace(" ", "_"), metric, "low95", "high95", "runs"])
         for curve in curves:
@@ -388,8 +389,7 @@ def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> Non
 
 
 def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
-    module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
-    figure = module.Figure(figsize=(7, 4.2), layout="constrained")
+    figure = new_figure(path, (7, 4.2))
     axes: Any = figure.subplots()
     for curve in curves:
         (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
@@ -398,7 +398,27 @@ def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
     axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)
+
+
+def new_figure(path: Path, size_inches: tuple[float, float]) -> Any:
+    """A figure of matplotlib.
+
+    Args:
+        path: of the file that it will be.
+        size_inches: width and height.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
+    return module.Figure(figsize=size_inches, layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a picture of matplotlib, the same every time."""
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _count(curve: Curve) -> str:
@@ -453,10 +473,8 @@ def terminal_plot(
 
 
 def _legend(curve: Curve) -> str:
-    end = f"{curve.value[-1]:.4g} at the end"
-    several = curve.num_runs[-1] > 1
-    interval = f", 95% interval {curve.low[-1]:.4g} to {curve.high[-1]:.4g}" if several else ""
-    return f"{end}{interval} ({_count(curve)})"
+    interval = f", 95% interval {curve.low[-1]:.4g} to {curve.high[-1]:.4g}" if curve.num_runs[-1] > 1 else ""
+    return f"{curve.value[-1]:.4g} at the end{interval} ({_count(curve)})"
 
 
 def _number(value: float) -> str:

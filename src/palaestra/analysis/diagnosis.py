@@ -214,10 +214,7 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
             severity=3,
             evidence=evidence,
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
-            advice=(
-                "a smaller --algorithm.learning-rate, such as 3e-4",
-                "a --algorithm.target-kl of 0.02 or less",
-            ),
+            advice=("a smaller --algorithm.learning-rate, such as 3e-4", "a --algorithm.target-kl of 0.02 or less"),
         )
     elif abs(kl) < 1e-7:
         yield Symptom(

@@ -14,6 +14,7 @@ import numpy as np
 from palaestra.analysis.curves import mean_interval
 from palaestra.config.config import on_cpu
 from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra
+from palaestra.core.files import whole_file
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import saved_pool
 from palaestra.ops import Interval, elo_ratings
@@ -349,7 +350,11 @@ def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     gif = path.suffix == ".gif"
     options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
-    imageio.imwrite(path, np.stack(frames), **options)
+    with whole_file(path) as temporary:
+        data = imageio.imwrite("<bytes>", np.stack(frames), extension=path.suffix, **options)
+        if not gif and b"moov" not in data:  # ffmpeg writes the index last, and imageio does not say that it has failed
+            raise OSError("ffmpeg could not finish it; is the disk for temporary files full?")
+        temporary.write_bytes(data)
 
 
 def film_episode(learner: Learner, policies: Mapping[str, Policy], path: Path) -> None:

@@ -21,6 +21,7 @@ from palaestra.analysis.curves import (
 )
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.files import replace_text
 from palaestra.core.reading import read_bytes, read_text
 from palaestra.runs.records import is_number, read_evaluations, read_faults
 from palaestra.runs.run_directory import RunDirectory
@@ -85,7 +86,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    path.write_text(f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n', encoding="utf-8")
+    replace_text(path, f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n')
     return path
 
 
@@ -118,11 +119,8 @@ def _mean(evaluation: dict[str, Any] | None) -> str:
 
 
 def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
-    titles = {
-        "return_mean": "return of training episodes (they explore)",
-        "eval/return_mean": "return of evaluations",
-    }
-    for metric, title in titles.items():
+    explored = ("return_mean", "return of training episodes (they explore)")
+    for metric, title in (explored, ("eval/return_mean", "return of evaluations")):
         try:
             yield line_chart(curves_of(runs, metric=metric), title=title)
         except (CheckpointError, ConfigError):  # none has been logged
@@ -205,12 +203,11 @@ def _faults(run: RunDirectory) -> Iterable[str]:
         yield "".join(f"<pre>{escape(fault.message)}</pre>" for fault in faults[-5:])
 
 
+_ORIGIN = ["command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error", "not_logged"]
+
+
 def _origin(run: RunDirectory) -> Iterable[str]:
-    keys = [
-        *("command", "started", "versions", "hardware", "git", "lineage", "overrides", "resume", "error"),
-        "not_logged",
-    ]
-    info = {key: value for key, value in run.info.items() if key in keys and value}
+    info = {key: value for key, value in run.info.items() if key in _ORIGIN and value}
     config = escape(read_text(run.path / "config.yaml"))
     yield f"<h2>Configuration</h2><details><summary>config.yaml</summary><pre>{config}</pre></details>"
     origin = escape(json.dumps(info, indent=2))

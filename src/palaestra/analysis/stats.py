@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import yaml
 
-from palaestra.analysis.curves import iqm, require_plot_name
+from palaestra.analysis.curves import iqm, new_figure, require_plot_name, save_figure
 from palaestra.config.values import read_yaml
-from palaestra.core import CheckpointError, ConfigError, import_extra
+from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.reading import read_text
 from palaestra.ops import Interval
 
@@ -308,8 +308,7 @@ def save_stats(result: Stats, path: str | Path, *, efficiency: tuple[np.ndarray,
         MissingExtraError: matplotlib is not installed.
     """
     path = require_plot_name(path)
-    module = import_extra("matplotlib.figure", "plot", f"drawing {path.name}")
-    figure = module.Figure(figsize=(11, 3.6), layout="constrained")
+    figure = new_figure(path, (11, 3.6))
     bars, profile, curve = figure.subplots(1, 3)
     for row, (name, estimates) in enumerate(result.estimates.items()):
         middle = estimates["iqm"]
@@ -324,7 +323,7 @@ def save_stats(result: Stats, path: str | Path, *, efficiency: tuple[np.ndarray,
     curve.set(xlabel="env steps", ylabel="interquartile mean")
     profile.legend(frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    save_figure(figure, path)
     return path
 
 

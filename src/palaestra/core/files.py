@@ -128,12 +128,8 @@ def _join(value: Any, arrays: Mapping[str, Any]) -> Any:
     if kind not in ("$batch", "$record"):
         raise CheckpointError(f"the saved state holds {kind!r}, which this version does not know")
     parts = {key: _join(child, arrays) for key, child in content.items()}
-    return plain_batch(parts) if kind == "$batch" else _record(parts)
-
-
-def _record(fields: dict[str, Any]) -> Any:
-    """A named tuple of fields that only the file knows."""
-    return namedtuple("Record", fields)(**fields)  # pyright: ignore[reportUntypedNamedTuple]
+    # a named tuple has fields that only the file knows
+    return plain_batch(parts) if kind == "$batch" else namedtuple("Record", parts)(**parts)  # pyright: ignore
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
@@ -164,12 +160,14 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
         memory = array.untyped_storage().data_ptr()
         arrays[name] = array.clone() if memory in seen else array  # the format wants memory of its own for each name
         seen.add(memory)
-    with open(path, "ab") as file:  # says who may read it, by the umask; safetensors would keep it to its owner
-        mode = os.fstat(file.fileno()).st_mode
-    save_file(arrays, path, metadata={"palaestra": json.dumps(kinds)})
-    with opened(path) as file:
-        os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
+    with whole_file(Path(path)) as temporary:
+        with open(
+            temporary, "ab"
+        ) as file:  # says who may read it, by the umask; safetensors would keep it to its owner
+            mode = os.fstat(file.fileno()).st_mode
+        save_file(arrays, temporary, metadata={"palaestra": json.dumps(kinds)})
+        temporary.chmod(mode)
+        _flush(temporary)
 
 
 def load_tensors(path: str | Path) -> dict[str, Any]:
@@ -314,8 +312,7 @@ def copy_newest(directory: Path, count: int, shared: Mapping[str, Path]) -> None
             _link(shared[copy.name], copy)
             continue
         shutil.copyfile(file, copy)
-        with opened(copy) as stream:
-            os.fsync(stream.fileno())
+        _flush(copy)
 
 
 def unsaved_bytes(part: Any, shared: Mapping[str, Path], copies: int) -> int:
@@ -334,8 +331,7 @@ def unsaved_bytes(part: Any, shared: Mapping[str, Path], copies: int) -> int:
             segment_bytes = one.size_bytes // max(1, len(names))
         else:
             segment_bytes = sum(one[name][:n].nbytes for name, n in json.loads(one[_SEGMENTS])["rows"].items())
-        linked = sum(name in shared for name in names)
-        size_bytes += (min(copies, len(names)) - linked) * segment_bytes
+        size_bytes += (min(copies, len(names)) - sum(name in shared for name in names)) * segment_bytes
     return size_bytes
 
 
@@ -438,17 +434,17 @@ def whole_folder(target: Path, what: str) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _flush_directory(temporary)
+        _flush(temporary)
         temporary.rename(target)
-        _flush_directory(target.parent)
-    except BaseException as error:
+        _flush(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"the {what} at {target} cannot be written: {error.__cause__ or error}") from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):  # a full disk is the second where tensors are written
-            raise CheckpointError(f"the {what} at {target} cannot be written: {error}") from error
-        raise
 
 
-def _flush_directory(path: Path) -> None:
+def _flush(path: Path) -> None:
+    """Waits until a file, or the list of files of a directory, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -470,27 +466,44 @@ def write_json(path: Path, value: Any) -> None:
         require_shallow(value)
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
-    with path.open("w") as stream:
-        json.dump(value, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+    path.write_text(json.dumps(value))
+    _flush(path)
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A file that gets its name when it is whole: a reader, or a process that dies, finds the old one or the new one.
+
+    Args:
+        target: its path.
+
+    Yields:
+        A path in the same directory, with the same ending, to write to.
+
+    Raises:
+        OSError: it cannot be written (disk full, no permission); names it. Nothing is left of it; the old one stays.
+    """
+    temporary = target.with_name(f".{target.name}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
+        # the first line alone: encoders of films tell their whole story
+        raise OSError(f"{target} cannot be written: {str(error).partition(os.linesep)[0]}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file so that a reader, or a process that dies, finds the old one or the new one whole.
+    """Writes a text file as `whole_file` does.
 
     Args:
         path: which file.
         text: what it holds from then on.
     """
-    temporary = path.with_name(f".{path.name}")
-    try:
+    with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:

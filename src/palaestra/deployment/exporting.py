@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,9 +164,7 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
 
 def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportFormat, facts: dict[str, Any]) -> Exported:
     program = _Program(policy.eval())
-    if folder.exists():
-        folder.rmdir()  # it is empty
-    with whole_folder(folder, "exported policy") as temporary:
+    with whole_folder(folder, "exported policy") as temporary:  # one that is there is empty
         file = temporary / _FILES[format]
         run = (_onnx if format == "onnx" else _torch)(program, file)
         parity = _compared(program, run, file.name)
@@ -295,7 +294,8 @@ def _torch(program: _Program, file: Path) -> Function:
     """See `_onnx`."""
     with _quiet():
         made = torch.export.export(program, program.example(3), dynamic_shapes=_dynamic(program), strict=False)
-        torch.export.save(made, file)
+        torch.export.save(made, data := io.BytesIO())  # torch names no cause where it cannot write a file
+        file.write_bytes(data.getvalue())
         loaded = torch.export.load(file).module()
 
     @torch.no_grad()

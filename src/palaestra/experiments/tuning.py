@@ -182,8 +182,8 @@ def tune(
         _search(study, config, dimensions, search, tell)
         result = _result(study, config, dimensions, search, tell)
     save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
-    (folder / "summary.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
-    (folder / "summary.md").write_text(f"# {algorithm} on {env}\n\n{result}\n")
+    replace_text(folder / "summary.json", json.dumps(result.to_json(), indent=2) + "\n")
+    replace_text(folder / "summary.md", f"# {algorithm} on {env}\n\n{result}\n")
     return result
 
 

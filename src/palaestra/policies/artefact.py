@@ -14,7 +14,7 @@ from torch import nn
 from palaestra.core import SpecTree, load_tensors, save_tensors, spec_from_json, spec_leaves, spec_to_json
 from palaestra.core.computing import BoundedTensors
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
-from palaestra.core.files import fingerprint
+from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.importing import code_of, import_object, strange_code
 from palaestra.core.reading import read_json
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
@@ -83,7 +83,7 @@ def save_policies(policies: Mapping[Path, Policy]) -> None:
             written += [weights, text]
             save_tensors(weights, policy.state_dict())
             description = {"format": _FORMAT, **kind, "weights_sha256": fingerprint(weights)["sha256"]}
-            text.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+            replace_text(text, json.dumps(description, indent=2) + "\n")
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from palaestra import training
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
@@ -155,7 +154,7 @@ class KeepEvaluations(training.Callback):
         """
         try:
             self._write(result)
-        except (OSError, SafetensorError) as error:  # a full disk is the second where tensors are written
+        except OSError as error:
             raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
 
     def _write(self, result: training.Evaluated) -> None:

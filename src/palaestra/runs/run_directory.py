@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from palaestra.config.config import ExperimentConfig, as_yaml, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
@@ -50,7 +51,7 @@ class RunDirectory:
         self.path = Path(path)
         if printable(str(path)) != str(path):
             raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
-        self._lock: TextIO | None = None
+        self._lock: io.FileIO | None = None
 
     @classmethod
     def create(cls, config: ExperimentConfig) -> RunDirectory:
@@ -253,24 +254,24 @@ class RunDirectory:
         Raises:
             ConfigError: another process has it.
         """
-        file = (self.path / "run.lock").open("a+", errors="replace")
+        file = (self.path / "run.lock").open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = file.read().decode(errors="replace").strip() or "another process"
             file.close()
             raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it") from None
         file.seek(0)
-        if holder := file.read().strip():
+        if holder := file.read().decode(errors="replace").strip():
             _log.warning(
                 "%s was held by %s, which is gone; what it did last is lost back to its newest checkpoint",
                 self.path,
                 holder,
             )
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with suppress(OSError):  # on a full disk nobody reads who has it
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._lock = file
 
     def unlock(self) -> None:

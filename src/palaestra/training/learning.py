@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
@@ -198,7 +197,7 @@ class PolicyRecord:
                 "state": values,
             }
             (path / "fault.json").write_text(json.dumps(fault, indent=2) + "\n")
-        except (OSError, SafetensorError) as failure:  # the fault itself matters more than its copy
+        except OSError as failure:  # the fault itself matters more than its copy
             _log.warning("the batch of a non-finite update cannot be kept in %s: %s", path, failure)
             return None
         return path
