@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from palaestra.buffers import ReplayBuffer
+from palaestra.compat import create_algorithm_func
 from palaestra.core import (
     Batch,
     ConfigError,
@@ -31,7 +32,6 @@ from palaestra.core import (
     transitions_from_rows,
     truncation,
 )
-from palaestra.nn import create_algorithm_func
 from palaestra.ops import gae, masked_mean, n_step_targets, td_target, valid_starts
 from tests.acceptance.parts import ClonedAlgorithm, CountingAlgorithm, CountingSource, counting_model
 from tests.buffers.model import filled

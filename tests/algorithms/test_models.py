@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from palaestra.algorithms import ALGORITHMS, Losses
+from palaestra.compat import create_algorithm_func
 from palaestra.core import ConfigError, RunSeeds
-from palaestra.nn import create_algorithm_func
 from tests.algorithms.parts import collected, collector_for, environment, first_minibatch, tiny_config
 
 FAMILIES = {

@@ -12,13 +12,17 @@ from tests.envs.test_process import TWO, ZEROS, repeat, talkative
 
 
 @pytest.mark.fault
-def test_a_worker_that_dies_between_steps_does_not_keep_a_run_from_saving():
-    """F3: under `restart` and `drop` the next step replaces it; a resumed run begins new episodes there."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_that_dies_between_steps_does_not_keep_a_run_from_saving(times):
+    """F3: under `restart` and `drop` the next step replaces it; a resumed run begins new episodes there.
+
+    A second save, with no step between, asks a worker whose end is known.
+    """
     env = LaneEnvironment(ProcessDriver(TWO, num_workers=2, faults=FaultPolicy(on_fault="restart", backoff_s=0)))
     env.reset()
     repeat(env, 3)
     os.kill(env.driver.worker_pids[1], signal.SIGKILL)
-    saved = env.state_dict()
+    saved = [env.state_dict() for _ in range(times)][-1]
     step = env.step(ZEROS)
     assert (step.step_type.tolist(), [fault.kind for fault in env.faults]) == ([1, 0], ["died"])
     with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as again:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from palaestra.compat import create_algorithm_func
 from palaestra.core import (
     CheckpointError,
     ConfigError,
@@ -14,7 +15,7 @@ from palaestra.core import (
     load_tensors,
     save_tensors,
 )
-from palaestra.nn import CoreModel, OptimizerOption, create_algorithm_func
+from palaestra.nn import CoreModel, OptimizerOption
 from tests.nn.models import STATES, MyACModel, ac_model, losses, moved, parameters, storages
 
 

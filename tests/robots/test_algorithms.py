@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from palaestra.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig
+from palaestra.compat import create_algorithm_func
 from palaestra.core import BoundedSpec, DiscreteSpec, RunSeeds, TensorSpec, restart, transition
-from palaestra.nn import create_algorithm_func
 from palaestra.robots import ComputationTask
 from palaestra.robots.helpers import helper_for
 from tests.robots.parts import Ticks, ToyCommunicator

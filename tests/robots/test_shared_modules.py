@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from palaestra.algorithms import A2C, DQN, SAC, A2CConfig, SACConfig
+from palaestra.compat import create_algorithm_func
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, RunSeeds, TensorSpec
 from palaestra.envs import load
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, create_algorithm_func
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import load_policy, save_policy
 from palaestra.robots import Agent, ComputationTask, ModelTask, Robot, RobotCollector
 from palaestra.training import Trainer, TrainerConfig

@@ -60,6 +60,14 @@ def test_a_worker_talks_and_stops(start):
     assert worker.cause() == "exited with code 0"
 
 
+def test_whoever_talks_to_a_worker_that_was_ended_is_told_how_it_ended(start):
+    worker = start(echo)
+    worker.kill()
+    for talk in (lambda: worker.send("x"), lambda: worker.send_file(0), lambda: worker.receive(soon())):
+        with pytest.raises(WorkerDiedError, match=r"SIGKILL"):
+            talk()
+
+
 @pytest.mark.fault
 def test_a_silent_worker_has_a_deadline_and_shows_its_stack(start):
     """F4."""

@@ -62,6 +62,17 @@ def test_the_best_is_known_whatever_the_first_evaluation_was():
     assert made.best_return == 3.0
 
 
+def test_of_equal_returns_the_newest_is_kept_however_they_were_rounded():
+    """Self-play in a game of no sum: +0.3 and -0.1 -0.2 are no reason to keep an early policy for ever."""
+    returns = iter([0.0, 0.3 - (0.1 + 0.2), 0.0, 0.0 - 1e-3])
+    found = list[bool]()
+    hooks = Hooks(evaluated=lambda _, result: found.append(result.best))
+    made = trainer("ppo", total=400, evaluate=lambda policy: Result(next(returns)), callbacks=[hooks])
+    for _ in range(4):
+        made.evaluate()
+    assert found == [True, True, True, False]
+
+
 def test_an_evaluation_that_brings_nothing_is_not_the_one_before(monkeypatch):
     same = Result(7.0)
     made = trainer("ppo", total=400, evaluate=lambda policy: same)

@@ -1,4 +1,4 @@
-"""Layouts of other libraries: one trajectory in the four ways of the literature, and MARO's `ExperienceSet`.
+"""Layouts of other libraries: one trajectory in the four ways of the literature, MARO's `ExperienceSet`, PARL's clones.
 
 | | row t holds | the reward of action t is in | the end is said by |
 |---|---|---|---|
@@ -11,7 +11,10 @@ Every function takes one stream in time order, numpy or torch, and copies number
 libraries; training never calls them, since a buffer stores rows and reads transitions out of them.
 """
 
+import functools
+import inspect
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +29,7 @@ __all__ = [
     "ExperienceSet",
     "Experiences",
     "Transitions",
+    "create_algorithm_func",
     "done_of",
     "experiences_from_rows",
     "game_over_of",
@@ -168,15 +172,9 @@ def transitions_from_rows(rows: TimeStep) -> Transitions:
     names = ("step_type", "reward", "discount", "observation", "prev_action")
     stream = Batch({name: getattr(rows, name) for name in names})
     before, after = stream[index], stream[index + 1]
-    last = after.step_type == StepType.LAST
-    return Transitions(
-        before.observation,
-        after.prev_action,
-        after.reward,
-        last & (after.discount == 0),
-        last & (after.discount != 0),
-        after.observation,
-    )
+    last, zero = after.step_type == StepType.LAST, after.discount == 0
+    ends = last & zero, last & ~zero
+    return Transitions(before.observation, after.prev_action, after.reward, *ends, after.observation)
 
 
 def rows_from_transitions(transitions: Transitions) -> TimeStep:
@@ -214,13 +212,8 @@ def rows_from_transitions(transitions: Transitions) -> TimeStep:
     step_type[arrives] = np.where(ended, StepType.LAST, StepType.MID)
     discount = np.ones(len(order), np.float32)
     discount[arrives] = ~terminated
-    return TimeStep(
-        step_type=_like(rows.reward, step_type),
-        reward=rows.reward,
-        discount=_like(rows.reward, discount),
-        observation=rows.observation,
-        prev_action=rows.prev_action,
-    )
+    kinds, discounts = (_like(rows.reward, array) for array in (step_type, discount))
+    return TimeStep(kinds, rows.reward, discounts, rows.observation, rows.prev_action)
 
 
 def experiences_from_rows(rows: TimeStep) -> Experiences:
@@ -252,13 +245,8 @@ def rows_from_experiences(experiences: Experiences) -> TimeStep:
     over = _numpy(experiences.game_over) != 0
     step_type = np.where(over, StepType.LAST, StepType.MID).astype(np.int32)
     step_type[np.concatenate([[True], over[:-1]])] = StepType.FIRST
-    return TimeStep(
-        step_type=_like(experiences.rewards, step_type),
-        reward=arrived.reward,
-        discount=experiences.discount,
-        observation=experiences.inputs,
-        prev_action=arrived.action,
-    )
+    kinds = _like(experiences.rewards, step_type)
+    return TimeStep(kinds, arrived.reward, experiences.discount, experiences.inputs, arrived.action)
 
 
 def _continues(next_observation: Any, observation: Any) -> np.ndarray:
@@ -285,3 +273,38 @@ def _like(model: Any, array: np.ndarray) -> Any:
 
 def _numpy(value: Any) -> np.ndarray:
     return np.asarray(as_array(value))
+
+
+def create_algorithm_func(
+    model_class: Callable[..., Any],
+    model_args: Mapping[str, Any],
+    algorithm_class: Callable[..., Any],
+    algorithm_args: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """A function that makes an algorithm with a model of its own: PARL's way of cloning.
+
+    Its algorithms share nothing. Those of this library begin with equal weights, for these follow from `seeds`;
+    `make(seeds=RunSeeds(1))` gives others.
+
+    Args:
+        model_class: makes a model; for an algorithm of this library, a network from observations to features.
+        model_args: its arguments by name.
+        algorithm_class: an algorithm of this library, or whatever else takes `network`; it makes each of its networks
+            with a new model. Or what takes `model_func`, which makes a new model whenever it is called.
+        algorithm_args: its other arguments by name.
+
+    Examples:
+        >>> make = create_algorithm_func(dict, {"size": 3}, lambda model_func, rate: [model_func(), rate], {"rate": 1})
+        >>> make(), make()[0] is make()[0]
+        ([{'size': 3}, 1], False)
+    """
+    model_func = functools.partial(model_class, **model_args)
+    parameters = inspect.signature(algorithm_class).parameters
+    if "network" in parameters and "model_func" not in parameters:
+        return functools.partial(algorithm_class, network=functools.partial(_of_spec, model_func), **algorithm_args)
+    return functools.partial(algorithm_class, model_func=model_func, **algorithm_args)
+
+
+def _of_spec(model_func: Callable[[], Any], observation_spec: Any) -> Any:
+    """A model that its arguments alone determine, where one is asked for by what it is to see."""
+    return model_func()

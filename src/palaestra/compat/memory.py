@@ -176,12 +176,10 @@ class ExperienceMemory:
         reader = self.buffer.reader
         index = self.sampler.starts(reader, count, 1, generator) if count else reader.starts(1)
         after, take = reader.after(index, 1), reader.take
-        made = ExperienceSet(
-            take("observation", index), take("action", index), take("reward", after), take("observation", after)
-        )
+        states, actions, next_states = take("observation", index), take("action", index), take("observation", after)
         info = {name: take(f"policy_info.{name}", index) for name in self.buffer.info_fields}
-        made.info = Batch.of({**info, "terminated": take("discount", after) == 0})
-        return made, index
+        info = Batch.of({**info, "terminated": take("discount", after) == 0})
+        return ExperienceSet(states, actions, take("reward", after), next_states, info), index
 
     def write_back(self, indices: torch.Tensor | np.ndarray, priority: torch.Tensor | np.ndarray) -> None:
         """Gives priorities of drawn transitions to the sampler.

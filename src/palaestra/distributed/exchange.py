@@ -1,7 +1,6 @@
 """`Exchange`: ranks that make one gradient step together, each with the gradients of its shards, over gloo."""
 
 import json
-import logging
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +15,6 @@ from palaestra.core import Batch, PalaestraError, shards
 
 __all__ = ["BrokenGroupError", "Exchange", "GroupSeat", "fingerprint", "listening_store"]
 
-_log = logging.getLogger(__name__)
 _dist: Any = torch.distributed  # what its stubs leave out is used here
 _GO, _STOP = "go", "stop"
 
@@ -85,7 +83,7 @@ class Exchange:
     Every rank computes the gradients of its own shards, tells them to all, and adds those of all shards in the order of
     the shards. So all apply the same sum, and it is the same for any number of ranks. Where the group breaks, rank 0
     computes what is missing, and all that follows, itself: computing changes nothing, so a step that was interrupted
-    is simply made again.
+    is simply made again. `GradientWorkers.settle` says so.
 
     Args:
         seat: of this rank.
@@ -180,7 +178,20 @@ class Exchange:
         self.error = BrokenGroupError(f"rank {self.seat.rank} of {self.seat.size} lost the others: {error}")
         if self.seat.rank:
             raise self.error from error
-        _log.warning("a replica is lost, and this process computes the rest of the update: %s", error)
+
+
+def exchange_for(exchanges: dict[str, Exchange], policy: str, seat: GroupSeat) -> Exchange:
+    """A policy's end of the group that a seat is in; that of another group, or of one that broke, is closed.
+
+    Args:
+        exchanges: by policy, that are kept from update to update.
+        policy: name of it.
+        seat: in its group.
+    """
+    kept = exchanges.get(policy)
+    if kept is not None and (kept.seat != seat or kept.error is not None):
+        exchanges.pop(policy).close()
+    return exchanges.setdefault(policy, Exchange(seat))
 
 
 def _own_address(seat: GroupSeat) -> str:

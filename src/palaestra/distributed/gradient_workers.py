@@ -13,8 +13,8 @@ from typing import Any, get_args
 from palaestra.algorithms import Algorithm, GradientAlgorithm, UpdateInfo
 from palaestra.core import ConfigError, DataSource, PalaestraError, did_you_mean
 from palaestra.distributed.config import AllocationMode
-from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint, listening_store, say_whether
-from palaestra.distributed.policy_host import DrawnSource, HostTask, Updated, host_factory, updated_by
+from palaestra.distributed.exchange import Exchange, GroupSeat, exchange_for, fingerprint, listening_store, say_whether
+from palaestra.distributed.policy_host import DrawnSource, HostTask, host_factory, updated_by
 from palaestra.runtime import Call, PlacementGroup, Result, Runtime, Shared, WorkerDiedError
 
 __all__ = ["GradientWorkers", "TrainerAllocator", "require_gradients"]
@@ -182,9 +182,8 @@ class GradientWorkers:
         if not isinstance(resources, PlacementGroup):
             resources = runtime.placement_group([resources or {}] * num_workers, name="learners", timeout_s=timeout_s)
         self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
-        self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
-        if allocator is not None:
-            self._allocation = allocator.allocate()
+        everybody = {name: list(range(num_workers)) for name in self._algorithms}
+        self._allocation = everybody if allocator is None else allocator.allocate()
         for name, workers in self._allocation.items():
             if self._algorithms[name].mixes_rows and workers:
                 _log.warning(
@@ -205,6 +204,8 @@ class GradientWorkers:
         """By policy: the seat of rank 0 in the group that the last update left whole, and incarnations of the rest."""
         self._exchanges: dict[str, Exchange] = {}
         self._calls: dict[Call, tuple[str, _Round]] = {}
+        self._told: dict[str, int] = {}
+        """By worker: the incarnation of whose end was told last."""
 
     @property
     def allocation(self) -> dict[str, list[int]]:
@@ -226,21 +227,17 @@ class GradientWorkers:
         seat = self.begin(policy, HostTask(0, algorithm.minibatch_generator.get_state(), algorithm.progress), shared)
         while policy in self._rounds and self._rounds[policy].to_begin:
             self.take(self.runtime.wait(self.calls, at_least=1, timeout_s=self.patience_s))
-        exchange = self._exchanges.get(policy)
-        if exchange is None or exchange.seat != seat:
-            if exchange is not None:
-                exchange.close()
-            exchange = self._exchanges[policy] = Exchange(seat)
-        ended = False
+        exchange = exchange_for(self._exchanges, policy, seat)
+        broken = True
         try:
             info = updated_by(algorithm, drawn, exchange)
-            ended = True
+            broken = exchange.error is not None
         finally:
-            drawn.write_back_to(source)
-            if not ended or exchange.error is not None:
-                exchange.close()
-                del self._exchanges[policy]
-            self.settle(policy, fingerprint(algorithm), broken=not ended or exchange.error is not None)
+            for indices, priority in drawn.write_backs:
+                source.write_back(indices, priority)
+            if broken:
+                self._exchanges.pop(policy).close()
+            self.settle(policy, fingerprint(algorithm), broken=broken, why=str(exchange.error or ""))
         self.learned(policy, info.rows_trained)
         return info
 
@@ -273,12 +270,13 @@ class GradientWorkers:
             self._calls[call] = policy, round_
         return seat
 
-    def settle(self, policy: str, weights: int | None, *, broken: bool) -> None:
+    def settle(self, policy: str, weights: int | None, *, broken: bool, why: str = "") -> None:
         """Ends an update: rank 0 has made it, and workers must have come to the same weights.
 
         Args:
             weights: `fingerprint` of rank 0's; `None` if it died, so that the update begins again.
             broken: whether it made a part of it alone.
+            why: its group broke; said here where no worker's end has been.
 
         Raises:
             PalaestraError: a worker's weights are others.
@@ -300,6 +298,8 @@ class GradientWorkers:
         ):
             self.take(self.runtime.wait(mine, at_least=1, timeout_s=left))
         del self._rounds[policy]
+        if why and len(round_.incarnations) == round_.seat.size - 1:
+            _log.warning("a replica is lost, and its policy's learner has computed the rest of the update: %s", why)
         self._versions[policy] += 1
         if not round_.broken and len(round_.fingerprints) == round_.seat.size - 1:
             self._last[policy] = round_.seat, round_.incarnations
@@ -340,9 +340,15 @@ class GradientWorkers:
             policy, round_ = self._calls.pop(result.call)
             worker = result.call.worker
             if isinstance(result.error, WorkerDiedError):
-                self._lost(result.call, round_, result.error)
+                round_.incarnations.pop(worker, None)
+                round_.broken = True
+                said = "a gradient worker is lost, and its policy's learner computes the rest of the update"
+                self._revive(worker, result.call.incarnation, f"{said}: {result.error}")
             elif (updated := result.unwrap()) is not None:
-                self._ended(worker, round_, updated)
+                if updated.broken or updated.fingerprint is None:
+                    round_.broken = True
+                else:
+                    round_.fingerprints[worker] = updated.fingerprint
             elif result.call.method == "finish":
                 self._ask(worker, policy, round_)
             if worker in round_.to_begin:
@@ -351,8 +357,8 @@ class GradientWorkers:
                     say_whether(self._store, round_.seat.name, not round_.broken)
         now = time.monotonic()
         for call in [call for call, (_, one) in self._calls.items() if one.deadline <= now]:
-            _log.warning("%s has not ended its update within %g s and is restarted", call.worker, self._timeout_s)
-            self._revive(call.worker, call.incarnation)  # its calls fail
+            said = f"{call.worker} has not ended its update within {self._timeout_s:g} s and is restarted"
+            self._revive(call.worker, call.incarnation, said)  # its calls fail
 
     def num_shards(self, policy: str) -> int:
         """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows."""
@@ -392,9 +398,9 @@ class GradientWorkers:
         ready, statuses = [], self.runtime.status()
         for worker in (self._workers[number] for number in self._allocation[policy]):
             status = statuses[worker]
-            if status.state in ("dead", "waiting"):
-                self._revive(worker, status.incarnation)
-            elif worker not in late and (status.state != "starting" or not status.incarnation):
+            if status.state == "dead":
+                self._revive(worker, status.incarnation, f"a gradient worker is lost: {status.cause}")
+            elif worker not in late and (status.state not in ("starting", "waiting") or not status.incarnation):
                 ready.append(worker)
         return ready
 
@@ -416,26 +422,17 @@ class GradientWorkers:
             return
         self._calls[self.runtime.call(worker, "finish", policy, _PATIENCE_S)] = policy, round_
 
-    def _ended(self, worker: str, round_: _Round, updated: Updated) -> None:
-        if updated.broken or updated.fingerprint is None:
-            round_.broken = True
-        else:
-            round_.fingerprints[worker] = updated.fingerprint
-
-    def _lost(self, call: Call, round_: _Round, error: Exception) -> None:
-        _log.warning("a gradient worker is lost, and its policy's learner computes the rest of the update: %s", error)
-        round_.incarnations.pop(call.worker, None)
-        round_.broken = True
-        self._revive(call.worker, call.incarnation)
-
-    def _revive(self, worker: str, incarnation: int) -> None:
-        """Restarts a worker, if that has not happened to this incarnation yet."""
+    def _revive(self, worker: str, incarnation: int, said: str) -> None:
+        """Restarts a worker, if that has not happened to this incarnation yet; says once that it ended."""
         if self.runtime.status()[worker].incarnation != incarnation:
             return
         try:
             self.runtime.restart(worker)
         except WorkerDiedError as error:
-            _log.warning("%s", error)
+            said = f"{said}; {error}"
+        if self._told.get(worker) != incarnation:
+            self._told[worker] = incarnation
+            _log.warning("%s", said)
 
 
 def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:

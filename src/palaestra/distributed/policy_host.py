@@ -11,7 +11,7 @@ from torch import Tensor
 
 from palaestra.algorithms import Algorithm, ShardedSteps, UpdateInfo
 from palaestra.core import Batch, DataSource, NonFiniteError, Plan, computing_thread
-from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat, fingerprint
+from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat, exchange_for, fingerprint
 
 __all__ = ["PolicyHost"]
 
@@ -66,8 +66,8 @@ class Updated(NamedTuple):
     """`time.monotonic()` of this machine when it began."""
     ended_s: float
     """And when it ended."""
-    broken: bool = False
-    """Whether its group broke on the way."""
+    broken: str = ""
+    """Why its group broke on the way; empty where it did not."""
 
 
 class DrawnSource:
@@ -90,15 +90,6 @@ class DrawnSource:
     def write_back(self, indices: Tensor, priority: Tensor) -> None:
         """Keeps them for the true source."""
         self.write_backs.append((indices, priority))
-
-    def write_back_to(self, source: DataSource) -> None:
-        """Writes all priorities to the true source.
-
-        Args:
-            source: that the batch was drawn from.
-        """
-        for indices, priority in self.write_backs:
-            source.write_back(indices, priority)
 
 
 class PolicyHost:
@@ -130,7 +121,8 @@ class PolicyHost:
             raise RuntimeError(f"this host has version {known} of policy {policy!r}, not {task.version}")
         algorithm.set_progress(task.progress)
         algorithm.minibatch_generator.set_state(task.generator)
-        self._running[policy] = _Running(algorithm, task, drawn, self._exchange(policy, task.seat))
+        exchange = None if task.seat is None else exchange_for(self._exchanges, policy, task.seat)
+        self._running[policy] = _Running(algorithm, task, drawn, exchange)
         self._running[policy].thread.start()
 
     def finish(self, policy: str, patience_s: float) -> Updated | None:
@@ -148,15 +140,6 @@ class PolicyHost:
         if updated.result is not None:
             self._versions[policy] = running.task.version + 1
         return updated
-
-    def _exchange(self, policy: str, seat: GroupSeat | None) -> Exchange | None:
-        exchange = self._exchanges.get(policy)
-        if exchange is not None and (exchange.seat != seat or exchange.error is not None):
-            self._exchanges.pop(policy).close()
-            exchange = None
-        if exchange is None and seat is not None:
-            exchange = self._exchanges[policy] = Exchange(seat)
-        return exchange
 
     def _give_up(self, policy: str) -> None:
         """Ends an update whose result is no longer wanted."""
@@ -200,7 +183,7 @@ class _Running:
             [] if follows else self._source.write_backs,
             self._began_s,
             self._ended_s,
-            exchange is not None and exchange.error is not None,
+            "" if exchange is None or exchange.error is None else str(exchange.error),
         )
 
 

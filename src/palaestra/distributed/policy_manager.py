@@ -147,8 +147,7 @@ class DistributedPolicyManager(PolicyManager):
     def _heard(self, job: _Job, result: Result) -> None:
         job.call = None
         if isinstance(result.error, WorkerDiedError):
-            _log.warning("a policy host died and is replaced: %s", result.error)
-            self._replace(result.call, f"{result.error}")
+            self._replace(result.call, f"{result.error}", "a policy host died and is replaced: %s", result.error)
             self._begin_again(job)
             return
         answer = result.unwrap()
@@ -169,9 +168,10 @@ class DistributedPolicyManager(PolicyManager):
     def _incarnation(self, host: str) -> int:
         return self._runtime.status()[host].incarnation
 
-    def _replace(self, call: Call, why: str) -> None:
-        """Restarts the host that was called, unless that has happened already."""
+    def _replace(self, call: Call, why: str, *said: Any) -> None:
+        """Restarts the host that was called and says so, unless that has happened already for another policy."""
         if self._incarnation(call.worker) == call.incarnation:
+            _log.warning(*said)
             self._runtime.restart(call.worker, why)
 
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:
@@ -184,7 +184,7 @@ class DistributedPolicyManager(PolicyManager):
             job.source.write_back(indices, priority)
         if self._workers is not None:
             assert updated.fingerprint is not None
-            self._workers.settle(job.policy, updated.fingerprint, broken=updated.broken)
+            self._workers.settle(job.policy, updated.fingerprint, broken=bool(updated.broken), why=updated.broken)
         self.spans[job.policy] = updated.began_s, updated.ended_s
         if self._workers is not None and isinstance(updated.result, UpdateInfo):
             self._workers.learned(job.policy, updated.result.rows_trained)
@@ -198,8 +198,8 @@ class DistributedPolicyManager(PolicyManager):
     def _replace_silent(self, asked: Mapping[Call, _Job]) -> None:
         for call, job in asked.items():
             if job.call == call and job.deadline <= time.monotonic():
-                _log.warning("%s has not answered within %g s and is replaced", call.worker, self._timeout_s)
-                self._replace(call, f"did not answer within {self._timeout_s:g} s")  # its calls fail
+                said = "%s has not answered within %g s and is replaced", call.worker, self._timeout_s
+                self._replace(call, f"did not answer within {self._timeout_s:g} s", *said)  # its calls fail
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint; the hosts get it with their next updates.

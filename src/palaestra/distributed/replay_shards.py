@@ -24,16 +24,7 @@ from palaestra.buffers import (
     sampler_of,
 )
 from palaestra.buffers.saving import fields_of, shards_of
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    Plan,
-    Replay,
-    RowsLostError,
-    ShapeError,
-    files,
-)
+from palaestra.core import Batch, CheckpointError, ConfigError, Plan, Replay, RowsLostError, ShapeError, files
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order

@@ -24,14 +24,7 @@ from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Collector, buffer_for, episode_discount
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, Parcel, Shared
 
-__all__ = [
-    "ActingParts",
-    "ActingWeights",
-    "AgentsFactory",
-    "CollectorFactory",
-    "RolloutWorker",
-    "acting_weights",
-]
+__all__ = ["ActingParts", "ActingWeights", "AgentsFactory", "CollectorFactory", "RolloutWorker", "acting_weights"]
 
 _MOST_PARTS = 4  # of weights; a worker remembers twice as many shared values
 _UNSEEN = 15  # versions of a policy

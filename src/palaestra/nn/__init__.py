@@ -1,5 +1,6 @@
 """Networks: layers, encoders of nested observations, recurrent cells, and models with embedded optimizers."""
 
+from palaestra.core.importing import moved
 from palaestra.nn.attention import *
 from palaestra.nn.batch_norm import *
 from palaestra.nn.blocks import *
@@ -17,3 +18,5 @@ from palaestra.nn.recurrent import *
 from palaestra.nn.search import *
 from palaestra.nn.summary import *
 from palaestra.nn.world_model import *
+
+__getattr__ = moved(__name__, "palaestra.compat", ("create_algorithm_func",))

@@ -6,10 +6,8 @@ It knows nothing of losses, data or policies, but which parameters a policy shar
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -20,7 +18,7 @@ from palaestra.nn.batch_norm import batch_norms
 from palaestra.nn.fast import MovableModule, differentiate, follow_all, public_gradients
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
 
-__all__ = ["CoreModel", "combine_gradients", "create_algorithm_func"]
+__all__ = ["CoreModel", "combine_gradients"]
 
 
 _Numbers = tuple[list[Tensor], list[Tensor]]
@@ -38,8 +36,8 @@ class CoreModel(MovableModule):
 
     A component without an option is frozen: it gets no gradients (target networks). In the others, parameters whose
     `requires_grad` is off stay as they are. Subclass it and define `forward` for a model whose components call each
-    other. Passing the same module, or the same model, to several users shares its parameters; `clone` and
-    `create_algorithm_func` give new ones.
+    other. Passing the same module, or the same model, to several users shares its parameters; `clone` gives new
+    ones.
 
     Args:
         component: modules by name.
@@ -468,38 +466,3 @@ def _require_equal(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> 
         different = [n for n in mine.keys() | theirs.keys() if n not in mine or n not in theirs]
         different += [n for n in mine.keys() & theirs.keys() if mine[n].shape != theirs[n].shape]
         raise ShapeError(f"the parameters differ: {sorted(different)[:4]}; only equal structures can be synchronised")
-
-
-def create_algorithm_func(
-    model_class: Callable[..., Any],
-    model_args: Mapping[str, Any],
-    algorithm_class: Callable[..., Any],
-    algorithm_args: Mapping[str, Any],
-) -> Callable[..., Any]:
-    """A function that makes an algorithm with a model of its own: PARL's way of cloning.
-
-    Its algorithms share nothing. Those of this library begin with equal weights, for these follow from `seeds`;
-    `make(seeds=RunSeeds(1))` gives others.
-
-    Args:
-        model_class: makes a model; for an algorithm of this library, a network from observations to features.
-        model_args: its arguments by name.
-        algorithm_class: an algorithm of this library, or whatever else takes `network`; it makes each of its networks
-            with a new model. Or what takes `model_func`, which makes a new model whenever it is called.
-        algorithm_args: its other arguments by name.
-
-    Examples:
-        >>> make = create_algorithm_func(dict, {"size": 3}, lambda model_func, rate: [model_func(), rate], {"rate": 1})
-        >>> make(), make()[0] is make()[0]
-        ([{'size': 3}, 1], False)
-    """
-    model_func = functools.partial(model_class, **model_args)
-    parameters = inspect.signature(algorithm_class).parameters
-    if "network" in parameters and "model_func" not in parameters:
-        return functools.partial(algorithm_class, network=functools.partial(_of_spec, model_func), **algorithm_args)
-    return functools.partial(algorithm_class, model_func=model_func, **algorithm_args)
-
-
-def _of_spec(model_func: Callable[[], Any], observation_spec: Any) -> Any:
-    """A model that its arguments alone determine, where one is asked for by what it is to see."""
-    return model_func()

@@ -33,7 +33,7 @@ class Robot(ABC):
     """Computation tasks in the order in which they run, and the agent class that says how.
 
     Subclass it: name the agent and write `build`, from the bottom up: models, algorithms on them, tasks of these. To
-    share parameters, pass the same object on; to clone, use a factory (`nn.create_algorithm_func`).
+    share parameters, pass the same object on; to clone, use a factory (`compat.create_algorithm_func`).
 
     A robot is what a trainer updates: a policy manager whose policies learn when the agents say so.
 

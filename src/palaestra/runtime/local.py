@@ -45,9 +45,7 @@ class LocalRuntime(Runtime):
         if request is None:
             answer: Any = performer.begin()
         else:
-            shared: dict[int | str, tuple[int, Message | None]] = {
-                place: (value.key, value.message) for place, value in request.shared.items()
-            }
+            shared: Any = {place: (value.key, value.message) for place, value in request.shared.items()}
             answer = performer.perform(request.method, request.message, shared)
         if isinstance(answer, Message):
             answer = decode(answer)

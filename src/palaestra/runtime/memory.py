@@ -120,7 +120,11 @@ def _size(layout: Layout) -> int:
 
 
 def _padded(shape: tuple[int, ...], dtype: str) -> int:
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return aligned(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
+
+
+def aligned(size_bytes: int) -> int:
+    """Bytes up to where the next array may begin."""
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -485,11 +485,7 @@ class Performer:
         Returns:
             What it returned, encoded; or `Failed`.
         """
-        values = self._taken(shared)
-        try:
-            return encode(self._called(method, decode(message), values))
-        except Exception as error:
-            return Failed(error)
+        return self.perform_apart(method, message, shared, {}, 0)[0]
 
     def perform_apart(
         self,
@@ -513,8 +509,14 @@ class Performer:
         """
         values = self._taken(shared)
         try:
-            arguments = decode(message) | {place: Parcel.of(*one) for place, one in parcels.items()}
-            return encode_apart(self._called(method, arguments, values), room)
+            for value in values.values():
+                if isinstance(value, _Unreadable):
+                    raise value.error
+            arguments = decode(message) | {place: Parcel.of(*one) for place, one in parcels.items()} | values
+            places = sorted(place for place in arguments if isinstance(place, int))
+            named = {name: value for name, value in arguments.items() if isinstance(name, str)}
+            answer = getattr(self._target, method)(*(arguments[place] for place in places), **named)
+            return encode_apart(answer, room)
         except Exception as error:
             return Failed(error), []
 
@@ -531,15 +533,6 @@ class Performer:
             values[place] = self._shared[key]
         self._shared.forget(len({key for key, _ in shared.values()}))
         return values
-
-    def _called(self, method: str, arguments: dict[int | str, Any], shared: dict[int | str, Any]) -> Any:
-        for value in shared.values():
-            if isinstance(value, _Unreadable):
-                raise value.error
-        arguments |= shared
-        places = sorted(place for place in arguments if isinstance(place, int))
-        named = {name: value for name, value in arguments.items() if isinstance(name, str)}
-        return getattr(self._target, method)(*(arguments[place] for place in places), **named)
 
     def close(self) -> Failed | None:
         """Lets the object close itself, where it can."""

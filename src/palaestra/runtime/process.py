@@ -16,7 +16,7 @@ import numpy as np
 from palaestra.core import ConfigError
 from palaestra.core.computing import prefers_onednn
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
-from palaestra.runtime.memory import SharedArrays
+from palaestra.runtime.memory import SharedArrays, aligned
 from palaestra.runtime.messages import (
     IN_A_SCRIPT,
     Failed,
@@ -34,7 +34,6 @@ from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, Wo
 
 __all__ = ["ProcessRuntime"]
 
-_ALIGNMENT = 64
 _FIRST_BYTES = 1 << 16
 _ONCE_BYTES = 1 << 16  # larger shared values are written once for all workers, which map them
 _ANSWER_S = 60.0  # from the first byte of an answer to its last
@@ -87,7 +86,7 @@ class ProcessRuntime(Runtime):
                 seat.shared.put(value.key, None, value.message.size_bytes)
             _ = seat.shared[value.key]  # in use, as it is over there
         keys = {place: value.key for place, value in request.shared.items()}
-        seat.shared.forget(len(set(keys.values())))
+        seat.shared.forget(len({*keys.values()}))
         once = [place for place, value in new.items() if value.message.size_bytes > _ONCE_BYTES]
         for place in once if len(self._alive) > 1 else ():
             self._block(new[place]).send(seat.process, new.pop(place).key)
@@ -245,7 +244,7 @@ def _places(messages: list[Message]) -> Places:
         mine: list[tuple[int, int]] = []
         for part in (message.header, *message.buffers):
             mine.append((at, len(part)))
-            at += _padded(len(part))
+            at += aligned(len(part))
         places.append(mine)
     return places
 
@@ -255,12 +254,8 @@ def _found(memory: np.ndarray, places: Places) -> list[Message]:
     return [Message(header.tobytes(), buffers) for header, *buffers in found]
 
 
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _size(messages: list[Message]) -> int:
-    return sum(_padded(len(m.header)) + sum(_padded(len(b)) for b in m.buffers) for m in messages)
+    return sum(aligned(len(m.header)) + sum(aligned(len(b)) for b in m.buffers) for m in messages)
 
 
 def _kill_all(seats: dict[WorkerKey, _Seat]) -> None:

@@ -51,11 +51,7 @@ class RayRuntime(Runtime):
     """
 
     def __init__(
-        self,
-        restarts: RestartPolicy | None = None,
-        *,
-        address: str | None = None,
-        num_cpus: int | None = None,
+        self, restarts: RestartPolicy | None = None, *, address: str | None = None, num_cpus: int | None = None
     ) -> None:
         super().__init__(restarts)
         self._ray = _imported(address)

@@ -214,7 +214,7 @@ class SupervisedProcess:
         for part in (head + pickled,) if size <= select.PIPE_BUF else (head, pickled):
             rest = memoryview(part)
             while rest:
-                rest = rest[self._when_writable(deadline, os.write, self.connection.fileno(), rest) :]
+                rest = rest[self._when_writable(deadline, os.write, rest) :]
 
     def send_file(self, file: int, deadline: float | None = None) -> None:
         """Gives the worker an open file, as `socket.recv_fds` takes it.
@@ -227,16 +227,15 @@ class SupervisedProcess:
             WorkerDiedError: the worker is gone.
             WorkerTimeoutError: it did not read what was sent before in time.
         """
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as line:
-            self._when_writable(deadline, socket.send_fds, line, [b"F"], [file])
+        self._when_writable(deadline, _give, file)
 
     def _when_writable(self, deadline: float | None, write: Callable[..., int], *args: Any) -> int:
-        """What `write` returns once there is room for something."""
+        """What `write` returns for the connection's descriptor, once there is room for something."""
         if deadline is None:
             deadline = time.monotonic() + _SEND_S
         while not self._torn:
             try:
-                return write(*args)
+                return write(self.connection.fileno(), *args)  # an `OSError` where `stop` has closed it
             except BlockingIOError:
                 room = select.poll()
                 room.register(self.connection.fileno(), select.POLLOUT)
@@ -279,6 +278,11 @@ class SupervisedProcess:
             self._process.join(5.0)
         self.connection.close()
         self._stacks.close()
+
+
+def _give(line: int, file: int) -> int:
+    with socket.socket(fileno=os.dup(line)) as sender:
+        return socket.send_fds(sender, [b"F"], [file])
 
 
 class Companion:
