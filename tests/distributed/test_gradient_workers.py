@@ -13,7 +13,7 @@ from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
 from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask, _here
-from palaestra.runtime import LocalRuntime, RemoteError, RestartPolicy, Shared
+from palaestra.runtime import RemoteError, Shared
 from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import SimplePolicyManager
 from tests.algorithms.parts import CASES, FAST, any_kind, collected, slow_but_of
@@ -248,19 +248,6 @@ def test_a_worker_that_dies_before_an_update_changes_nothing_of_what_is_learned(
     assert not different(whole_state(unbroken), whole_state(mine))
     assert info.gradient_steps == told.gradient_steps
     assert "a gradient worker is lost" in caplog.text
-
-
-def test_the_end_of_a_worker_is_announced_once(caplog):
-    """Of one that may not be restarted, too, however many updates go on without it."""
-    algorithms, collectors = several("ppo", "dqn")
-    with LocalRuntime(RestartPolicy(max_restarts=0)) as runtime, caplog.at_level(logging.WARNING):
-        pool = GradientWorkers(algorithms, runtime, 1)
-        Mortal(runtime, "update")
-        for _ in range(3):
-            for name, source in sources_of(collectors).items():
-                pool.update(name, copy.deepcopy(source))
-    (said,) = caplog.messages
-    assert said.startswith("a gradient worker is lost") and "restarted 0 times within an hour" in said
 
 
 def test_a_worker_that_died_is_restarted_once_however_late_that_is_heard():

@@ -13,7 +13,7 @@ from palaestra import PPO, Collector, Trainer, TrainerConfig
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import POLICY, ConfigError, NonFiniteError, OnPolicy
 from palaestra.distributed import DistributedPolicyManager, GradientWorkers, TrainerAllocator
-from palaestra.runtime import LocalRuntime, ProcessRuntime, Result, WorkerDiedError
+from palaestra.runtime import LocalRuntime, ProcessRuntime, RestartPolicy, Result, WorkerDiedError
 from palaestra.testing.algorithms import different, whole_state
 from palaestra.training import PolicyManager, SimplePolicyManager
 from tests.algorithms.parts import (
@@ -285,6 +285,19 @@ def test_a_host_that_dies_in_an_update_with_gradient_workers_begins_it_again():
         assert len(killer.victims) == 2
     for name, algorithm in algorithms.items():
         assert not different(whole_state(unbroken[name]), whole_state(algorithm))
+
+
+def test_the_end_of_a_worker_is_announced_once(caplog):
+    """Of one that may not be restarted, too, however many updates go on without it."""
+    algorithms, collectors = several("ppo", "dqn")
+    with LocalRuntime(RestartPolicy(max_restarts=0)) as runtime, caplog.at_level(logging.WARNING):
+        pool = GradientWorkers(algorithms, runtime, 1)
+        Mortal(runtime, "update")
+        for _ in range(3):
+            for name, source in sources_of(collectors).items():
+                pool.update(name, copy.deepcopy(source))
+    (said,) = caplog.messages
+    assert said.startswith("a gradient worker is lost") and "restarted 0 times within an hour" in said
 
 
 def test_a_host_that_hangs_is_replaced_at_its_deadline(monkeypatch):
