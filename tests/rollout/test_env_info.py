@@ -16,7 +16,7 @@ import palaestra
 from palaestra import EnvConfig
 from palaestra.analysis.measure import _play
 from palaestra.core import PalaestraError
-from palaestra.envs import load
+from palaestra.envs import LaneEnvironment, SerialDriver, load
 from palaestra.envs.wrappers import ObservationMap
 from palaestra.policies import RandomPolicy, RulePolicy
 from palaestra.rollout import evaluate
@@ -114,6 +114,56 @@ def test_named_entries_are_in_every_time_step_and_zeros_where_an_episode_begins(
         assert [step.env_info["cost"][0].item() for step in steps] == [0, 10, 20, 30, 40, 0]
         assert [step.env_info["force/1"][-1].item() for step in steps] == [0, -1, -2, -3, -4, 0]
         assert steps[EPISODE].env_info["is_success"].tolist() == [1.0] * num_envs
+
+
+class Late(Costly):
+    """Says whether it was a success at the end of an episode of 20 steps, or of as many as are asked for."""
+
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        ends = self.steps == self.length
+        return np.full(2, self.steps, np.float32), 0.0, ends, False, {"late": {"success": 1.0}} if ends else {}
+
+
+def late_pool(num_envs: int) -> gymnasium.vector.VectorEnv:
+    """Several of them, whose episodes begin within the step in which others end."""
+    return gymnasium.vector.SyncVectorEnv([Late] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Late", {}),
+        ("Late", {"vectorization": "process", "num_workers": 2, "num_ready": 1}),
+        ("late_pool", {"vectorization": "native"}),
+    ],
+    ids=["serial", "first ready", "native"],
+)
+def test_entries_that_come_at_the_end_of_an_episode_are_found(name, settings):
+    """ALF-15: `*` has what an environment reports at an episode's end alone, from the first step on."""
+    with palaestra.create_environment(EnvConfig(name=f"{__name__}:{name}", num_envs=2, info=("*",), **settings)) as env:
+        assert env.reset().env_info["late/success"].tolist() == [0.0, 0.0]
+        assert list(env.row_specs["env_info_spec"]) == ["late/success"]
+
+
+def test_an_entry_that_comes_after_the_first_look_is_said_once(caplog):
+    config = EnvConfig(name=f"{__name__}:Late", kwargs={"length": 1_001}, info=("*",))
+    with palaestra.create_environment(config) as env:
+        for _ in range(2_010):
+            env.step(torch.zeros(1, dtype=torch.int64))
+    assert caplog.text.count("info has late/success, which a first look") == 1
+
+
+def test_a_batch_made_by_hand_knows_groups_and_arrays(caplog):
+    """`LaneEnvironment(info=...)` means what `EnvConfig(info=...)` means: elements of arrays, groups, all."""
+    for names, found in [(("force",), ["force/0", "force/1"]), (("*",), ["cost", "force/0", "force/1", "is_success"])]:
+        with LaneEnvironment(SerialDriver([load(NAME)]), lane_seeds=[1], info=names) as env:
+            assert sorted(env.reset().env_info.keys()) == found
+            assert env.step(torch.ones(1, dtype=torch.int64)).env_info["force/1"].tolist() == [-1.0]
+    assert not caplog.text
 
 
 def restarting_pool(num_envs: int) -> gymnasium.vector.VectorEnv:

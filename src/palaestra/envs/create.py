@@ -5,23 +5,23 @@ import copy
 import dataclasses
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec, did_you_mean
+from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
-from palaestra.envs.contract.gym_environment import GymEnvironment
+from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
 from palaestra.envs.contract.nest import neutral_rows, to_batched
-from palaestra.envs.contract.rows import MOST_ELEMENTS
+from palaestra.envs.contract.rows import chosen_entries, entry_names
+from palaestra.envs.contract.spaces import OLD_GYM
 from palaestra.envs.env_config import EnvConfig
 from palaestra.envs.simulators.mujoco_tasks import gymnasium_mujoco
 from palaestra.envs.stepping.driver import Driver
@@ -40,9 +40,6 @@ from palaestra.envs.wrappers.untransformed import Untransformed
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
 
 __all__ = ["create_environment", "load", "load_lane", "probe_specs", "row_specs"]
-
-_log = logging.getLogger(__name__)
-_LOOK_STEPS = 10
 
 
 def load(
@@ -93,6 +90,8 @@ def load(
         env = GymEnvironment(_gym_wrapped(env, duration, inner), discount=discount)
     elif isinstance(env, VectorEnv):
         raise ConfigError(f"{name!r} made a VectorEnv, all environments as one; use env.vectorization=native")
+    elif not isinstance(env, SingleEnvironment) and is_environment(type(env)) and hasattr(env, "action_space"):
+        raise ConfigError(f"{name!r} made a {type(env).__name__} that is no gymnasium.Env. {OLD_GYM}")
     elif not isinstance(env, SingleEnvironment):
         raise ConfigError(
             f"{name!r} made a {type(env).__name__}; load needs a gymnasium.Env or a SingleEnvironment "
@@ -184,7 +183,7 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, fir
     if _steps_natively(config, maker):
         return _native(config, maker, lane_seeds)
     factories = [functools.partial(load_lane, config, lane, first_id=first_id) for lane in range(config.num_envs)]
-    options = {"info": _named(config), "untransformed": config.untransformed, "auto_reset": config.auto_reset}
+    options = {"info": config.info, "untransformed": config.untransformed, "auto_reset": config.auto_reset}
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds, options)
     return LaneEnvironment(_driver(config, factories, first_id), lane_seeds=lane_seeds, **options)
@@ -224,42 +223,20 @@ def _found(config: EnvConfig) -> tuple[str, ...]:
         with create_environment(alone, lane_seeds=[0]) as env:
             return _reported(env)
     with contextlib.closing(load_lane(alone, 0)) as env:
-        return tuple(_names(env.env_info_spec))
+        return tuple(entry_names(env.env_info_spec))
 
 
 def _reported(env: Environment) -> tuple[str, ...]:
-    """What an environment that is stepped as a whole reports in a few steps."""
+    """What an environment that is stepped as a whole reports in an episode, or its first steps."""
     action: Any = to_batched(neutral_rows(env.action_spec, 1), env.action_spec)
-    steps = [env.reset(), *(env.step(action) for _ in range(_LOOK_STEPS))]
-    infos = [step.env_info for step in steps if isinstance(step.env_info, Batch)]
-    return tuple(dict.fromkeys(name for info in infos for name in info.keys()))  # noqa: SIM118
-
-
-def _names(spec: SpecTree, prefix: str = "") -> Iterator[str]:
-    for name, child in spec.items() if isinstance(spec, dict) else ():
-        if not isinstance(child, TensorSpec):
-            yield from _names(child, f"{prefix}{name}/")
-        elif child.shape == ():
-            yield f"{prefix}{name}"
-        elif child.size <= MOST_ELEMENTS:
-            yield from (f"{prefix}{name}/{index}" for index in range(child.size))
-
-
-def _named(config: EnvConfig) -> tuple[str, ...]:
-    """The entries that `config.info` means: those found by name, or by the name of a group or an array."""
-    if not config.info:
-        return ()
-    found, chosen = _found(config), dict[str, None]()
-    for name in config.info:
-        fitting = [entry for entry in found if name in ("*", entry) or entry.startswith(f"{name}/")]
-        if not fitting and name != "*":
-            _log.warning(
-                "env.info has %r, which a first look at %s did not find: it is 0 wherever it is not reported%s",
-                name, config.name, did_you_mean(name, found),
-            )  # fmt: skip
-            fitting = [name]
-        chosen |= dict.fromkeys(fitting)
-    return tuple(chosen)
+    found, rows = dict[str, None](), [env.reset()]
+    for _ in range(LOOK_STEPS):
+        infos = [row.env_info for row in rows if isinstance(row.env_info, Batch)]
+        found |= dict.fromkeys(name for info in infos for name in info.keys())  # noqa: SIM118
+        if any((row.step_type == 2).any() for row in rows):
+            break
+        rows = [env.step(action), *([env.ended] if env.ended is not None else [])]
+    return tuple(found)
 
 
 def is_pool(config: EnvConfig) -> bool:
@@ -360,7 +337,7 @@ def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Seq
             "with the argument num_envs"
         )
     env = NativeVectorEnvironment(pool, lane_seeds=lane_seeds, stacked=stacked, strict=config.strict)
-    env.info = _named(config)
+    env.info = chosen_entries(config.info, _found(config)) if config.info else ()
     return _wrapped(config, env, limit if maker is not None else None)
 
 
@@ -406,6 +383,7 @@ def _first_ready(
             mine = slice(first, first + size)
             driver = ProcessDriver(factories[mine], num_workers=1, faults=config.faults, first_id=first)
             groups.append(opened.enter_context(LaneEnvironment(driver, lane_seeds=lane_seeds[mine], **options)))
+            options["info"], groups[-1].info = (), groups[0].info  # the first has looked for all
         env = FirstReadyEnvironment(groups, num_ready=config.num_ready or config.num_envs)
         opened.pop_all()
         return env
@@ -433,7 +411,7 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     if not isinstance(env, Environment):
         raise ConfigError(f"{config.name!r} has `batched = True` and made a {type(env).__name__}, not an Environment")
     if isinstance(env, BatchEnvironment):
-        env.info = _named(config)
+        env.info = chosen_entries(config.info, _found(config)) if config.info else ()
     elif not set(config.info) <= {"*", *env.info}:
         raise ConfigError(f"every time step of {config.name!r} has the entries {env.info} of info, not {config.info}")
     return _wrapped(config, env, limit)

@@ -118,10 +118,10 @@ def test_a_limit_inside_counts_frames_and_one_outside_env_steps():
 
 def test_the_newest_frames_are_pooled():
     rows = ([0, 0], [9, 9], [5, 1], [2, 3], [7, 7])
-    env = ActionRepeat(script(0, 0, 0, 0, observations=[np.array(row, np.float32) for row in rows]), repeat=3, pool=2)
+    inner = script(0, 0, 0, 0, observations=[np.array(row, np.float32) for row in rows])
     pairs = load("palaestra.envs.tiny:Endless", kwargs={"size": 2}).observation_spec
-    env.env.specs = env.env.specs._replace(observation=pairs)
-    first, second, third = episode(env, 2)
+    inner.specs = inner.specs._replace(observation=pairs)
+    first, second, third = episode(ActionRepeat(inner, repeat=3, pool=2), 2)
     assert first.observation.tolist() == [0, 0]
     assert second.observation.tolist() == [5, 3]  # of frames 2 and 3; frame 1 has 9
     assert third.observation.tolist() == [7, 7]  # of frame 4 alone, where the episode ended

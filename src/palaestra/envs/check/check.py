@@ -104,19 +104,16 @@ def check(
     one = _tried(found, "The environment can be made", make, "an environment with spaces of fixed shape", fix)
     if one is None:
         return report
-    fix = "several are stepped together, and evaluation has its own: take a free port, share a licence or a file"
+    fix = (
+        "several are stepped together, and evaluation has its own: take a free port, share a licence or a file; of an "
+        "emulator that allows one in a process: --env.vectorization process, as many --env.num-workers as environments"
+    )
     two = _tried(found, "A second one can be made beside the first", make, "another environment", fix)
     played = None
     if two is not None:
         rule, fix = "Stepping with random actions raises nothing", "the message says in which step, with which action"
-        played = _tried(
-            found,
-            rule,
-            lambda: _play_all(report, one, two, steps, seed, progress),
-            "time steps",
-            fix,
-            trace=True,
-        )
+        play = functools.partial(_play_all, report, one, two, steps, seed, progress)
+        played = _tried(found, rule, play, "time steps", fix, trace=True)
         _close(two)
     freed, fix = "an environment that lets go of what it holds", "see the traceback"
     _tried(found, "close raises nothing", one.close, freed, fix, trace=True)

@@ -18,8 +18,6 @@ from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes
 from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
-__all__ = ["SHORT", "Finding", "end_of_own_rule", "end_rules", "equal", "gym_rules", "mask_rule", "stream_rules"]
-
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
 _REPORTED = "TimeLimit.truncated"

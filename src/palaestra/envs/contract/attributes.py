@@ -15,17 +15,6 @@ from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnviro
 from palaestra.envs.supervision.faults import FaultPolicy, Incident
 from palaestra.envs.supervision.watchdog import Watched
 
-__all__ = [
-    "Attributed",
-    "Found",
-    "SharedAttributes",
-    "as_json",
-    "find_attribute",
-    "require_found",
-    "require_lanes",
-    "write_attributes",
-]
-
 _log = logging.getLogger(__name__)
 
 

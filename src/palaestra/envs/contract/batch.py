@@ -279,11 +279,6 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
         self._over = np.ones(self.batch_size, np.bool_)
         self._sent, self._reader.mask = None, None
 
-    @final
-    def seed(self, lane_seeds: Sequence[int]) -> None:
-        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
-        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, -1)})
-
     def close(self) -> None:
         """Nothing is held that has to be freed."""
 

@@ -17,15 +17,6 @@ from palaestra.envs.contract.nest import flatten, leaf_dtypes, problem, to_batch
 from palaestra.envs.contract.rows import Rows, Specs
 from palaestra.envs.supervision.faults import Failure
 
-__all__ = [
-    "ActionReader",
-    "Boundary",
-    "batched_time_step",
-    "outside",
-    "require_all",
-    "tolerant_bounds",
-]
-
 _log = logging.getLogger(__name__)
 _tensor = torch.from_numpy
 _dot: Any = np.vdot

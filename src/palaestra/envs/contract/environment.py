@@ -19,7 +19,7 @@ import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of, require_read_mask
-from palaestra.envs.contract.nest import copied, leaf_arrays, problem, unflatten, unstacked, zeros
+from palaestra.envs.contract.nest import copied, leaf_arrays, problem, unflatten, zeros
 from palaestra.envs.contract.rows import Specs
 from palaestra.envs.supervision.faults import EventLog, Fault, Incident, failure_of
 
@@ -215,7 +215,11 @@ class Environment(_Specified, Closeable):
         Raises:
             EnvError: there is not one seed for each, or these environments cannot begin again.
         """
-        raise EnvError(f"{type(self).__name__} cannot begin its streams again; give it a method seed(lane_seeds)")
+        lanes: Any = self
+        if not hasattr(lanes, "load_lane_state"):
+            raise EnvError(f"{type(self).__name__} cannot begin its streams again; give it a method seed(lane_seeds)")
+        seeds, before = np.array(lane_seeds_of(lane_seeds, self.batch_size)), np.full(self.batch_size, -1)
+        lanes.load_lane_state({**lanes.lane_state(), "lane_seed": seeds, "episode": before})
 
     def set_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:
         """Changes an attribute of environments, which is saved and restored with them.
@@ -499,7 +503,7 @@ def layer_of(kind: type["EnvironmentWrapper"]) -> Callable[[Any], Any]:
     return mark
 
 
-class EnvironmentWrapper(SingleEnvironment):
+class EnvironmentWrapper(HasSpecs, SingleEnvironment):
     """A layer around a bare environment that passes everything through.
 
     Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed. A
@@ -567,22 +571,8 @@ class EnvironmentWrapper(SingleEnvironment):
         if not isinstance(env, SingleEnvironment):
             kind, outer = type(env).__name__, type(self).__name__
             raise SpecError(f"{outer} was given a {kind}; it goes around a SingleEnvironment: GymEnvironment({kind}())")
-        self.env = env
+        self.env, self.specs = env, Specs.of(env, unstack=not self.keeps_frames)
         self.env_id, self.auto_reset = env.env_id, env.auto_reset
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        # without `stacked` unless frames are kept
-        spec = self.env.observation_spec
-        return spec if self.keeps_frames else unstacked(spec)
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self.env.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self.env.reward_spec
 
     @property
     def env_info_spec(self) -> SpecTree:
@@ -626,7 +616,7 @@ def common_specs(envs: Sequence[SingleEnvironment]) -> Specs:
         if not isinstance(env, SingleEnvironment):
             kind = type(env).__name__
             raise SpecError(f"environment {lane} is a {kind}, not a SingleEnvironment; use GymEnvironment({kind}())")
-    specs = [Specs(env.observation_spec, env.action_spec, env.reward_spec) for env in envs]
+    specs = [*map(Specs.of, envs)]
     for lane, other in enumerate(specs):
         other.require_equal(specs[0], lane, 0)
     return specs[0]

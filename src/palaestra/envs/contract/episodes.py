@@ -20,19 +20,6 @@ from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, unflatten
 from palaestra.envs.supervision.places import Place
 
-__all__ = [
-    "MOST_STEPS",
-    "NEVER",
-    "EpisodeLog",
-    "LaneEpisode",
-    "StepLimits",
-    "attributes_of",
-    "digest",
-    "lane_seeds_of",
-    "require_read_mask",
-    "saved_seeds",
-]
-
 NEVER = sys.maxsize >> 1
 """A number of steps that no episode reaches."""
 _FIRST_CAPACITY = 64

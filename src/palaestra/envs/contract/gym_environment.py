@@ -11,14 +11,15 @@ import torch
 from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
-from palaestra.envs.contract.rows import Specs
-from palaestra.envs.contract.spaces import reward_spec_of, sample_allowed, spec_from_space
+from palaestra.envs.contract.rows import Specs, not_five
+from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of"]
 
-_LOOK_STEPS = 10
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
+LOOK_STEPS = 1_000
+"""Steps of a first look at what an environment reports; it ends with the episode."""
 FINAL = ("final_obs", "final_observation")
 """Entries of `info` in which environments that reset themselves have an episode's last observation."""
 FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
@@ -27,6 +28,9 @@ FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
 @final
 class GymEnvironment(HasSpecs, SingleEnvironment):
     """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
+
+    A `MultiDiscrete` of several dimensions, or that starts elsewhere than at 0, is one row of choices from 0 on here.
+    So are the actions of a box of integers with at most 4,096 values over all elements; of one element, `Discrete`.
 
     `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount). Of one
     that resets itself at an end, and returns the next episode's first observation there, the LAST step shows what its
@@ -50,7 +54,6 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
     def __init__(
         self, gym_env: gymnasium.Env[Any, Any], env_id: int = 0, discount: float = 1.0, auto_reset: bool = True
     ) -> None:
-        self.gym_env = gym_env
         self.env_id = env_id
         self.auto_reset = auto_reset
         self._discount = float(discount)
@@ -59,6 +62,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
                 raise SpecError(
                     f"{gym_env} has no {name}; set it in __init__, for example to gymnasium.spaces.Discrete(2)"
                 )
+        self.gym_env = gym_env = _plainly(gym_env)
         observation = spec_from_space(gym_env.observation_space, "observation_space")
         action = spec_from_space(gym_env.action_space, "action_space")
         space = gym_env.get_wrapper_attr("reward_space") if gym_env.has_wrapper_attr("reward_space") else None
@@ -87,7 +91,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
 
     @property
     def env_info_spec(self) -> SpecTree:
-        """What it reports: numbers and arrays in the `info` of a reset and of at most ten random steps.
+        """What it reports: numbers and arrays in the `info` of an episode of random steps, at most 1,000 of them.
 
         These are made when the spec is asked for, before the first episode.
 
@@ -110,7 +114,11 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         return TimeStep(0, reward, 1.0, observation, self._no_action, self.env_id, (), info)
 
     def advance(self, action: Any) -> TimeStep:
-        observation, reward, terminated, truncated, info = self._step(action)
+        result: Any = self._step(action)
+        try:
+            observation, reward, terminated, truncated, info = result
+        except (TypeError, ValueError):
+            raise SpecError(not_five(result)) from None
         if not (type(terminated) in FLAGS and type(truncated) in FLAGS) and (
             wrong := wrong_flags(terminated, truncated)
         ):
@@ -157,13 +165,22 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         return array.astype(np.float32) if shape else float(array.item())
 
 
+def _plainly(gym_env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment with choices in one row, that begin at 0."""
+    space, translate = plain(gym_env.action_space, actions=True)
+    if translate is not None:
+        gym_env = gymnasium.wrappers.TransformAction(gym_env, translate, space)
+    space, translate = plain(gym_env.observation_space, actions=False)
+    return gym_env if translate is None else gymnasium.wrappers.TransformObservation(gym_env, translate, space)
+
+
 def _first_look(gym_env: gymnasium.Env[Any, Any]) -> dict[str, SpecTree]:
     found: dict[str, SpecTree] = {}
     space = copy.deepcopy(gym_env.action_space)
     space.seed(0)
     observation, info = begun(gym_env, 0)
     _learn(info, found)
-    for _ in range(_LOOK_STEPS):
+    for _ in range(LOOK_STEPS):
         observation, _, terminated, truncated, info = gym_env.step(sample_allowed(space, observation))
         _learn(info, found)
         if terminated or truncated:
@@ -181,10 +198,18 @@ def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
     Raises:
         SpecError: `reset` returns something else, as those of old versions of Gym do.
     """
-    found = gym_env.reset(seed=seed)
-    if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], dict)):
+    try:
+        found = gym_env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
         raise SpecError(
-            f"reset(seed=...) returned a {type(found).__name__}; it must return (observation, info), and info is a dict"
+            f"reset takes no seed; it must be reset(self, *, seed=None, options=None). {OLD_GYM}"
+        ) from error
+    if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], dict)):
+        kind = type(found).__name__
+        raise SpecError(
+            f"reset(seed=...) returned a {kind}; it must return (observation, info), and info is a dict. {OLD_GYM}"
         )
     return found
 

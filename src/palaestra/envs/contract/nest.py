@@ -11,23 +11,6 @@ import torch
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 from palaestra.core.spec import ACTION_MASK
 
-__all__ = [
-    "batched_spec",
-    "copied",
-    "fits",
-    "flatten",
-    "leaf_arrays",
-    "leaf_dtypes",
-    "neutral",
-    "neutral_rows",
-    "problem",
-    "to_batched",
-    "to_rows",
-    "unflatten",
-    "unstacked",
-    "zeros",
-]
-
 
 def batched_spec(spec: SpecTree) -> SpecTree:
     """The spec of the same data in a batched environment, where a tuple is a `Batch` with the keys "0", "1", ...

@@ -1,28 +1,18 @@
 """The records that drivers, workers and batched environments hand to each other."""
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecError, SpecTree, TensorSpec
-from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem
+from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, did_you_mean
+from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem, unstacked
+from palaestra.envs.contract.spaces import OLD_GYM
 
-__all__ = [
-    "MOST_ELEMENTS",
-    "Infos",
-    "Rows",
-    "Specs",
-    "batched_info",
-    "completed",
-    "numeric_infos",
-    "put",
-    "stacked",
-    "unreadable",
-]
-
+_log = logging.getLogger(__name__)
 _LARGEST = int(np.finfo(np.float64).max)
 MOST_ELEMENTS = 16
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
@@ -40,6 +30,17 @@ class Specs(NamedTuple):
     """Spec of an action."""
     reward: TensorSpec
     """Spec of a reward."""
+
+    @classmethod
+    def of(cls, env: Any, *, unstack: bool = False) -> Self:
+        """The specs of an environment.
+
+        Args:
+            env: one, or a batch.
+            unstack: whether frames of a stack are not those of the steps before any more.
+        """
+        observation = unstacked(env.observation_spec) if unstack else env.observation_spec
+        return cls(observation, env.action_spec, env.reward_spec)
 
     def batched(self) -> Self:
         """The specs of a batched environment, where tuples of observations are dicts with the keys "0", "1", ..."""
@@ -129,6 +130,46 @@ def completed(info: Any, step_type: np.ndarray, names: Sequence[str]) -> Batch:
     return Batch.of(columns)
 
 
+def entry_names(spec: SpecTree, prefix: str = "") -> Iterator[str]:
+    """The names of the numeric entries of `info`, elements of small arrays too.
+
+    Args:
+        spec: an `env_info_spec`.
+        prefix: of its group.
+
+    Examples:
+        >>> list(entry_names({"cost": TensorSpec(()), "force": TensorSpec((2,))}))
+        ['cost', 'force/0', 'force/1']
+    """
+    for name, child in spec.items() if isinstance(spec, dict) else ():
+        if not isinstance(child, TensorSpec):
+            yield from entry_names(child, f"{prefix}{name}/")
+        elif child.shape == ():
+            yield f"{prefix}{name}"
+        elif child.size <= MOST_ELEMENTS:
+            yield from (f"{prefix}{name}/{index}" for index in range(child.size))
+
+
+def chosen_entries(names: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
+    """The entries that are meant: by name, by the name of a group or an array, or by `*`; unknown ones are warned of.
+
+    Args:
+        names: that a user gave.
+        found: entries that a first look found.
+    """
+    chosen = dict[str, None]()
+    for name in names:
+        fitting = [entry for entry in found if name in ("*", entry) or entry.startswith(f"{name}/")]
+        if not fitting and name != "*":
+            _log.warning(
+                "env.info has %r, which a first look at an episode did not find: it is 0 wherever it is not reported%s",
+                name, did_you_mean(name, found),
+            )  # fmt: skip
+            fitting = [name]
+        chosen |= dict.fromkeys(fitting)
+    return tuple(chosen)
+
+
 def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
     """Why a step's result cannot be put into rows; empty if it can.
 
@@ -139,7 +180,7 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
     """
     if direct:
         if not isinstance(result, tuple) or len(result) != 5:
-            return f"step must return five values, and returned {type(result).__name__}"
+            return not_five(result)
         observation, reward, *_, info = result
     else:
         observation, reward, info = result.observation, result.reward, result.env_info
@@ -157,6 +198,12 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
     if shape != specs.reward.shape and (size != 1 or specs.reward.shape):
         return f"the reward has shape {shape}, expected {specs.reward.shape}"
     return ""
+
+
+def not_five(result: Any) -> str:
+    """What is wrong with a step's result that is no five values."""
+    given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    return f"step must return five values, and returned {given}" + (f". {OLD_GYM}" if given == "4 values" else "")
 
 
 def numeric_infos(infos: Iterable[Any]) -> Infos | None:

@@ -3,7 +3,7 @@
 import functools
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,18 @@ __all__ = ["space_from_spec", "spec_from_space"]
 _log = logging.getLogger(__name__)
 LARGEST_BOUND = 1e6
 """A bound of floats beyond it means "none": nobody means the largest number of a dtype."""
+MOST_CHOICES = 4_096
+"""Values of a box of integers, over all its elements, that are chosen among; more are no choice."""
+
+OLD_GYM = (
+    "That is old Gym, Gymnasium's predecessor; ten lines convert such an environment: 'Environments of old Gym' in "
+    "docs/concepts/environments.md"
+)
+IMAGE_ONLY = "minigrid.wrappers:ImgObsWrapper"
+"""The wrapper that leaves the picture of MiniGrid's observations, and drops the text of the mission."""
 
 _ADVICE = {
+    "MissionSpace": f"--env.gym-wrappers {IMAGE_ONLY} drops the text, and minigrid.wrappers:FlatObsWrapper encodes it",
     "Text": "encode the text as numbers in a gymnasium.ObservationWrapper",
     "Graph": "encode the graph as arrays of fixed shape (padded nodes, edges and a mask) in a wrapper",
     "Sequence": "pad it to a fixed length, with a mask, in a gymnasium.ObservationWrapper",
@@ -65,6 +75,8 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
         case spaces.Tuple():
             return tuple(spec_from_space(child, _join(name, i)) for i, child in enumerate(space.spaces))
     kind = type(space).__name__
+    if type(space).__module__.startswith("gym."):
+        raise SpecError(f"the space {_where(name)}{space} is of the package gym. {OLD_GYM}")
     advice = _ADVICE.get(kind, "convert it to Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in a wrapper")
     raise SpecError(f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: {advice}")
 
@@ -142,12 +154,68 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
 
 
 def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec:
-    if space.nvec.ndim != 1 or np.any(space.start != 0):
+    if _choices_of(space) is not None:
+        first = int(space.start.reshape(-1)[0])
         raise SpecError(
-            f"the space {_where(name)}{space} has {space.nvec.ndim} dimensions and starts at {space.start}; "
-            "a MultiDiscrete needs one dimension and starts of 0: flatten and shift it in a wrapper"
+            f"the space {_where(name)}is a MultiDiscrete of shape {space.shape}, whose first choice starts at {first}; "
+            "here it needs one dimension and starts of 0: flatten and shift it in a wrapper (which a single Gymnasium "
+            "environment is spared: use vectorization=serial or process)"
         )
     return MultiDiscreteSpec(dtype=torch_dtype(space.dtype), nvec=tuple(int(n) for n in space.nvec))
+
+
+def plain(space: Any, *, actions: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """A space whose choices lie in one row and begin at 0, and what translates between the two.
+
+    A `MultiDiscrete` of several dimensions, or that starts elsewhere, is flattened and shifted. So is a box of integers
+    as an action, if it has at most 4,096 values in all.
+
+    Args:
+        space: of an environment.
+        actions: whether actions are translated, from the plain space to the other; else observations, back.
+
+    Returns:
+        The space itself and `None` where it is plain already.
+
+    Examples:
+        >>> space, translate = plain(spaces.Box(-1, 1, (2,), np.int64), actions=True)
+        >>> space, translate(np.array([0, 2]))
+        (MultiDiscrete([3 3]), array([-1,  1]))
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keyed = isinstance(space, spaces.Dict)
+        found = {key: plain(child, actions=actions) for key, child in (space.items() if keyed else enumerate(space))}
+        if all(translate is None for _, translate in found.values()):
+            return space, None
+
+        def nested(value: Any) -> Any:
+            new = {key: value[key] if change is None else change(value[key]) for key, (_, change) in found.items()}
+            return new if keyed else tuple(new.values())
+
+        kind: Any = type(space)  # a list of pairs keeps its order in a Dict
+        return kind([(key, child) if keyed else child for key, (child, _) in found.items()]), nested
+    choices = _choices_of(space, boxes=actions)
+    if choices is None:
+        return space, None
+    first, counts = choices
+    one = counts.size == 1 and isinstance(space, spaces.Box)
+    flat = spaces.Discrete(counts.item()) if one else spaces.MultiDiscrete(counts.reshape(-1))
+    first = first.astype(np.uint64 if first.dtype == np.uint64 else np.int64)
+    if actions:
+        return flat, lambda value: np.asarray(np.reshape(value, counts.shape).astype(first.dtype) + first, space.dtype)
+    return flat, lambda value: (np.asarray(value, first.dtype) - first).reshape(-1).astype(np.int64)
+
+
+def _choices_of(space: Any, *, boxes: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+    """The first value and the number of values of each choice; `None` where they lie in one row from 0 on, or none."""
+    if isinstance(space, spaces.MultiDiscrete) and (space.nvec.ndim != 1 or np.any(space.start != 0)):
+        return space.start, space.nvec
+    if boxes and isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "iu":
+        low, high = (bound.astype(object) for bound in (space.low, space.high))  # which cannot overflow
+        counts = np.asarray(high - low + 1)
+        if counts.size and counts.sum() <= MOST_CHOICES:
+            return space.low, counts.astype(np.int64)
+    return None
 
 
 def sample_allowed(space: spaces.Space[Any], observation: Any) -> Any:

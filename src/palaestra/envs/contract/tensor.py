@@ -262,11 +262,6 @@ class TensorEnvironment(SharedAttributes, Environment):
         self._set_progress(self._before_the_first()._replace(episode=self._tensor(state["episode"])))
         self._result = None
 
-    @final
-    def seed(self, lane_seeds: Sequence[int]) -> None:
-        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
-        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, -1)})
-
     def close(self) -> None:
         """Nothing is held that has to be freed."""
 

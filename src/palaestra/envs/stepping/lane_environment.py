@@ -19,7 +19,7 @@ from palaestra.envs.contract.boundary import batched_time_step, require_all
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, attributes_of, is_forgotten, lane_seeds_of
 from palaestra.envs.contract.nest import neutral_rows, to_batched
-from palaestra.envs.contract.rows import Rows, completed, put
+from palaestra.envs.contract.rows import Rows, chosen_entries, completed, entry_names, put
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.supervision.faults import EventLog, Fault, Handled, Incident, RestartBudget
 from palaestra.envs.wrappers.untransformed import split
@@ -36,7 +36,8 @@ class LaneEnvironment(HasSpecs, Environment):
     Args:
         driver: `SerialDriver`, `ThreadDriver` or `ProcessDriver`, with the environments.
         lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
-        info: entries of `env_info` that every time step is to have.
+        info: entries of `env_info` that every time step is to have, as in `EnvConfig`. A first look at environment 0
+            finds them, before its first episode.
         auto_reset: whether the step after LAST begins an episode.
         untransformed: whether the outermost layer is `Untransformed`, so that time steps have `untransformed`.
 
@@ -72,7 +73,7 @@ class LaneEnvironment(HasSpecs, Environment):
             raise
         self.batch_size = driver.batch_size
         self._bare, self._reader, self._policy = driver.specs, driver.reader, driver.faults
-        self.specs, self.info = self._bare.batched(), tuple(info)
+        self.specs = self._bare.batched()
         self.auto_reset = auto_reset
         if untransformed:
             both: Any = self.specs.observation
@@ -89,6 +90,10 @@ class LaneEnvironment(HasSpecs, Environment):
         self._said_lost = False
         self._defaults: dict[int, dict[str, Any]] = {}  # what attributes were before they were set
         driver.lost = functools.partial(_lost, weakref.ref(self))
+        if info:
+            [found] = self._answer(driver.attributes("env_info_spec", [0]))
+            self.info = chosen_entries(info, list(entry_names(found.value)))
+        self._says_late = "*" in info
 
     @property
     def faults(self) -> EventLog:
@@ -184,6 +189,12 @@ class LaneEnvironment(HasSpecs, Environment):
         prev_action = torch.from_numpy(actions[0]) if self._scalar_actions else to_batched(actions, self._bare.action)
         if self.info:
             info = completed(info, rows.step_type, self.info)
+        if self._says_late and info != () and (late := [name for name in info.keys() if name not in self.info]):  # noqa: SIM118
+            self._says_late = False
+            _log.warning(
+                "info has %s, which a first look at an episode did not find, so that rows of buffers lack it; name it "
+                "in env.info, beside *", ", ".join(late),
+            )  # fmt: skip
         time_step = batched_time_step(rows, prev_action, self._env_id, info, self._bare.observation)
         if self.untransformed_spec is not None:
             time_step = split(time_step)
@@ -273,10 +284,6 @@ class LaneEnvironment(HasSpecs, Environment):
         pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
         again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]
         self._restore([LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)])
-
-    def seed(self, lane_seeds: Sequence[int]) -> None:
-        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
-        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, -1)})
 
     def render(self) -> np.ndarray:
         self._check_open()

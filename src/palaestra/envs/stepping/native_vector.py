@@ -229,7 +229,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
 
     def lane_state(self) -> dict[str, Any]:
         """Every lane's seed, what was set, and how often the pool was reset; who continues takes the next seed."""
-        state = {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets)}
+        state = {"lane_seed": np.array(self._seeds, np.int64), "episode": np.full(self.batch_size, self._resets - 1)}
         return state | self._attributes_text()
 
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
@@ -238,11 +238,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         Args:
             state: from `lane_state`.
         """
-        self.load_state_dict({**state, "resets": state["episode"][0]})
-
-    def seed(self, lane_seeds: Sequence[int]) -> None:
-        seeds = np.array(lane_seeds_of(lane_seeds, self.batch_size))
-        self.load_lane_state({**self.lane_state(), "lane_seed": seeds, "episode": np.full(self.batch_size, 0)})
+        self.load_state_dict({**state, "resets": state["episode"][0] + 1})
 
     def _read(self, name: str) -> Found:
         pool: Any = self.vector_env.unwrapped

@@ -14,11 +14,10 @@ from palaestra.envs.contract.nest import leaf_dtypes
 from palaestra.envs.contract.rows import Infos, Rows, Specs, put
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import Failure, FaultPolicy, Incident, failure_of, leaks_of
+from palaestra.envs.supervision.watchdog import BESIDE
 from palaestra.runtime import LeakWatch, SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 from palaestra.runtime.memory import SharedSemaphore
 from palaestra.runtime.supervision import spin_acquire
-
-__all__ = ["BUSY", "DONE", "NEWS", "STEP", "Seat", "View", "layout", "serve"]
 
 # What a worker is told to do, and how it went, in one number of shared memory each. INFO: there are numbers in the info
 # block; NEWS: there is a message in the pipe.
@@ -265,7 +264,8 @@ def serve(
             envs.append(factory())
         specs = common_specs(envs)
     except BaseException as error:
-        connection.send(failure_of(min(len(envs), len(factories) - 1), error))
+        failure = failure_of(min(len(envs), len(factories) - 1), error)
+        connection.send(failure._replace(detail=failure.detail + (BESIDE if envs else "")))
         return
     connection.send(specs)
     shared = SharedArrays.receive(connection)

@@ -20,8 +20,6 @@ from palaestra.envs.wrappers.atari import EpisodicLife, FireReset, GrayscaleResi
 from palaestra.envs.wrappers.observations import FrameStack
 from palaestra.envs.wrappers.rewards import ClipReward
 
-__all__ = ["PREFIX", "native", "single"]
-
 PREFIX = "ALE/"
 """Names that this suite is for."""
 

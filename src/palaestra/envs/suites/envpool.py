@@ -13,8 +13,6 @@ from palaestra.core import ConfigError, did_you_mean, import_extra
 from palaestra.envs.suites.gym import with_limit
 from palaestra.envs.suites.suite import Native
 
-__all__ = ["PREFIX", "EnvPoolVectorEnv", "native"]
-
 PREFIX = "envpool:"
 """Names that this suite is for."""
 

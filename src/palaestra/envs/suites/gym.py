@@ -14,18 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
+from palaestra.envs.contract.spaces import IMAGE_ONLY
 from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
-
-__all__ = [
-    "NO_LIMIT",
-    "RegisteredEnvironment",
-    "find_spec",
-    "pool",
-    "quiet_mujoco",
-    "registered_environments",
-    "single",
-]
 
 PREFIX = ""
 """Every name: this suite is asked where no other knows it."""
@@ -37,11 +28,12 @@ _log = logging.getLogger(__name__)
 _WARNED = set[str]()
 # Shells around environments of Gymnasium's predecessors; they cannot be made by their name alone.
 _ADAPTERS = ("GymV21Environment", "GymV26Environment")
-# Packages that register environments when they are imported, by how the ids begin: (package, extra).
+# Packages that register environments when they are imported, by how the ids begin: (package, extra, if it is in one).
 _REGISTERED_BY = {
     "ALE/": ("ale_py", "atari"),
     "dm_control/": ("shimmy", "dm-control"),
     "bsuite/": ("shimmy", "bsuite"),
+    **dict.fromkeys(("MiniGrid-", "BabyAI-"), ("minigrid", "")),
     **dict.fromkeys(
         ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen"),
         ("gymnasium_robotics", "robotics"),
@@ -117,6 +109,11 @@ def find_spec(name: str) -> EnvSpec:
         name = rest
     for prefix, (package, extra) in _REGISTERED_BY.items():
         if name.startswith(prefix):
+            if not extra and importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"{name!r} is of the package {package}, which is not installed: pip install {package}, and name it "
+                    f"{package}:{name} with --env.gym-wrappers {IMAGE_ONLY}, for its observations have a text"
+                )
             _import_quietly(package, name, extra)
     try:
         return gymnasium.spec(name)

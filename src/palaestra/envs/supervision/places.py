@@ -19,8 +19,6 @@ from typing import Any
 from palaestra.core import episode_seed
 from palaestra.core.reading import read_bytes
 
-__all__ = ["Place", "lane_calls", "place_of", "places_kept"]
-
 _log = logging.getLogger(__name__)
 _CELLS = 1 << 17  # int64; a batch takes one, and three for each lane
 _SHIFT = 40

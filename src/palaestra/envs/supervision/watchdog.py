@@ -26,11 +26,13 @@ from palaestra.core import EnvError, PalaestraError
 from palaestra.envs.supervision import guard
 from palaestra.envs.supervision.faults import Failure, Fault, FaultPolicy, Hang, Incident, failure_of, is_own
 
-__all__ = ["NEVER_BACK", "EnvironmentExit", "Watched", "guarded", "keep_process", "last_words", "unwatch", "watch"]
-
 NEVER_BACK = (
     "It could not be interrupted, so this process had to be ended; `--env.vectorization process` steps environments "
     "where one that hangs can be replaced"
+)
+BESIDE = (
+    ". Another one lives in its process: if it allows one in a process, as emulators do, give --env.vectorization "
+    "process, and as many --env.num-workers as environments"
 )
 _EXIT_CODE = 3
 _LONGEST_PERIOD_S, _LOOKS = 1.0, 4  # a hang is seen within a quarter more than its timeout
@@ -98,11 +100,12 @@ class Watched:
         except PalaestraError as error:
             if type(error) is not EnvError:
                 raise
-            raise EnvError(f"environment {self.first_id + lane} could not be made: {error}") from error
+            what, cause = str(error), error
         except BaseException as error:
-            _, _, what, detail = self._failure(lane, error)
-            text = f"environment {self.first_id + lane} could not be made: it {what}: {detail}"
-            raise EnvError(text) from error
+            failure, cause = self._failure(lane, error), error
+            what = f"it {failure.what}: {failure.detail}"
+        beside = BESIDE if lane or _drivers - {self} else ""  # others of this process
+        raise EnvError(f"environment {self.first_id + lane} could not be made: {what}{beside}") from cause
 
     def _closed(self, lane: int, env: Any) -> Failure | None:
         try:

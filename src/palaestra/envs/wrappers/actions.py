@@ -12,7 +12,6 @@ from palaestra.core import (
     DiscreteSpec,
     MultiDiscreteSpec,
     SpecError,
-    SpecTree,
     TensorSpec,
     TimeStep,
 )
@@ -137,11 +136,7 @@ class NormalizeAction(EnvironmentWrapper):
             raise ConfigError(f"NormalizeAction finds no action component with two finite bounds: {leaves}")
         self._leaves = [spec if _bounded(spec) else None for spec in leaves.values()]
         specs = [_normal(spec) if _bounded(spec) else spec for spec in leaves.values()]
-        self._spec = unflatten(iter(specs), self._inner)
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self._spec
+        self.specs = self.specs._replace(action=unflatten(iter(specs), self._inner))
 
     def advance(self, action: Any) -> TimeStep:
         pairs = zip(self._leaves, flatten(action, self._inner), strict=True)

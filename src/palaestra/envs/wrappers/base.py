@@ -1,13 +1,13 @@
 """What wrappers have in common: maps of time steps, observations and rewards, and state that outlives an episode."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecTree, TensorSpec, TimeStep, did_you_mean, spec_leaves
+from palaestra.core import BoundedSpec, ConfigError, EnvError, TensorSpec, TimeStep, did_you_mean, spec_leaves
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.contract.nest import flatten, like, to_rows, unflatten
@@ -69,11 +69,7 @@ class ObservationMap(TimeStepMap):
             raise ConfigError(f"{name} finds nothing to change in the observation: {leaves}")
         self._paths = [path if path in chosen else None for path in leaves]
         specs = [self.leaf_spec(spec) if path in chosen else spec for path, spec in leaves.items()]
-        self._spec = unflatten(iter(specs), self._inner)
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._spec
+        self.specs = self.specs._replace(observation=unflatten(iter(specs), self._inner))
 
     @property
     def changed_paths(self) -> list[str]:
@@ -112,15 +108,16 @@ class ObservationMap(TimeStepMap):
         leaves = [leaf if path is None else self.leaf(np.asarray(leaf), path, first) for path, leaf in pairs]
         return time_step._replace(observation=unflatten(iter(leaves), self._inner))
 
-    def change_rows(self, time_step: TimeStep) -> TimeStep:
+    def change_rows(self, time_step: TimeStep, change: Callable[[Any, str, Any], Any] | None = None) -> TimeStep:
         """The same for a batch; `leaf` is given tensors [B, ...], and bool [B] says where an episode begins.
 
         Args:
             time_step: rows [B, ...].
+            change: instead of `leaf`.
         """
-        first: Any = time_step.first
+        first, change = time_step.first, change or self.leaf
         pairs = zip(self._paths, flatten(time_step.observation, self._inner), strict=True)
-        leaves = [leaf if path is None else self.leaf(leaf, path, first) for path, leaf in pairs]
+        leaves = [leaf if path is None else change(leaf, path, first) for path, leaf in pairs]
         return time_step._replace(observation=to_rows(iter(leaves), self._inner))
 
 

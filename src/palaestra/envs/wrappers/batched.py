@@ -9,8 +9,9 @@ import torch
 from palaestra.core import Batch, ConfigError, EnvError, SpecError, SpecTree, TensorSpec, TimeStep, tree_select
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.contract.boundary import outside, tolerant_bounds
-from palaestra.envs.contract.environment import Environment, EnvironmentWrapper, SingleEnvironment, layer_of
-from palaestra.envs.contract.nest import flatten, like, to_rows, unstacked
+from palaestra.envs.contract.environment import Environment, EnvironmentWrapper, HasSpecs, SingleEnvironment, layer_of
+from palaestra.envs.contract.nest import flatten, like, unstacked
+from palaestra.envs.contract.rows import Specs
 from palaestra.envs.supervision.faults import EventLog
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 from palaestra.envs.wrappers.observations import FrameStack, NormalizeObservation
@@ -19,7 +20,7 @@ from palaestra.envs.wrappers.untransformed import with_raw
 __all__ = ["BatchedWrapper"]
 
 
-class BatchedWrapper(Environment):
+class BatchedWrapper(HasSpecs, Environment):
     """A layer around a batched environment that passes everything through.
 
     Override `change` for what comes out, `inner_action` for what goes in, and the specs of what is changed. What it
@@ -49,6 +50,7 @@ class BatchedWrapper(Environment):
             raise SpecError(f"{type(self).__name__} was given a {type(env).__name__}; it goes around a batch")
         self.env = env
         """The batch inside."""
+        self.specs = Specs.of(env, unstack=not self.keeps_frames)
         self.batch_size, self.device, self.seeding, self.resume = env.batch_size, env.device, env.seeding, env.resume
         self.checks_finite, self.auto_reset = env.checks_finite, env.auto_reset
         self.info, self.untransformed_spec, self.find_info = env.info, env.untransformed_spec, env.find_info
@@ -71,18 +73,6 @@ class BatchedWrapper(Environment):
     inner_action: Any = None
     """A method `inner_action(action)` gives the action [B, ...] that the inner environments execute; `None` where they
     execute what the layer is given."""
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self.env.observation_spec if self.keeps_frames else unstacked(self.env.observation_spec)
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self.env.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self.env.reward_spec
 
     # -- passing through
 
@@ -211,20 +201,9 @@ class BatchedLayer(BatchedWrapper):
         super().__init__(env)
         self.layer = kind(_Row(env), *args, **kwargs)
         """The wrapper, around the specs of one row."""
+        self.specs = Specs.of(self.layer)
         self.inner_action = None if self.layer.action_rows is None else self._read_action
         self._bounds = [tolerant_bounds(leaf) for leaf in spec_leaves(self.layer.action_spec).values()]
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self.layer.observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self.layer.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self.layer.reward_spec
 
     def change(self, time_step: TimeStep) -> TimeStep:
         return self.layer.change_rows(time_step)
@@ -250,29 +229,17 @@ class BatchedLayer(BatchedWrapper):
 
 
 @final
-class _Row(SingleEnvironment):
+class _Row(HasSpecs, SingleEnvironment):
     """Specs of one row of a batch, for a layer to be made around; it is never stepped."""
 
     def __init__(self, env: Environment) -> None:
-        self._env = env
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._env.observation_spec
-
-    @property
-    def action_spec(self) -> SpecTree:
-        return self._env.action_spec
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        return self._env.reward_spec
+        self.specs = Specs.of(env)
 
     def begin_episode(self, seed: int) -> TimeStep:
         raise EnvError("rows of a batch are not stepped one by one")
 
     def advance(self, action: Any) -> TimeStep:
-        raise EnvError("rows of a batch are not stepped one by one")
+        return self.begin_episode(0)
 
 
 def _tensors(value: Any, device: torch.device) -> Any:
@@ -305,19 +272,16 @@ class FrameStackLayer(BatchedLayer):
                 self.lane_arrays[f"frames.{path}"] = torch.zeros(shape, dtype=leaf.dtype, device=self.device)
 
     def change(self, time_step: TimeStep) -> TimeStep:
-        inner, lanes, first = self.env.observation_spec, time_step.env_id, time_step.first
+        lanes = time_step.env_id
 
-        def stacked(name: str, frame: torch.Tensor) -> torch.Tensor:
-            before = self.lane_arrays[name][lanes]
+        def stacked(frame: torch.Tensor, path: str, first: torch.Tensor) -> torch.Tensor:
+            before = self.lane_arrays[name := f"frames.{path}"][lanes]
             before = before.masked_fill(like(first, before), 0)
             stack = torch.cat([before[:, 1:], frame[:, None]], 1)
             self.keep(name, lanes, stack)
             return stack
 
-        leaves = zip(spec_leaves(inner), flatten(time_step.observation, inner), strict=True)
-        named = ((f"frames.{path}", leaf) for path, leaf in leaves)
-        changed = (stacked(name, leaf) if name in self.lane_arrays else leaf for name, leaf in named)
-        return time_step._replace(observation=to_rows(changed, inner))
+        return self.layer.change_rows(time_step, stacked)
 
 
 @layer_of(NormalizeObservation)
@@ -343,23 +307,21 @@ class NormalizeObservationLayer(BatchedLayer):
                 self.lane_arrays[f"{name}.{path}"] = torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     def change(self, time_step: TimeStep) -> TimeStep:
-        inner, lanes = self.env.observation_spec, time_step.env_id
-        count = self.lane_arrays["count"][lanes] + 1
-        self.keep("count", lanes, count)
-        leaves = zip(spec_leaves(inner), flatten(time_step.observation, inner), strict=True)
-        paths = self.layer.changed_paths
-        changed = (self._normal(path, leaf, lanes, count) if path in paths else leaf for path, leaf in leaves)
-        return time_step._replace(observation=to_rows(changed, inner))
+        lanes = time_step.env_id
+        counts = self.lane_arrays["count"][lanes] + 1
+        self.keep("count", lanes, counts)
 
-    def _normal(self, path: str, value: torch.Tensor, lanes: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """As `RunningMeanVariance`, for all lanes at once."""
-        mean, square = (self.lane_arrays[f"{name}.{path}"][lanes] for name in ("mean", "square"))
-        count, before = like(count, value), value - mean
-        mean = mean + before / count
-        square = square + before * (value - mean)
-        self.keep(f"mean.{path}", lanes, mean)
-        self.keep(f"square.{path}", lanes, square)
-        return self.layer.normal(value, mean, square / count).float()
+        def normal(value: torch.Tensor, path: str, _: Any) -> torch.Tensor:
+            """As `RunningMeanVariance`, for all lanes at once."""
+            mean, square = (self.lane_arrays[f"{name}.{path}"][lanes] for name in ("mean", "square"))
+            count, before = like(counts, value), value - mean
+            mean = mean + before / count
+            square = square + before * (value - mean)
+            self.keep(f"mean.{path}", lanes, mean)
+            self.keep(f"square.{path}", lanes, square)
+            return self.layer.normal(value, mean, square / count).float()
+
+        return self.layer.change_rows(time_step, normal)
 
 
 @layer_of(TimeLimit)
@@ -460,11 +422,7 @@ class InputEnvironment(BatchedWrapper):
             env.close()
             raise ConfigError(f"env.inputs is {tuple(inputs)}, but {problem}")
         self._inputs, self._nested = tuple(inputs), isinstance(seen, dict)
-        self._spec: SpecTree = own | {name: shown[name] for name in inputs}
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._spec
+        self.specs = self.specs._replace(observation=own | {name: shown[name] for name in inputs})
 
     def change(self, time_step: TimeStep) -> TimeStep:
         seen = time_step.observation

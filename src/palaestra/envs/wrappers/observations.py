@@ -13,7 +13,6 @@ from palaestra.core.spec import (
     DiscreteSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
-    SpecTree,
     TensorSpec,
     spec_leaves,
 )
@@ -68,11 +67,8 @@ class ActionMask(TimeStepMap):
         self._starts = np.cumsum([0, *sizes[:-1]]) - getattr(actions, "start", 0)
         self._nested = isinstance(spec, dict)
         self._mask = np.ones(self._num, np.int8)
-        self._spec = spec if ignored else self._with(spec, MultiBinarySpec((self._num,)))
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._spec
+        if not ignored:
+            self.specs = self.specs._replace(observation=self._with(spec, MultiBinarySpec((self._num,))))
 
     def advance(self, action: Any) -> TimeStep:
         if not self._mask[np.asarray(action) + self._starts].all():

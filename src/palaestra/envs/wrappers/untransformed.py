@@ -9,8 +9,6 @@ from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnviro
 from palaestra.envs.contract.nest import unstacked
 from palaestra.envs.wrappers.base import TimeStepMap
 
-__all__ = ["Untransformed", "split", "with_raw"]
-
 
 @final
 class Untransformed(EnvironmentWrapper):
@@ -30,11 +28,7 @@ class Untransformed(EnvironmentWrapper):
                 raw = layer.env
             layer = layer.env
         before: dict[str, SpecTree] = {"observation": unstacked(raw.observation_spec), "reward": raw.reward_spec}
-        self._spec: SpecTree = {"seen": env.observation_spec, "untransformed": before}
-
-    @property
-    def observation_spec(self) -> SpecTree:
-        return self._spec
+        self.specs = self.specs._replace(observation={"seen": env.observation_spec, "untransformed": before})
 
     def begin_episode(self, seed: int) -> TimeStep:
         return self._joined(self.env.begin_episode(seed))
