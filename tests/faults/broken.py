@@ -102,6 +102,8 @@ HANGS: dict[str, Callable[[], Any]] = {
     "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 
+DEEP: Any = functools.reduce(lambda inner, _: {"k": inner}, range(5_000), 1.0)
+
 RETURNS: dict[str, tuple[Any, str]] = {
     "nan": ((np.array([np.nan, 0], np.float32), 1.0, False, False, {}), "= nan"),
     "inf": ((np.array([np.inf, 0], np.float32), 1.0, False, False, {}), "= inf"),
@@ -119,6 +121,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "four": ((SEEN, 1.0, False, {}), "returned what cannot be read"),
     "nothing": (None, "returned what cannot be read"),
     "info": ((SEEN, 1.0, False, False, [1]), "info must be a dict"),
+    "deep_info": ((SEEN, 1.0, False, False, {"a": 1, "b": DEEP}), "info has the entry 'b', with dicts in dicts"),
     "text_flag": ((SEEN, 1.0, "False", False, {}), "terminated must be a bool, and is 'False'"),
     "nan_flag": ((SEEN, 1.0, np.nan, False, {}), "terminated must be a bool, and is nan"),
     "none_flag": ((SEEN, 1.0, False, None, {}), "truncated must be a bool, and is None"),

@@ -111,6 +111,23 @@ def test_after_a_hang_the_run_goes_on(on_fault, kinds):
         assert {fault.kind for fault in env.faults} == {"timeout"}
 
 
+def test_the_time_of_a_step_is_up_for_all_lanes_at_once():
+    """Each lane had the whole time: three that hang took three times as long, and their run ended then."""
+    hangs = broken.factories("sleep", size=1) * 3
+    with LaneEnvironment(SerialDriver(hangs, faults=FaultPolicy(timeout_s=2.0))) as env:
+        for _ in range(broken.STEP):
+            env.step([0, 0, 0])
+        with pytest.raises(EnvError, match="environment 0 did not answer in time"):
+            env.step([0, 0, 0])
+        assert [fault.env_id for fault in env.faults] == [0]  # the others were not waited for
+    started = time.monotonic()
+    with LaneEnvironment(SerialDriver(hangs, faults=FaultPolicy(timeout_s=2.0, on_fault="restart"))) as env:
+        for _ in range(broken.STEP + 1):
+            env.step([0, 0, 0])
+        assert [fault.env_id for fault in env.faults] == [0, 1, 2]
+    assert time.monotonic() - started < 6  # 2 s, and a quarter for each of the others
+
+
 @pytest.mark.parametrize("mode", ["reset_hangs", "close_hangs"])
 def test_a_hang_outside_a_step_is_named(mode):
     """D2, D12."""

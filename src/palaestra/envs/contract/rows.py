@@ -14,6 +14,7 @@ from palaestra.envs.contract.spaces import OLD_GYM
 
 _log = logging.getLogger(__name__)
 _LARGEST = int(np.finfo(np.float64).max)
+_DEEPEST = 100
 MOST_ELEMENTS = 16
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
 
@@ -189,6 +190,8 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
         return f"the observation has {wrong}"
     if not isinstance(info, dict) and info != ():
         return f"info must be a dict, and is {info!r}"
+    if key := _too_deep(info or {}):
+        return f"info has the entry {key!r}, with dicts in dicts more than {_DEEPEST} deep; report numbers there"
     try:
         if reward is None:  # of which numpy makes NaN
             raise TypeError
@@ -222,6 +225,15 @@ def numeric_infos(infos: Iterable[Any]) -> Infos | None:
             if numbers:
                 found[lane] = numbers
     return found or None
+
+
+def _too_deep(info: dict[str, Any]) -> str:
+    """The entry in which dicts lie too deep in each other; empty if there is none."""
+    level = {id(value): (str(key), value) for key, value in info.items() if isinstance(value, dict)}
+    for _ in range(_DEEPEST):
+        pairs = [(key, child) for key, value in level.values() for child in value.values() if isinstance(child, dict)]
+        level = {id(child): (key, child) for key, child in pairs}
+    return next((key for key, _ in level.values()), "")
 
 
 def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:

@@ -2,7 +2,8 @@
 
 One thread looks a few times within a timeout at what the drivers of this process are doing. A step tells it by storing
 two attributes, so watching costs nothing; and it counts its own looks, not the clock, so a process that was stopped
-for an hour has lost no time.
+for an hour has lost no time. Where one lane has hung, the lanes behind it have a quarter of the time each; none is
+stepped any more where the run ends.
 """
 
 import contextlib
@@ -124,6 +125,8 @@ class _Look(NamedTuple):
     lane: int
     waited_s: float
     told: bool
+    hung: bool = False
+    """Whether a lane before it hung in the same step."""
 
 
 _drivers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -272,15 +275,16 @@ def _look(driver: Any, last: _Look | None, since_s: float) -> _Look | None:
     lane = len(doing)
     if last is None or last.doing is not doing or last.lane != lane:
         driver.hang = ""
-        return _Look(doing, lane, 0.0, False)
+        hung = last is not None and last.doing is doing and (last.told or last.hung)
+        return _Look(doing, lane, (1 - 1 / _LOOKS) * driver.limit_s if hung else 0.0, False, hung)
     waited_s = last.waited_s + since_s
     if not last.told and waited_s >= driver.limit_s:
         ident, driver.hang = _stack(driver)
         _interrupt(ident)
-        return _Look(doing, lane, 0.0, True)
+        return _Look(doing, lane, 0.0, True, last.hung)
     if last.told and waited_s >= min(_GRACE_S, driver.limit_s):
         _end(driver, lane)
-    return _Look(doing, lane, waited_s, last.told)
+    return last._replace(waited_s=waited_s)
 
 
 def _stack(driver: Watched) -> tuple[int, str]:
