@@ -69,7 +69,7 @@ def test_without_a_memory_the_network_is_the_plain_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recurrent": "lsmt"}, "recurrent is 'lsmt'; it must be lstm, gru or attention"),
+        ({"recurrent": "lsmt"}, "recurrent is 'lsmt'; it must be lstm, gru, attention or own"),
         ({"recurrent": "gru", "recurrent_size": 0}, "recurrent_size is 0"),
         ({"recurrent": "lstm", "recurrent_span": 0}, "recurrent_span is 0"),
         ({"recurrent": "attention", "attention_window": 0}, "attention_window is 0"),

@@ -26,7 +26,7 @@ class AttentionMemory(nn.Module):
         config: `recurrent_size` is H; `attention_window`, `attention_layers` and `attention_heads` are W, L and heads.
 
     Raises:
-        ConfigError: a number is below 1, or the heads do not divide the units.
+        ConfigError: the heads do not divide the units.
 
     Examples:
         >>> memory = AttentionMemory(3, NetworkConfig(recurrent_size=8, attention_window=16))
@@ -38,9 +38,6 @@ class AttentionMemory(nn.Module):
 
     def __init__(self, in_size: int, config: NetworkConfig) -> None:
         super().__init__()
-        for name in ("recurrent_size", "attention_window", "attention_layers", "attention_heads"):
-            if getattr(config, name) < 1:
-                raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
         size, heads = config.recurrent_size, config.attention_heads
         if size % heads:
             raise ConfigError(f"recurrent_size is {size} and attention_heads {heads}, which does not divide it")
@@ -51,10 +48,8 @@ class AttentionMemory(nn.Module):
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
         """What the memory of one lane looks like."""
-        return {
-            "seen": TensorSpec((len(self.layers), self.window, self.out_size)),
-            "length": TensorSpec((), torch.int64),
-        }
+        seen = TensorSpec((len(self.layers), self.window, self.out_size))
+        return {"seen": seen, "length": TensorSpec((), torch.int64)}
 
     def initial_state(self, batch_size: int) -> Batch:
         """The memory before an episode: nothing was seen.
@@ -63,12 +58,7 @@ class AttentionMemory(nn.Module):
             batch_size: B.
         """
         device = self.embedding.weight.device
-        return Batch.of(
-            {
-                name: torch.zeros(batch_size, *spec.shape, dtype=spec.dtype, device=device)
-                for name, spec in self.state_spec.items()
-            }
-        )
+        return Batch.of({name: spec.zeros(batch_size).to(device) for name, spec in self.state_spec.items()})
 
     def forward(self, x: Tensor, state: Batch, first: Tensor) -> tuple[Tensor, Batch]:
         """Runs over a sequence at once.
@@ -85,12 +75,7 @@ class AttentionMemory(nn.Module):
             ShapeError: the arrays do not fit together.
         """
         seen, shape = state["seen"], self.state_spec["seen"].shape
-        fits = x.ndim == 3 and first.shape == x.shape[:2] and x.shape[2] == self.in_size
-        if not fits or tuple(seen.shape) != (x.shape[1], *shape):
-            raise ShapeError(
-                f"x has shape {list(x.shape)}, first {list(first.shape)} and the state {list(seen.shape)}; "
-                f"they must be [T, B, {self.in_size}], [T, B] and [B, {', '.join(map(str, shape))}]"
-            )
+        require_sequence(x, first, seen, self.in_size, shape)
         if not len(x):
             return x.new_zeros(0, x.shape[1], self.out_size), state
         steps = torch.arange(self.window + x.shape[0], device=x.device)  # those in memory, then the rows
@@ -112,6 +97,26 @@ class AttentionMemory(nn.Module):
             y = layer(y, context, visible, distance)
         length = (episode == row_episode[:, -1:]).sum(1).clamp(max=self.window)
         return y.transpose(0, 1), Batch.of({"seen": torch.stack(kept, 1), "length": length})
+
+
+def require_sequence(x: Tensor, first: Tensor, leaf: Tensor, in_size: int, shape: tuple[int, ...]) -> None:
+    """Refuses arrays that do not fit together.
+
+    Args:
+        x: of a sequence.
+        first: where episodes begin.
+        leaf: of the state.
+        in_size: F, features of each row.
+        shape: of the leaf of one lane.
+
+    Raises:
+        ShapeError: says what shapes there are, and which are needed.
+    """
+    if tuple(x.shape) != (*first.shape, in_size) or x.ndim != 3 or tuple(leaf.shape) != (x.shape[1], *shape):
+        raise ShapeError(
+            f"x has shape {list(x.shape)}, first {list(first.shape)} and the state {list(leaf.shape)}; "
+            f"they must be [T, B, {in_size}], [T, B] and [B, {', '.join(map(str, shape))}]"
+        )
 
 
 class _Layer(nn.Module):

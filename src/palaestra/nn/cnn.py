@@ -35,26 +35,36 @@ class ConvolutionalNetwork(nn.Module):
     smallest: ClassVar[int] = 5
     """The least height and width, pixels: what is smaller is a table of numbers rather than a picture."""
 
-    def __init__(self, shape: Sequence[int], out_size: int, *, layer_norm: bool = False) -> None:
+    usual_size: ClassVar[int] = 512
+    """Features where none are asked for."""
+
+    def __init__(self, shape: Sequence[int], out_size: int | None = None, *, layer_norm: bool = False) -> None:
         super().__init__()
         if not self.fits(shape):
             raise ShapeError(
                 f"{type(self).__name__} was given an image of shape {tuple(shape)}; it needs [C, H, W] with H and W of "
                 f"at least {self.smallest} pixels: resize the images, or take a network for smaller ones"
             )
-        self.shape = tuple(shape)
-        self.out_size = out_size
+        self.shape, self.out_size = tuple(shape), out_size or self.usual_size
         channels, height, width = shape
         layers = list[nn.Module]()
         for layer in self._layers(channels):
+            if layers and self._is_plain:
+                layers.append(nn.ReLU(inplace=True))
             layers.append(layer)
             if layer_norm and isinstance(layer, nn.Conv2d):
                 layers.append(_PixelNorm(layer.out_channels))
         self.convolutions = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten())
         kind = NormalizedLinear if layer_norm else nn.Linear
-        self.linear = kind(self._num_channels * self._pixels_out(height) * self._pixels_out(width), out_size)
+        self.linear = kind(self._num_channels * self._pixels_out(height) * self._pixels_out(width), self.out_size)
+        for module in self.modules() if self._is_plain else ():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(module.weight, 2**0.5)
+                nn.init.constant_(module.bias, 0.0)  # pyright: ignore[reportArgumentType]
 
     _num_channels: ClassVar[int]
+    _is_plain: ClassVar[bool] = True
+    """Whether a relu is between convolutions, whose weights start orthogonal, with gain √2, and biases 0."""
     _channels_last: ClassVar[bool] = False
     """Whether pixels lie one after another on a CPU, each with its channels: large convolutions take half the time."""
 
@@ -123,18 +133,8 @@ class NatureCNN(ConvolutionalNetwork):
     _num_channels = 64
     _channels_last = True
 
-    def __init__(self, shape: Sequence[int], out_size: int = 512, *, layer_norm: bool = False) -> None:
-        super().__init__(shape, out_size, layer_norm=layer_norm)
-        _orthogonal(self)
-
     def _layers(self, channels: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(channels, 32, 8, stride=4),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(64, 64, 3, stride=1),
-        ]
+        return [nn.Conv2d(channels, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2), nn.Conv2d(64, 64, 3)]
 
     def _pixels_out(self, pixels: int) -> int:
         for size, stride in ((8, 4), (4, 2), (3, 1)):
@@ -164,18 +164,9 @@ class SmallCNN(ConvolutionalNetwork):
 
     _num_channels = 64
 
-    def __init__(self, shape: Sequence[int], out_size: int = 512, *, layer_norm: bool = False) -> None:
-        super().__init__(shape, out_size, layer_norm=layer_norm)
-        _orthogonal(self)
-
     def _layers(self, channels: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(channels, 32, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(32, 64, 3, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(64, 64, 3, stride=2, padding=1),
-        ]
+        again = (nn.Conv2d(before, 64, 3, stride=2, padding=1) for before in (32, 64))
+        return [nn.Conv2d(channels, 32, 3, padding=1), *again]
 
     def _pixels_out(self, pixels: int) -> int:
         return -(-pixels // 4)
@@ -201,11 +192,8 @@ class MinAtarCNN(ConvolutionalNetwork):
         torch.Size([2, 128])
     """
 
+    usual_size = 128
     _num_channels = 16
-
-    def __init__(self, shape: Sequence[int], out_size: int = 128, *, layer_norm: bool = False) -> None:
-        super().__init__(shape, out_size, layer_norm=layer_norm)
-        _orthogonal(self)
 
     def _layers(self, channels: int) -> list[nn.Module]:
         return [nn.Conv2d(channels, 16, 3)]
@@ -236,11 +224,9 @@ class ImpalaCNN(ConvolutionalNetwork):
         torch.Size([2, 256])
     """
 
+    usual_size = 256
     _num_channels = 32
-    _channels_last = True
-
-    def __init__(self, shape: Sequence[int], out_size: int = 256, *, layer_norm: bool = False) -> None:
-        super().__init__(shape, out_size, layer_norm=layer_norm)
+    _channels_last, _is_plain = True, False
 
     def _layers(self, channels: int) -> list[nn.Module]:
         layers: list[nn.Module] = []
@@ -272,15 +258,10 @@ class _Residual(nn.Module):
         return x + self.second(torch.relu_(self.first(torch.relu(x))))
 
 
-_KINDS: dict[str, type[ConvolutionalNetwork]] = {
-    "nature": NatureCNN,
-    "small": SmallCNN,
-    "impala": ImpalaCNN,
-    "minatar": MinAtarCNN,
-}
+_KINDS = {"nature": NatureCNN, "small": SmallCNN, "impala": ImpalaCNN, "minatar": MinAtarCNN}
 
 
-def cnn_of(shape: Sequence[int], kind: str, out_size: int, *, layer_norm: bool = False) -> ConvolutionalNetwork:
+def cnn_of(shape: Sequence[int], kind: CNN, out_size: int, *, layer_norm: bool = False) -> ConvolutionalNetwork:
     """The convolutional network that a configuration asks for.
 
     Args:
@@ -290,7 +271,7 @@ def cnn_of(shape: Sequence[int], kind: str, out_size: int, *, layer_norm: bool =
         layer_norm: see `ConvolutionalNetwork`.
 
     Raises:
-        ConfigError: the kind is unknown, or the images are too small for it.
+        ConfigError: the images are too small for it.
     """
     if kind not in get_args(CNN):
         raise ConfigError(f"unknown network.cnn {kind!r}{did_you_mean(kind, get_args(CNN))}")
@@ -301,11 +282,3 @@ def cnn_of(shape: Sequence[int], kind: str, out_size: int, *, layer_norm: bool =
             f"and they are {list(shape)}, channels first; choose small, minatar or impala, or leave it out"
         )
     return network(shape, out_size, layer_norm=layer_norm)
-
-
-def _orthogonal(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.orthogonal_(module.weight, 2**0.5)
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)

@@ -24,8 +24,8 @@ from palaestra.nn.core_model import CoreModel
 
 __all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name", "handed_over"]
 
-Recurrent: TypeAlias = Literal["lstm", "gru", "attention"]
-"""Kinds of memory: recurrent cells, or attention over the last steps."""
+Recurrent: TypeAlias = Literal["lstm", "gru", "attention", "own"]
+"""Kinds of memory: recurrent cells, attention over the last steps, or that of a network of your own."""
 
 CNN: TypeAlias = Literal["auto", "nature", "impala", "small", "minatar"]
 """Kinds of convolutional networks for pictures."""
@@ -48,7 +48,7 @@ class HandedOver:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module, self.__qualname__ = module, type(module).__name__
 
     def __call__(self, observation_spec: SpecTree) -> nn.Module:
         return self.module
@@ -104,17 +104,18 @@ class NetworkConfig:
     image_size: AtLeastOne[int] = 512
     """Features of each encoded image."""
     recurrent: Recurrent | None = None
-    """Memory between the encoded observation and the hidden layers: lstm, gru or attention; none by default."""
-    recurrent_size: int = 128
+    """Memory between the encoded observation and the hidden layers: lstm, gru, attention, or own, that of `encoder`;
+    none by default."""
+    recurrent_size: AtLeastOne[int] = 128
     """Units of the memory."""
-    recurrent_span: int = 1
+    recurrent_span: AtLeastOne[int] = 1
     """Steps that units of an lstm or gru remember when training begins, each another number up to this one; at 1 all
     forget half in every step. About what the task needs is right: gradients reach as far back as memories do."""
-    attention_window: int = 64
+    attention_window: AtLeastOne[int] = 64
     """Steps before the present one that a layer of attention sees."""
-    attention_layers: int = 1
+    attention_layers: AtLeastOne[int] = 1
     """Layers of attention."""
-    attention_heads: int = 4
+    attention_heads: AtLeastOne[int] = 4
     """Heads of each layer of attention; they share its units."""
     encoder: EncoderOption = None
     """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
@@ -177,9 +178,17 @@ class NetworkConfig:
         """Whether parts that can share an encoder must not, because `encoder` names one for each."""
         return isinstance(self.encoder, Mapping)
 
-    def on_features(self) -> Self:
-        """This configuration for a network that sees features: observations that were encoded already."""
-        return dataclasses.replace(self, encoder=None, recurrent=None)
+    def on_features(self, *, has_head: bool = False) -> Self:
+        """This configuration for a network that sees features: observations that were encoded already.
+
+        Args:
+            has_head: whether they are what the network is to give, as a module of the user's with `has_head` says.
+        """
+        return dataclasses.replace(self, encoder=_AsItIs() if has_head else None, recurrent=None)
+
+
+class _AsItIs(nn.Identity):
+    has_head = True
 
 
 def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
@@ -198,8 +207,7 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
             "give its entry alone, see NetworkConfig.parts"
         )
     made = import_maker(option, "an nn.Module", _is_module) if isinstance(option, str) else option
-    kind = type(made.module if isinstance(made, HandedOver) else made)
-    name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", kind.__name__)
+    name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
         return _repeatable(copy.deepcopy(made).cpu(), name)
     if isinstance(option, str) and isinstance(made, FunctionType) and "return" not in made.__annotations__:

@@ -1,11 +1,10 @@
 """Encoders: one flat feature vector from any nest of observations, pictures by convolutional networks."""
 
 import collections
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ __all__ = [
     "Integers",
     "OwnEncoder",
     "StepEncoder",
+    "encoder_of",
     "has_pictures",
     "largest_picture",
     "picture_shape",
@@ -77,10 +77,8 @@ class IntegerCode(NamedTuple):
         known = np.maximum(np.abs(low), np.abs(high)) <= LARGEST_RANGE
         signed, span = known & (low < 0), np.where(known & (high > low), high - low, 1.0)
         if np.ndim(low):
-            given, seen = (
-                "in ranges of their own",
-                "0 to 1, or -1 to 1" if known.all() else "0 to 1 where they have one",
-            )
+            given = "in ranges of their own"
+            seen = "0 to 1, or -1 to 1" if known.all() else "0 to 1 where they have one"
         else:
             given, seen = (f"{low:.0f} to {high:.0f}", f"{-1 if signed else 0} to 1") if known else ("of any size", "")
         text = f"integers {given} as {seen or 'they are'}"
@@ -120,11 +118,13 @@ class Encoder(nn.Module):
         tensor([[0.5000, 1.0000, 0.0000, 0.0000, 1.0000]])
     """
 
+    has_head = False
+
     def __init__(
         self, observation_spec: SpecTree, *, image_size: int = 512, cnn: CNN = "auto", layer_norm: bool = False
     ) -> None:
         super().__init__()
-        observation_spec = _without_mask(observation_spec)
+        observation_spec = without_mask(observation_spec)
         make = functools.partial(cnn_of, kind=cnn, out_size=image_size, layer_norm=layer_norm)
         self.root = _encoder_of(observation_spec, make)
         self.out_size: int = self.root.out_size  # pyright: ignore[reportAttributeAccessIssue]
@@ -154,6 +154,8 @@ class OwnEncoder(nn.Module):
     precision, everything else as the spec says, without the key `action_mask`. It gives [N, features], of any number
     of features, which a call with zeros finds out.
 
+    One with `has_head` gives what its network is to give, logits or values, and gets no layers on top.
+
     Args:
         observation_spec: the spec tree.
         option: see `EncoderOption`; not a mapping.
@@ -168,14 +170,21 @@ class OwnEncoder(nn.Module):
     """
 
     is_identity = False
+    _remembers: ClassVar[bool] = False
 
     def __init__(self, observation_spec: SpecTree, option: Any) -> None:
         super().__init__()
-        spec = _without_mask(observation_spec)
+        spec = without_mask(observation_spec)
         self._first_leaf, leaf = first_leaf(spec)
         self._ndim = len(leaf.shape)
         self._keys = list(spec) if isinstance(spec, dict) and spec != observation_spec else None
-        self.module = own_module(option, spec)
+        self.module: Any = own_module(option, spec)
+        self.has_head = bool(getattr(self.module, "has_head", False))
+        if self._remembers != hasattr(self.module, "initial_state"):
+            raise ConfigError(
+                f"the encoder {type(self.module).__name__} has {'no' if self._remembers else 'a memory,'} "
+                "`initial_state`, which goes together with network.recurrent own, in an algorithm that has a memory"
+            )
         self.out_size = self._num_features(spec)
 
     def forward(self, observation: Any) -> Tensor:
@@ -187,6 +196,12 @@ class OwnEncoder(nn.Module):
         Returns:
             [..., out_size] float32.
         """
+        rows, leading = self._rows(observation)
+        features = self.module(rows)
+        return features if len(leading) == 1 else features.reshape(*leading, self.out_size)
+
+    def _rows(self, observation: Any) -> tuple[Any, torch.Size]:
+        """What the module is called with, and the leading dimensions."""
         if self._keys is not None:
             observation = Batch.of({key: observation[key] for key in self._keys})
         leaf = observation
@@ -198,8 +213,7 @@ class OwnEncoder(nn.Module):
             leaf = _single(leaf)
             return leaf if len(leading) == 1 else leaf.reshape(-1, *leaf.shape[len(leading) :])
 
-        features = self.module(rows(observation) if isinstance(observation, Tensor) else observation.map(rows))
-        return features if len(leading) == 1 else features.reshape(*leading, self.out_size)
+        return rows(observation) if isinstance(observation, Tensor) else observation.map(rows), leading
 
     @torch.no_grad()
     def _num_features(self, spec: SpecTree) -> int:
@@ -208,8 +222,7 @@ class OwnEncoder(nn.Module):
         name, given = type(self.module).__name__, _zeros(spec)
         before = times_changed([*tree_leaves(given)])
         try:
-            with _memories_refused(self.module, name):
-                features = self.module.eval()(given)
+            features = self._called(given)
         except ConfigError:
             raise
         except Exception as error:
@@ -224,31 +237,67 @@ class OwnEncoder(nn.Module):
                 f"the encoder {name} changes what it is given in place, which lies in the replay buffer; make a new "
                 "tensor (`x / 255`, not `x /= 255`)"
             )
-        if isinstance(features, Tensor) and features.dtype != torch.float32:
-            raise ConfigError(f"the encoder {name} gave {features.dtype}; it must give torch.float32")
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2 or not features.shape[1]:
             shown = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ConfigError(
                 f"the encoder {name} gave {shown} for two observations; it must give one row of features for each: "
                 "a tensor [N, features]"
             )
+        if features.dtype != torch.float32:
+            raise ConfigError(f"the encoder {name} gave {features.dtype}; it must give torch.float32")
         return features.shape[1]
 
+    def _called(self, given: Any) -> Any:
+        """Features of two rows, unless recurrent layers see one step of each row: they would begin anew."""
+        steps: collections.Counter[nn.Module] = collections.Counter()
 
-def encoder_of(observation_spec: SpecTree, config: NetworkConfig) -> Encoder | OwnEncoder:
+        def note(part: Any, given: tuple[Any, ...]) -> None:
+            # [N, F], of which a cell makes one step, and others take the rows for steps; or a sequence, maybe packed
+            one = isinstance(given[0], Tensor) and (given[0].ndim < 3 or given[0].shape[int(part.batch_first)] == 1)
+            steps[part] += 1 if one else 2
+
+        parts = [part for part in self.module.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
+        handles = [part.register_forward_pre_hook(note) for part in parts]
+        try:
+            features = self.module.eval()(given)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if forgetful := [type(part).__name__ for part, count in steps.items() if count == 1]:
+            raise ConfigError(
+                f"the encoder {type(self.module).__name__} has a {forgetful[0]} that sees one step at a time and "
+                "begins anew at every observation, so that it remembers nothing; leave it out of the encoder and set "
+                "network.recurrent to 'lstm', 'gru' or 'attention', whose memory runs, buffers and saved policies "
+                "carry along, or to 'own' and give the encoder initial_state(batch_size) and "
+                "forward(observation, state)"
+            )
+        return features
+
+
+def encoder_of(
+    observation_spec: SpecTree, config: NetworkConfig, out_size: int | Literal["any"] | None = None
+) -> Encoder | OwnEncoder:
     """The encoder that a configuration asks for: every network makes its own here.
 
     Args:
         observation_spec: the spec tree.
         config: of the network.
+        out_size: how many numbers a module of the user's with `has_head` gives; `None` where it may have none.
 
     Raises:
         ConfigError: there is nothing to encode, or the user's encoder cannot be made.
     """
     if config.encoder is None:
-        images: Any = {"image_size": config.image_size, "cnn": config.cnn, "layer_norm": config.layer_norm}
-        return Encoder(observation_spec, **images)
-    return OwnEncoder(observation_spec, config.encoder)
+        return Encoder(observation_spec, image_size=config.image_size, cnn=config.cnn, layer_norm=config.layer_norm)
+    own = OwnEncoder(observation_spec, config.encoder)
+    follows = out_size is None or config.noisy or config.recurrent
+    if own.has_head and (follows or out_size not in (own.out_size, "any")):
+        needed = "layers of the algorithm follow" if follows else f"{out_size} are needed"
+        raise ConfigError(
+            f"the encoder {type(own.module).__name__} has_head and gives {own.out_size} numbers, but here {needed}; "
+            "give each part of the algorithm its own, network={part: module}, or one without a head"
+        )
+    return own
 
 
 class StepEncoder(nn.Module):
@@ -276,10 +325,8 @@ class StepEncoder(nn.Module):
         super().__init__()
         self.observation, self.action = encoder_of(observation_spec, config), Encoder(action_spec)
         self.out_size = self.observation.out_size + 2 + self.action.out_size
-        self.register_buffer("return_scale", torch.ones(()))
-        self.register_buffer("time_scale", torch.ones(()))
-        self.register_buffer("target_return", torch.zeros(()))
-        self.register_buffer("exploration_gain", torch.zeros(()))
+        for name in ("return_scale", "time_scale", "target_return", "exploration_gain"):
+            self.register_buffer(name, torch.tensor(float(name.endswith("scale"))))
 
     def forward(self, step: Any) -> Tensor:
         """The features of every row.
@@ -296,34 +343,7 @@ class StepEncoder(nn.Module):
         return torch.cat((self.observation(step.observation), numbers, step.prev_action), -1)
 
 
-@contextlib.contextmanager
-def _memories_refused(module: nn.Module, name: str) -> Iterator[None]:
-    """Refuses recurrent layers that see one step of each row while the module is called: they would begin anew."""
-    steps: collections.Counter[nn.Module] = collections.Counter()
-
-    def note(part: Any, given: tuple[Any, ...]) -> None:
-        value = given[0]
-        if not isinstance(value, Tensor):  # packed sequences
-            steps[part] += 2
-        else:  # [N, F], of which a cell makes one step, and others take the rows for steps; or a sequence
-            steps[part] += 1 if value.ndim < 3 else value.shape[1 if part.batch_first else 0]
-
-    parts = [part for part in module.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
-    handles = [part.register_forward_pre_hook(note) for part in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if forgetful := [type(part).__name__ for part, count in steps.items() if count == 1]:
-        raise ConfigError(
-            f"the encoder {name} has a {forgetful[0]} that sees one step at a time and begins anew at every "
-            "observation, so that it remembers nothing; leave it out of the encoder and set network.recurrent to "
-            "'lstm', 'gru' or 'attention', whose memory runs, buffers and saved policies carry along"
-        )
-
-
-def _without_mask(spec: SpecTree) -> SpecTree:
+def without_mask(spec: SpecTree) -> SpecTree:
     return {key: child for key, child in spec.items() if key != ACTION_MASK} if isinstance(spec, dict) else spec
 
 
@@ -361,6 +381,21 @@ def largest_picture(observation_spec: SpecTree) -> tuple[int, ...]:
     """
     leaves = [leaf for leaf in spec_leaves(observation_spec).values() if type(leaf) in (TensorSpec, BoundedSpec)]
     return max((picture_shape(leaf) or () for leaf in leaves), key=math.prod, default=())
+
+
+def channels_first(picture: Tensor, spec_shape: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Pictures as networks see them, those in a row with their channels one after another.
+
+    Args:
+        picture: [..., *spec_shape].
+        spec_shape: of one leaf of an observation.
+        shape: `picture_shape` of that.
+
+    Returns:
+        [..., C, H, W].
+    """
+    picture = picture.movedim(-1, -3) if tuple(shape[-2:]) != tuple(spec_shape[-2:]) else picture
+    return picture.flatten(-4, -3) if len(spec_shape) == 4 else picture
 
 
 def _encoder_of(spec: SpecTree, make: Callable[[Sequence[int]], ConvolutionalNetwork]) -> nn.Module:
@@ -414,9 +449,9 @@ class Integers(nn.Module):
     def __init__(self, spec: TensorSpec, code: IntegerCode) -> None:
         super().__init__()
         self.text, self.out_size = code.text, spec.size
-        self._before = 1 / 255 if spec.dtype == torch.uint8 else 1.0
+        self.scale_before = 1 / 255 if spec.dtype == torch.uint8 else 1.0
         shifts = bool(np.any(code.low)) and not (np.all(code.scale == 1) and np.all(code.low == code.start))
-        self.as_before = not shifts and bool(np.all(code.scale == self._before))
+        self.as_before = not shifts and bool(np.all(code.scale == self.scale_before))
         for name, array in zip(("low", "scale", "start"), code, strict=False):
             dtype = torch.int64 if name == "low" else torch.float32
             self.register_buffer(name, torch.tensor(array, dtype=dtype), persistent=not self.as_before)
@@ -431,24 +466,15 @@ class Integers(nn.Module):
         if value.is_floating_point():
             return value
         if self.as_before:
-            return value.float() if self._before == 1 else value.float() * self._before
+            return value.float() if self.scale_before == 1 else value.float() * self.scale_before
         return (value.to(torch.int64) - self.low).float() * self.scale + self.start
 
-    def as_learned(self, weights: dict[str, Any], prefix: str, whole: bool) -> None:
-        """Completes weights that were learned before there was a code.
 
-        Args:
-            weights: by name, which get what is missing.
-            prefix: of this module's names.
-            whole: whether these are all weights.
-        """
-        if whole and not self.as_before and f"{prefix}scale" not in weights:
-            before = {"low": 0, "scale": self._before, "start": 0}
-            weights |= {f"{prefix}{name}": torch.full_like(getattr(self, name), before[name]) for name in before}
-
-
-def _complete(module: Integers, weights: dict[str, Any], prefix: str, _: Any, strict: bool, *found: Any) -> None:
-    module.as_learned(weights, prefix, strict)
+def _complete(module: Integers, weights: dict[str, Any], prefix: str, _: Any, whole: bool, *found: Any) -> None:
+    """Completes weights that were learned before there was a code, where these are all weights."""
+    if whole and not module.as_before and f"{prefix}scale" not in weights:
+        before = {"low": 0, "scale": module.scale_before, "start": 0}
+        weights |= {f"{prefix}{name}": torch.full_like(getattr(module, name), before[name]) for name in before}
 
 
 class _Numbers(nn.Module):
@@ -496,8 +522,7 @@ class _OneHot(nn.Module):
 class _Image(nn.Module):
     def __init__(self, spec: TensorSpec, network: ConvolutionalNetwork) -> None:
         super().__init__()
-        self.permute = network.shape[-2:] != spec.shape[-2:]
-        self.in_a_row = len(spec.shape) == 4
+        self.spec_shape = spec.shape
         integers = integers_of(spec)  # the network itself divides bytes by 255, a part at a time
         self.integers = None if integers is None or integers.as_before else integers
         self.network = network
@@ -505,8 +530,7 @@ class _Image(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         value = value if self.integers is None else self.integers(value)
-        value = value.movedim(-1, -3) if self.permute else value
-        return self.network(value.flatten(-4, -3) if self.in_a_row else value)
+        return self.network(channels_first(value, self.spec_shape, self.network.shape))
 
 
 class _Children(nn.Module):

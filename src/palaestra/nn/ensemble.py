@@ -31,6 +31,10 @@ def ensemble_of(layers: Sequence[Any]) -> nn.Module:
     return kinds.get(type(layers[0]), EnsembleLinear)(layers)
 
 
+def _of(parameter: Tensor, members: Any) -> Tensor:
+    return parameter if members is None else parameter[members]
+
+
 class EnsembleLinear(nn.Module):
     """K linear layers of one shape in one batched product, each with its normalisation if they have one.
 
@@ -48,8 +52,7 @@ class EnsembleLinear(nn.Module):
         if self._normalizes:
             self.gain = nn.Parameter(torch.stack([layer.gain.detach()[None] for layer in layers]))
             self.shift = nn.Parameter(torch.stack([layer.shift.detach()[None] for layer in layers]))
-        batch = isinstance(layers[0], BatchNormLinear)
-        self.norm = BatchNorm(layers[0].in_features, len(layers)) if batch else None
+        self.norm = BatchNorm(layers[0].in_features, len(layers)) if isinstance(layers[0], BatchNormLinear) else None
 
     def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
         """The outputs of the members.
@@ -62,17 +65,14 @@ class EnsembleLinear(nn.Module):
         Returns:
             [K, N, out].
         """
-        weight, bias = self.weight, self.bias
-        if members is not None:
-            weight, bias = weight[members], None if bias is None else bias[members]
+        weight, bias = _of(self.weight, members), None if self.bias is None else _of(self.bias, members)
         x = x if x.ndim == 3 else x.expand(weight.shape[0], -1, -1)
         if self.norm is not None:
             x = self.norm(x, moments, members)
         out = torch.bmm(x, weight) if bias is None else torch.bmm(x, weight).add_(bias)
         if not self._normalizes:
             return out
-        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
-        return nn.functional.layer_norm(out, out.shape[-1:]) * gain + shift
+        return nn.functional.layer_norm(out, out.shape[-1:]) * _of(self.gain, members) + _of(self.shift, members)
 
 
 class EnsembleNorm(nn.Module):
@@ -98,8 +98,7 @@ class EnsembleNorm(nn.Module):
         Returns:
             [K, N, n].
         """
-        gain, shift = (self.gain, self.shift) if members is None else (self.gain[members], self.shift[members])
-        return nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
+        return nn.functional.layer_norm(x, x.shape[-1:]) * _of(self.gain, members) + _of(self.shift, members)
 
 
 class EnsembleBatchNorm(nn.Module):
@@ -124,7 +123,7 @@ class EnsembleBatchNorm(nn.Module):
         Returns:
             [K, N, n].
         """
-        count = self.norm.gain.shape[0] if members is None else len(self.norm.gain[members])
+        count = len(_of(self.norm.gain, members))
         return self.norm(x if x.ndim == 3 else x.expand(count, -1, -1), moments, members)
 
 
@@ -151,7 +150,7 @@ class EnsembleScale(nn.Module):
         Returns:
             [K, N, n].
         """
-        return x * ((self.factor if members is None else self.factor[members]) * self._unit)
+        return x * (_of(self.factor, members) * self._unit)
 
 
 class EnsembleBlock(nn.Module):

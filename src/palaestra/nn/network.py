@@ -17,6 +17,9 @@ from palaestra.nn.precision import has_bfloat16_products, in_full_precision
 __all__ = ["CompositeNetwork", "EnsembleNetwork", "GaussianNetwork", "Network", "QNetwork", "mlp_of"]
 
 
+_PLAIN = NetworkConfig()
+
+
 class Network(nn.Module):
     """An encoder and fully connected layers: a policy's logits, a state value, or anything of fixed size.
 
@@ -37,14 +40,15 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self, observation_spec: SpecTree, out_size: int, config: NetworkConfig | None = None, *, out_gain: float = 1.0
+        self, observation_spec: SpecTree, out_size: int, config: NetworkConfig = _PLAIN, *, out_gain: float = 1.0
     ) -> None:
         super().__init__()
-        config = config or NetworkConfig()
         _refuse_streams(config)
         self.out_size = out_size
-        self.encoder = encoder_of(observation_spec, config)
-        self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
+        self.encoder = encoder_of(observation_spec, config, out_size)
+        self.mlp: Any = _OwnHead()
+        if not self.encoder.has_head:
+            self.mlp = mlp_of(self.encoder.out_size, config.hidden_sizes, out_size, config, out_gain=out_gain)
         self._encodes = not self.encoder.is_identity
 
     def forward(self, observation: Any, moments: list[Tensor] | None = None) -> Tensor:
@@ -63,7 +67,9 @@ class Network(nn.Module):
     @property
     def hidden_size(self) -> int:
         """Features that `hidden` gives."""
-        return self.mlp.layers[-1].in_features  # pyright: ignore[reportReturnType]
+        if self.encoder.has_head:
+            raise ConfigError("the encoder has_head, so that there are no features for another one; leave out its head")
+        return self.mlp.layers[-1].in_features
 
     def hidden(self, observation: Any) -> Tensor:
         """What the last layer sees, for another head on the same features.
@@ -104,18 +110,20 @@ class QNetwork(nn.Module):
         self,
         observation_spec: SpecTree,
         num_actions: int,
-        config: NetworkConfig | None = None,
+        config: NetworkConfig = _PLAIN,
         *,
         num_outputs: int | None = None,
     ) -> None:
         super().__init__()
-        config = config or NetworkConfig()
         self.num_actions, self._num_outputs = num_actions, num_outputs
-        self.encoder = encoder_of(observation_spec, config)
+        size = num_outputs or 1
+        self.encoder = encoder_of(observation_spec, config, num_actions * size)
         self._encodes = not self.encoder.is_identity
-        self._dueling, size = config.dueling, num_outputs or 1
+        self._dueling = config.dueling and not self.encoder.has_head
         make = _noisy_mlp if config.noisy else mlp_of
-        if config.dueling:
+        if self.encoder.has_head:
+            self.mlp = _OwnHead()
+        elif config.dueling:
             shared, stream = config.hidden_sizes[:-1], config.hidden_sizes[-1:]
             self.mlp = make(self.encoder.out_size, shared, None, config)
             self.value = make(self.mlp.out_size, stream, size, config)
@@ -179,12 +187,11 @@ class GaussianNetwork(nn.Module):
         self,
         observation_spec: SpecTree,
         action_size: int,
-        config: NetworkConfig | None = None,
+        config: NetworkConfig = _PLAIN,
         *,
         out_gain: float = 0.01,
     ) -> None:
         super().__init__()
-        config = config or NetworkConfig()
         self.mean = Network(observation_spec, action_size, config, out_gain=out_gain)
         self.log_std = nn.Parameter(torch.full((action_size,), float(config.initial_log_std)))
 
@@ -220,11 +227,8 @@ class CompositeNetwork(nn.Module):
         tensor([0., 0.], requires_grad=True))
     """
 
-    def __init__(
-        self, observation_spec: SpecTree, out_size: int, num_std: int, config: NetworkConfig | None = None
-    ) -> None:
+    def __init__(self, observation_spec: SpecTree, out_size: int, num_std: int, config: NetworkConfig = _PLAIN) -> None:
         super().__init__()
-        config = config or NetworkConfig()
         self.numbers = Network(observation_spec, out_size, config, out_gain=0.01)
         self.log_std = nn.Parameter(torch.full((num_std,), float(config.initial_log_std))) if num_std else None
 
@@ -246,6 +250,13 @@ def _refuse_streams(config: NetworkConfig) -> None:
             raise ConfigError(
                 f"network.{option} is for action values, which this network has not; use it with QNetwork only"
             )
+
+
+class _OwnHead(nn.Module):
+    """Instead of layers on top of a module that has a head."""
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        return x.float()  # of products in bfloat16
 
 
 def mlp_of(
@@ -309,12 +320,11 @@ class EnsembleNetwork(nn.Module):
         observation_spec: SpecTree,
         out_size: int,
         num_members: int,
-        config: NetworkConfig | None = None,
+        config: NetworkConfig = _PLAIN,
         *,
         action_size: int = 0,
     ) -> None:
         super().__init__()
-        config = config or NetworkConfig()
         _refuse_streams(config)
         if num_members < 1:
             raise ConfigError(f"an ensemble was given num_members={num_members}; it needs at least 1")

@@ -108,10 +108,8 @@ class PlanningNetwork(nn.Module, ABC):
 
     def __init__(self, num_actions: int, options: PlanningOptions) -> None:
         super().__init__()
-        settings = SearchSettings(*options.search)  # pyright: ignore[reportArgumentType]
-        self.search = settings._replace(
-            num_simulations=int(settings.num_simulations), num_considered=int(settings.num_considered)
-        )
+        num_simulations, num_considered, *others = options.search
+        self.search = SearchSettings(int(num_simulations), int(num_considered), *others)
         if options.num_atoms < 2 or not options.max_return > 0 or min(self.search[:2]) < 1:
             raise ConfigError(
                 f"{options} and {self.search}: give at least 2 atoms, a return above 0, and 1 simulation and action"
@@ -154,9 +152,8 @@ class PlanningNetwork(nn.Module, ABC):
         state, said = self.states(observation)
         value = self.values(said.atoms)
         mask = observation[ACTION_MASK] if not isinstance(observation, Tensor) and ACTION_MASK in observation else None
-        return Expansion(
-            torch.zeros_like(value), torch.ones_like(value), allowed_logits(said.logits, mask), value, state
-        )
+        logits = allowed_logits(said.logits, mask)
+        return Expansion(torch.zeros_like(value), torch.ones_like(value), logits, value, state)
 
     def values(self, atoms: Tensor) -> Tensor:
         """The means, in units of return.
@@ -299,8 +296,7 @@ class LearnedModel(PlanningNetwork):
         after, reward = self.step(state["state"], action)
         said = self.of_state(after)
         reward, value = self.values(torch.stack([reward, said.atoms])).unbind()
-        discount = torch.full_like(value, self.options.discount)
-        return Expansion(reward, discount, said.logits, value, {"state": after})
+        return Expansion(reward, torch.full_like(value, self.options.discount), said.logits, value, {"state": after})
 
 
 def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:

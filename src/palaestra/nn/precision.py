@@ -28,26 +28,19 @@ def set_products(precision: Precision, device: torch.device) -> None:
     Raises:
         ConfigError: it has none, so that they would be slower than those in single precision.
     """
-    if precision == "bf16":
-        _require_bfloat16(device)
+    found = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {"bf16": True}
+    if device.type == "cuda":
+        found = {"bf16": torch.cuda.is_bf16_supported()}
+    if precision == "bf16" and not any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        raise ConfigError(
+            f"run.precision is 'bf16', but this {device.type} has no instructions for products in bfloat16 "
+            "(AVX512_BF16 or AMX on processors), so that they would be slower; leave it out"
+        )
     if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise ConfigError(f"run.precision is 'tf32', but this {device.type} has no products in TF32; leave it out")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of convolutions and recurrent cells
-
-
-def _require_bfloat16(device: torch.device) -> None:
-    if device.type == "cpu":
-        found = getattr(torch.cpu, "get_capabilities", dict)()
-        fast = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    else:
-        fast = device.type != "cuda" or torch.cuda.is_bf16_supported()
-    if not fast:
-        raise ConfigError(
-            f"run.precision is 'bf16', but this {device.type} has no instructions for products in bfloat16 "
-            "(AVX512_BF16 or AMX on processors), so that they would be slower; leave it out"
-        )
 
 
 def bfloat16_products(device: torch.device) -> torch.autocast:

@@ -2,21 +2,23 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, did_you_mean
-from palaestra.nn.attention import AttentionMemory
-from palaestra.nn.config import NetworkConfig, Recurrent
-from palaestra.nn.encoder import StepEncoder, encoder_of, has_pictures
+from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, TensorSpec, tree_map, tree_select
+from palaestra.nn.attention import AttentionMemory, require_sequence
+from palaestra.nn.config import NetworkConfig
+from palaestra.nn.encoder import OwnEncoder, StepEncoder, encoder_of, has_pictures
 from palaestra.nn.precision import in_full_precision
 
 __all__ = [
     "EncodedNetwork",
+    "OwnMemory",
     "RecurrentCell",
     "RecurrentNetwork",
+    "begun",
     "require_memory",
     "with_memory",
     "with_shared_features",
@@ -46,7 +48,7 @@ class RecurrentCell(nn.Module):
         span: T, the most steps that a unit remembers at first.
 
     Raises:
-        ConfigError: the kind is unknown, or a number is below 1.
+        ConfigError: the kind is unknown.
 
     Examples:
         >>> lstm = RecurrentCell("lstm", 3, 8)
@@ -60,10 +62,6 @@ class RecurrentCell(nn.Module):
         super().__init__()
         if kind not in ("lstm", "gru"):
             raise ConfigError(f"unknown recurrent cell {kind!r}; known are lstm and gru")
-        if size < 1:
-            raise ConfigError(f"recurrent_size is {size}; it must be at least 1")
-        if span < 1:
-            raise ConfigError(f"recurrent_span is {span}; it must be at least 1")
         self.in_size, self.out_size = in_size, size
         self.cells = nn.LSTM(in_size, size) if kind == "lstm" else nn.GRU(in_size, size)
         self.leaves = ("hidden", "cell") if kind == "lstm" else ("hidden",)
@@ -90,7 +88,7 @@ class RecurrentCell(nn.Module):
             batch_size: B.
         """
         device = next(self.parameters()).device
-        return Batch.of({name: torch.zeros(batch_size, self.out_size, device=device) for name in self.leaves})
+        return Batch.of({name: spec.zeros(batch_size).to(device) for name, spec in self.state_spec.items()})
 
     def forward(self, x: Tensor, state: Batch, first: Tensor) -> tuple[Tensor, Batch]:
         """Runs over a sequence; whole stretches without a FIRST row go through the fused kernel at once.
@@ -107,12 +105,7 @@ class RecurrentCell(nn.Module):
             ShapeError: the arrays do not fit together.
         """
         leaves = [state[name] for name in self.leaves]
-        fits = x.ndim == 3 and first.shape == x.shape[:2] and x.shape[2] == self.in_size
-        if not fits or leaves[0].shape != (x.shape[1], self.out_size):
-            raise ShapeError(
-                f"x has shape {list(x.shape)}, first {list(first.shape)} and the state {list(leaves[0].shape)}; "
-                f"they must be [T, B, {self.in_size}], [T, B] and [B, {self.out_size}]"
-            )
+        require_sequence(x, first, leaves[0], self.in_size, (self.out_size,))
         outputs: list[Tensor] = []
         for start, end in itertools.pairwise([*_stretches(first), x.shape[0]]):
             reset = first[start].bool().unsqueeze(-1)
@@ -135,20 +128,85 @@ def _stretches(first: Tensor) -> list[int]:
     return [row for row, begins in enumerate(rows) if begins or row == 0]
 
 
-def _memory_of(in_size: int, config: NetworkConfig) -> RecurrentCell | AttentionMemory:
-    """The memory that a config asks for, of `in_size` features."""
-    kind, known = str(config.recurrent), get_args(Recurrent)
-    if kind not in known:
-        raise ConfigError(f"unknown memory {kind!r}{did_you_mean(kind, known)}; known are {list(known)}")
-    if kind == "attention":
-        return AttentionMemory(in_size, config)
-    return RecurrentCell(kind, in_size, config.recurrent_size, config.recurrent_span)
+class OwnMemory(OwnEncoder):
+    """The user's module with a memory of its own, over time-major sequences.
+
+    It is made as that of `OwnEncoder` is, and has `initial_state(batch_size)`, a dict of tensors [N, ...]. It is called
+    with one step of N lanes and their state, `module(observation, state)`, and gives features and the new state.
+    """
+
+    state_spec: dict[str, TensorSpec]
+    """What the memory of one lane looks like."""
+    _remembers = True
+
+    @torch.no_grad()
+    def initial_state(self, batch_size: int) -> Batch:
+        """The memory before an episode, on the module's device.
+
+        Args:
+            batch_size: B.
+        """
+        return self._initial(batch_size)
+
+    def _initial(self, batch_size: int) -> Batch:
+        device = next((parameter.device for parameter in self.module.parameters()), None)
+        return Batch.of({name: leaf.to(device) for name, leaf in self.module.initial_state(batch_size).items()})
+
+    def forward(self, observation: Any, state: Batch, first: Tensor) -> tuple[Tensor, Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Runs over a sequence, step by step.
+
+        Args:
+            observation: leaves [T, B, ...].
+            state: the memory after the row before, leaves [B, ...].
+            first: [T, B] bool, where episodes begin.
+
+        Returns:
+            Outputs [T, B, F] and the memory after the last row.
+        """
+        outputs: list[Tensor] = []
+        for row, begins in enumerate(first.bool()):
+            state = begun(state, self._initial(begins.shape[0]), begins)
+            y, after = self.module(self._rows(tree_select(observation, row))[0], state)
+            state = Batch.of(dict(after.items()))
+            outputs.append(y)
+        return torch.stack(outputs), state
+
+    def _called(self, given: Any) -> Any:
+        state: Any = self.module.initial_state(2)
+        leaves = list(state.values()) if isinstance(state, dict) else []
+        if not leaves or not all(isinstance(leaf, Tensor) and leaf.shape[:1] == (2,) for leaf in leaves):
+            raise ConfigError(
+                f"{type(self.module).__name__}.initial_state(2) is {state!r}; it must be a dict of tensors [2, ...]"
+            )
+        self.state_spec = _leaf_specs(state)
+        features, after = self.module.eval()(given, Batch.of(state))
+        if _leaf_specs(after) != self.state_spec:
+            raise ConfigError(
+                f"{type(self.module).__name__}.initial_state gives {self.state_spec}, but a call gave the state "
+                f"{_leaf_specs(after)}; one step must give as many numbers as it takes"
+            )
+        return features
+
+
+def _leaf_specs(state: Any) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in state.items()}
+
+
+def begun(state: Batch, initial: Batch, first: Tensor) -> Batch:
+    """A state with the initial one in rows where an episode begins.
+
+    Args:
+        state: leaves [B, ...].
+        initial: leaves [B, ...].
+        first: [B] bool.
+    """
+    return state.map(lambda old, new: torch.where(first.reshape(-1, *(1,) * (old.ndim - 1)), new, old), initial)
 
 
 class RecurrentNetwork(nn.Module):
     """An encoder, a memory, and a network that sees the memory's output instead of the observation.
 
-    The memory is a `RecurrentCell` or an `AttentionMemory`, whose pages say what its state looks like.
+    The memory is a `RecurrentCell`, an `AttentionMemory` or an `OwnMemory`, whose pages say what its state looks like.
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
@@ -174,10 +232,22 @@ class RecurrentNetwork(nn.Module):
         super().__init__()
         if config.noisy:
             raise ConfigError("noisy=True and a memory do not go together; leave out one of them")
-        self.encoder = encoder_of(observation_spec, config) if encoder is None else encoder
-        self.memory = _memory_of(self.encoder.out_size, config)
-        self.feature_spec = TensorSpec((config.recurrent_size,))
-        self.head = make(self.feature_spec, config.on_features())
+        if config.recurrent == "own" and config.encoder is None:
+            raise ConfigError(
+                "network.recurrent is 'own', so give network.encoder, a network of your own with a memory"
+            )
+        own = OwnMemory(observation_spec, config.encoder) if config.recurrent == "own" else None
+        self.has_head = own is not None and own.has_head
+        self.encoder: Any = nn.Identity() if own else encoder or encoder_of(observation_spec, config)
+        if own:
+            self.memory = own
+        elif config.recurrent == "attention":
+            self.memory = AttentionMemory(self.encoder.out_size, config)
+        else:
+            size, span = config.recurrent_size, config.recurrent_span
+            self.memory = RecurrentCell(str(config.recurrent), self.encoder.out_size, size, span)
+        self.feature_spec = TensorSpec((self.memory.out_size,))
+        self.head = make(self.feature_spec, config.on_features(has_head=self.has_head))
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
@@ -210,8 +280,9 @@ class RecurrentNetwork(nn.Module):
         require_memory(state)
         code = self.encoder(observation)
         if first is None:
-            never = torch.zeros(1, code.shape[0], dtype=torch.bool, device=code.device)
-            y, after = self.memory(code.unsqueeze(0), state, never)
+            leaf = next(iter(state.values()))
+            never = torch.zeros(1, leaf.shape[0], dtype=torch.bool, device=leaf.device)
+            y, after = self.memory(tree_map(lambda rows: rows.unsqueeze(0), code), state, never)
             return y.squeeze(0), after
         return self.memory(code, state, first)
 
@@ -248,9 +319,10 @@ class EncodedNetwork(nn.Module):
 
     def __init__(self, observation_spec: SpecTree, config: NetworkConfig, make: Make) -> None:
         super().__init__()
-        self.encoder = encoder_of(observation_spec, config)
+        self.encoder = encoder_of(observation_spec, config, "any")
+        self.has_head = self.encoder.has_head
         self.feature_spec = TensorSpec((self.encoder.out_size,))
-        self.head = make(self.feature_spec, config.on_features())
+        self.head = make(self.feature_spec, config.on_features(has_head=self.has_head))
 
     def forward(self, observation: Any) -> Any:
         """The outputs of the network on top.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec
-from palaestra.core.spec import ACTION_MASK, spec_leaves
+from palaestra.core.spec import spec_leaves
 from palaestra.core.tree import tree_paths
 from palaestra.nn.config import NetworkConfig
-from palaestra.nn.encoder import Encoder, encoder_of, integers_of, picture_shape
+from palaestra.nn.encoder import Encoder, channels_first, encoder_of, integers_of, picture_shape, without_mask
 from palaestra.nn.network import mlp_of
 from palaestra.ops import symexp, symlog, two_hot
 
@@ -152,18 +152,14 @@ class LatentDynamics(nn.Module):
         memory, latent = state["memory"], state["latent"]
         begins = first.unsqueeze(-1)
         action = action.masked_fill(begins, 0.0)
-        memories: list[Tensor] = []
-        latents: list[Tensor] = []
-        posteriors: list[Tensor] = []
+        steps: list[LatentSequence] = []
         for t in range(len(code)):
             memory, latent = memory.masked_fill(begins[t], 0.0), latent.masked_fill(begins[t], 0.0)
             memory = self.advance(memory, latent, action[t])
             probs = self.posterior(memory, code[t])
             latent = self.sample(probs, uniform[t])
-            memories.append(memory)
-            latents.append(latent)
-            posteriors.append(probs)
-        return LatentSequence(torch.stack(memories), torch.stack(latents), torch.stack(posteriors))
+            steps.append(LatentSequence(memory, latent, probs))
+        return LatentSequence(*map(torch.stack, zip(*steps, strict=True)))
 
 
 class WorldModel(nn.Module):
@@ -209,7 +205,7 @@ class WorldModel(nn.Module):
             batch_size: B.
         """
         device = next(self.parameters()).device
-        return Batch.of({name: torch.zeros(batch_size, *s.shape, device=device) for name, s in self.state_spec.items()})
+        return Batch.of({name: spec.zeros(batch_size).to(device) for name, spec in self.state_spec.items()})
 
     def encode(self, observation: Any) -> Tensor:
         """Codes [..., E] of observations.
@@ -236,7 +232,7 @@ class Decoder(nn.Module):
 
     def __init__(self, observation_spec: SpecTree, feature_size: int, config: NetworkConfig) -> None:
         super().__init__()
-        leaves = {path: leaf for path, leaf in spec_leaves(observation_spec).items() if not _is_mask(path)}
+        leaves = dict(spec_leaves(without_mask(observation_spec)))
         shapes = {path: picture_shape(leaf) for path, leaf in leaves.items()}
         self._specs, self._shapes = leaves, {path: shape for path, shape in shapes.items() if shape is not None}
         self.integers = nn.ModuleList([integers_of(leaves[path]) or nn.Identity() for path in self._shapes])
@@ -264,19 +260,9 @@ class Decoder(nn.Module):
             codes = [code(leaves[path]) for path, code in zip(self._numbers, self.codes, strict=True)]
             error = error + (self.numbers(features) - symlog(torch.cat(codes, -1))).square().sum(-1)
         for (path, shape), seen, decode in zip(self._shapes.items(), self.integers, self.pictures, strict=True):
-            target = _channels_first(seen(leaves[path]).float(), self._specs[path], shape)
+            target = channels_first(seen(leaves[path]).float(), self._specs[path].shape, shape)
             error = error + (decode(features) - target).square().flatten(-3).sum(-1)
         return error
-
-
-def _is_mask(path: str) -> bool:
-    return path.split(".")[0] == ACTION_MASK
-
-
-def _channels_first(picture: Tensor, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
-    """[..., C, H, W]."""
-    picture = picture.movedim(-1, -3) if shape[-2:] != tuple(spec.shape[-2:]) else picture
-    return picture.flatten(-4, -3) if len(spec.shape) == 4 else picture
 
 
 class _Picture(nn.Module):

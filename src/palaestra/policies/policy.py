@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from palaestra.core import Batch, ConfigError, RunSeeds, ShapeError, TimeStep, device_of, to_device
 from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec
 from palaestra.core.tree import tree_map, tree_paths
-from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, call
+from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, begun, call
 from palaestra.policies.actions import Head, check_masks, require_mask_spec
 from palaestra.policies.exploration import Exploration
 from palaestra.policies.given import as_rows, leading_shape, to_numpy
@@ -308,11 +308,9 @@ class Policy(MovableModule, ABC):
         with self.in_phase(Phase.EVAL):  # dropout and batch statistics are of training
             chosen = self.act(step, memory, phase=Phase.EVAL, deterministic=deterministic)
         action = to_numpy(self.env_action(chosen.action), self.action_spec, leading)
-        return (
-            action
-            if field is None
-            else Batch(act=action, state=Batch() if type(chosen.state) is tuple else chosen.state)
-        )
+        if field is None:
+            return action
+        return Batch(act=action, state=Batch() if type(chosen.state) is tuple else chosen.state)
 
     def _observation_field(self, given: Any) -> str | None:
         """Which field of a batch is the observation; `None` where what was given is one itself."""
@@ -346,13 +344,10 @@ class Policy(MovableModule, ABC):
         if not isinstance(first, Tensor) or not first.any():
             return state
 
-        def begin(old: Tensor, initial: Tensor) -> Tensor:
-            return torch.where(first.reshape(-1, *(1,) * (old.ndim - 1)), initial, old)
-
         initial = self.initial_state(len(first))
         if self._elsewhere is not None:  # these may come from another device than the state
             first, initial = to_device((first, initial), device_of(state))
-        return state.map(begin, initial)
+        return begun(state, initial, first)
 
     def rewarded(self, state: Any, reward: Any) -> Any:
         """The memory after a reward: what a subclass defines that `reads_reward`; by default it is as it was.
@@ -583,6 +578,11 @@ class NetworkPolicy(Policy):
     def feature_spec(self) -> SpecTree:
         """What `features` returns: the observation's spec, or that of its code or the memory's output."""
         network: Any = self.network
+        if self.splits and network.has_head:
+            raise ConfigError(
+                "the policy's network has_head, so that it has no features for a value to look at; give each part a "
+                "network of its own, network={'policy': ..., 'value': ...}, or one without a head"
+            )
         return network.feature_spec if self.splits else self.observation_spec
 
     def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:

@@ -324,9 +324,8 @@ class ReturnConditionedPolicy(NetworkPolicy):
         return ()  # sequences are learned from an empty memory on
 
     def _initial_state(self, batch_size: int) -> Any:
-        own = {name: spec for name, spec in self.state_spec.items() if name not in self.network.state_spec}
-        zeros = {name: torch.zeros(batch_size, *spec.shape, device=self.device) for name, spec in own.items()}
-        return self.network.initial_state(batch_size).replace(**zeros)
+        zeros = {name: spec.zeros(batch_size).to(self.device) for name, spec in self.state_spec.items()}
+        return Batch.of(zeros | dict(self.network.initial_state(batch_size).items()))
 
     def rewarded(self, state: Any, reward: Any) -> Any:
         if isinstance(reward, tuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.nn import Network, NetworkConfig, OwnEncoder
+from palaestra.nn import Network, NetworkConfig, encoder_of
 from palaestra.ops import Categorical, SquashedGaussian, greedy_action
 from palaestra.policies.actions import Head, head_of
 from palaestra.policies.exploration import Exploration
@@ -133,7 +133,7 @@ class _MemberEncoder(nn.Module):
 
     def __init__(self, spec: SpecTree, own: Any) -> None:
         super().__init__()
-        self.encoder = OwnEncoder(spec, own)
+        self.encoder = encoder_of(spec, NetworkConfig(encoder=own))
 
     def forward(self, observation: Any) -> Tensor:
         return torch.cat((self.encoder(observation["seen"]), observation["who"]), -1)
