@@ -12,7 +12,7 @@ pytest.importorskip("optuna")
 import palaestra
 from palaestra.cli.main import main
 from palaestra.config.dimensions import first_values, with_values
-from palaestra.core import ConfigError, Linear, PalaestraError
+from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
 from palaestra.experiments import Search, load_config, preset, search_space, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
@@ -252,6 +252,26 @@ def test_half_a_line_that_a_machine_left_at_its_end_does_not_hold_a_study_up(tmp
     with (tmp_path / "journal.log").open("a") as journal:
         journal.write('{"op_code": 4, "wor')
     assert searched(tmp_path, trials=3).complete == 3
+
+
+def test_a_damaged_line_inside_a_journal_is_said_and_what_follows_is_asked_again(tmp_path, trained, caplog):
+    """Issue 51: one byte that was changed was a raw JSONDecodeError."""
+    found = searched(tmp_path)
+    journal = tmp_path / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    middle = len(lines) // 2
+    lines[middle] = b"?" + lines[middle][1:]
+    journal.write_bytes(b"".join(lines))
+    assert searched(tmp_path) == found
+    assert f"journal.log is damaged in line {middle + 1}; trials from there on are asked again" in caplog.text
+
+
+def test_a_journal_that_says_what_cannot_be_is_refused_by_name(tmp_path, trained):
+    searched(tmp_path, trials=2)
+    journal = tmp_path / "journal.log"
+    journal.write_text(journal.read_text().replace('"trial_id"', '"trail_id"'))
+    with pytest.raises(CheckpointError, match=r"journal.log is damaged: .*; give another folder"):
+        searched(tmp_path, trials=3)
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], []])

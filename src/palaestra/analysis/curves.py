@@ -18,21 +18,12 @@ from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_ex
 from palaestra.core.files import whole_file
 from palaestra.core.reading import opened, parse_json, read_lines
 from palaestra.runs.lineage import changes_between
-from palaestra.runs.records import is_number
+from palaestra.runs.records import is_number, say_once
 from palaestra.runs.run_directory import RunDirectory, find_runs
 
 _log = logging.getLogger(__name__)
 
-__all__ = [
-    "Axis",
-    "Curve",
-    "Statistic",
-    "compare_runs",
-    "curves_of",
-    "read_metrics",
-    "save_plot",
-    "terminal_plot",
-]
+__all__ = ["Axis", "Curve", "Statistic", "compare_runs", "curves_of", "read_metrics", "save_plot", "terminal_plot"]
 
 Axis: TypeAlias = Literal["steps", "time", "episodes"]
 """What lies on the x axis of a curve."""
@@ -90,6 +81,7 @@ def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dic
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
+    RunDirectory(run).say_changed_logs()
     found, damaged = list[dict[str, Any]](), 0
     with opened(path) as file:
         size = path.stat().st_size
@@ -104,14 +96,8 @@ def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dic
             except (ValueError, TypeError, KeyError):
                 damaged += line.endswith(b"\n")  # half a last line is what a killed run leaves
     if damaged:
-        _say(f"{path} is damaged: {damaged:,} of its lines are no rows of metrics in order, and are left out")
+        say_once(f"{path} is damaged: {damaged:,} of its lines are no rows of metrics in order, and are left out")
     return found
-
-
-@functools.cache
-def _say(text: str) -> None:
-    """Once, however often a file is read."""
-    _log.warning("%s", text)
 
 
 def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:

@@ -243,6 +243,8 @@ def _monitor(paths: list[Path]) -> LoggedRun:
     for path in paths:
         with opened_text(path, _LARGEST_BYTES, errors="replace") as file:
             text = file.readline(2**16)
+        if not text:  # nothing has been written yet
+            continue
         try:
             head = parse_json(text.removeprefix("#"))
             environment = environment or str(head.get("env_id") or "")

@@ -126,13 +126,7 @@ class _Data:
 
 
 def evaluate_offline(
-    policy: Policy,
-    data: str,
-    *,
-    gamma: float = 0.99,
-    updates: int = 10_000,
-    members: int = 20,
-    seed: int = 0,
+    policy: Policy, data: str, *, gamma: float = 0.99, updates: int = 10_000, members: int = 20, seed: int = 0
 ) -> OfflineEvaluation:
     """Estimates the discounted return of a policy that acts deterministically, without its environment.
 

@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import (
-    Curve,
-    curves_of,
-    labels_of,
-    one_run,
-    thinned_metrics,
-)
+from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, thinned_metrics
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.files import replace_text

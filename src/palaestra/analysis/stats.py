@@ -22,15 +22,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.reading import read_text
 from palaestra.ops import Interval
 
-__all__ = [
-    "Improvement",
-    "Scores",
-    "Stats",
-    "read_references",
-    "sample_efficiency",
-    "save_stats",
-    "stats",
-]
+__all__ = ["Improvement", "Scores", "Stats", "read_references", "sample_efficiency", "save_stats", "stats"]
 
 Scores: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]
 """Of each algorithm, for each environment, one score a run."""

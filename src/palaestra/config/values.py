@@ -18,14 +18,7 @@ from palaestra.core.errors import printable
 from palaestra.core.reading import MOST_DIGITS
 from palaestra.core.settings import members_of
 
-__all__ = [
-    "closest",
-    "dataclass_of",
-    "read_yaml",
-    "type_name",
-    "value_from_words",
-    "value_of",
-]
+__all__ = ["closest", "dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
 
 _NEEDED = {
     "int": "a whole number is needed",

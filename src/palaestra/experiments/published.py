@@ -145,15 +145,12 @@ def published_rows(results: str | Path | None = None) -> dict[str, PublishedRow]
 
 def _row(name: str, record: Mapping[str, Any]) -> PublishedRow:
     row, last = record["row"], record["summary"]["last"]
+    asked = {"trainer__total_env_steps": row["env_steps"], "run__compile": row["compile"]}
     return PublishedRow(
         name=name,
         algorithm=row["algorithm"],
         env=row["env"],
-        settings={
-            **row.get("settings", {}),
-            "trainer__total_env_steps": row["env_steps"],
-            "run__compile": row["compile"],
-        },
+        settings={**row.get("settings", {}), **asked},
         seeds={seed["seed"]: seed for seed in record["seeds"]},
         return_mean=last["mean"],
         half_width=last["half_width"],
@@ -177,15 +174,8 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
     Raises:
         StoppedError: Ctrl-C or SIGTERM ended the training.
     """
-    done = train(
-        algorithm,
-        env,
-        run__seed=seed,
-        run__directory=str(directory),
-        run__num_threads=1,
-        run__tensorboard=False,
-        **settings,
-    )
+    own = {"run__num_threads": 1, "run__tensorboard": False, **settings}
+    done = train(algorithm, env, run__seed=seed, run__directory=str(directory), **own)
     if done.result.status == "interrupted":
         raise StoppedError("the run is not whole, so it says nothing", done.result.exit_code)
     evaluations = read_evaluations(done.directory)
@@ -209,12 +199,8 @@ def _final(policy: Policy, directory: Path, seed: int, which: str) -> dict[str, 
         result = evaluate(policy, env, episodes=_FINAL_EPISODES, seeds=lanes)
     save_policy(policy, directory / f"{which}_policy")
     described = read_json(directory / f"{which}_policy" / "policy.json")
-    return {
-        "return_mean": result.return_mean,
-        "return_std": result.return_std,
-        "episodes": result.episodes,
-        "weights_sha256": described["weights_sha256"],
-    }
+    reached = {name: getattr(result, name) for name in ("return_mean", "return_std", "episodes")}
+    return {**reached, "weights_sha256": described["weights_sha256"]}
 
 
 def verify(

@@ -50,7 +50,7 @@ from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingR
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
 _log = logging.getLogger(__name__)
-_NO_END = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged"))
+_NO_END = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged", "logs"))
 """What `run.json` says of an end, while there is none."""
 _LARGEST_FOR_REPORT_BYTES = 4_000_000
 
@@ -69,9 +69,8 @@ class RunResult:
 
     def __repr__(self) -> str:
         end = "" if self.result.evaluation is None else f", {self.result.evaluation}"
-        return (
-            f"RunResult({str(self.directory)!r}, {self.result.status} after {self.result.env_steps:,} env steps{end})"
-        )
+        status = f"{self.result.status} after {self.result.env_steps:,} env steps{end}"
+        return f"RunResult({str(self.directory)!r}, {status})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a table and a curve."""
@@ -317,7 +316,9 @@ def _broken_off(
         reached = {"env_steps": steps, "best_return": trainer.best_return}
         _end(directory, {"status": status, "error": f"{type(error).__name__}: {error}", **reached})
     except RunLostError as lost:
-        _write_lost(directory, steps, lost)
+        record = FaultRecord(type(lost).__name__, str(lost), env_steps=steps)
+        with suppress(OSError):  # the folder that it lay in may be gone as well
+            lost.add_note(f"recorded    {write_lost(directory.path, record)}")
         if status == "failed":
             raise lost from error
     except OSError as full:  # the first cause is what the user needs
@@ -403,12 +404,6 @@ def _note(directory: RunDirectory, facts: dict[str, Any]) -> None:
         _log.warning("%s/run.json cannot be written: %s", directory.path, error)
 
 
-def _write_lost(directory: RunDirectory, env_steps: int, error: RunLostError) -> None:
-    record = FaultRecord(type(error).__name__, str(error), env_steps=env_steps)
-    with suppress(OSError):  # the folder that it lay in may be gone as well
-        error.add_note(f"recorded    {write_lost(directory.path, record)}")
-
-
 def _advise(error: BaseException, directory: RunDirectory, record: Path | None, *, restart: bool = True) -> None:
     """Adds to an error that ended a run what there is to look at and to do."""
     if record is not None:
@@ -421,7 +416,7 @@ def _advise(error: BaseException, directory: RunDirectory, record: Path | None, 
 
 def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
     """Writes how a run ended, and its report where that is a matter of a moment."""
-    directory.write_info({**facts, "ended": time_now()})
+    directory.write_info({**facts, "ended": time_now(), "logs": directory.log_fingerprints()})
     try:
         if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
             write_report([directory.path], directory.path / "report.html")

@@ -193,12 +193,9 @@ class _Seed:
         # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
+            command = [sys.executable, "-c", _PROCESS, str(self.directory.path), *filter(None, sys.path)]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROCESS, str(self.directory.path), *filter(None, sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
         return self
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import math
 import os
 import shutil
@@ -20,11 +21,20 @@ from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.config.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.config.presets import preset
-from palaestra.core import AtLeastOne, ConfigError, PalaestraError, Positive, Range, import_extra, require_ranges
+from palaestra.core import (
+    AtLeastOne,
+    CheckpointError,
+    ConfigError,
+    PalaestraError,
+    Positive,
+    Range,
+    import_extra,
+    require_ranges,
+)
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
-from palaestra.core.reading import read_bytes, read_text
+from palaestra.core.reading import parse_json, read_lines, read_text
 from palaestra.experiments.run import require_same_task
 from palaestra.experiments.seeds import GroupResult, resume_seeds, train_seeds
 from palaestra.runs.build import require_fit
@@ -33,6 +43,8 @@ from palaestra.runs.run_directory import find_runs
 from palaestra.training import StoppedError, StopSignals, TrainerConfig
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
+
+_log = logging.getLogger(__name__)
 
 _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
@@ -203,14 +215,31 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         if file.exists() and read_text(file) != text:
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
         replace_text(file, text)
-        _cut_half_line(folder / "journal.log")
+        _cut_damage(folder / "journal.log")
         yield
 
 
-def _cut_half_line(file: Path) -> None:
-    """Takes away what a machine that went down has left of a line."""
-    if file.exists():
-        os.truncate(file, read_bytes(file, 1 << 30).rfind(b"\n") + 1)
+def _cut_damage(file: Path) -> None:
+    """Takes away what a machine that went down has left of a line, and all from a line on that is damaged.
+
+    Trials that are gone from a journal are asked again, and find their runs.
+    """
+    kept = 0
+    for number, line in enumerate(read_lines(file) if file.exists() else (), 1):
+        if not _is_entry(line):
+            if line.endswith(b"\n"):
+                text = "%s is damaged in line %d; trials from there on are asked again, and find their runs"
+                _log.warning(text, file, number)
+            os.truncate(file, kept)
+            break
+        kept += len(line)
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        return parse_json(line)["op_code"] >= 0 and line.endswith(b"\n")
+    except (ValueError, TypeError, LookupError):
+        return False
 
 
 def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:
@@ -221,11 +250,14 @@ def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float
     optuna = import_extra("optuna", "tune", "searching for settings")
     backend = import_extra("optuna.storages.journal", "tune", "searching for settings").JournalFileBackend
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.JournalStorage(backend(str(folder / "journal.log")))
     # Half of the trials before have to be better at the same env steps, of which the first fifth say too little.
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up)
     named: dict[str, Any] = {"study_name": "tune", "direction": "maximize", "load_if_exists": True}
-    study = optuna.create_study(storage=storage, pruner=pruner, **named)
+    try:
+        storage = optuna.storages.JournalStorage(backend(str(folder / "journal.log")))
+        study = optuna.create_study(storage=storage, pruner=pruner, **named)
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        raise CheckpointError(f"{folder / 'journal.log'} is damaged: {error!r}; give another folder") from error
     if not study.get_trials(deepcopy=False):
         drawn = {one.path: one.stored(float(first[one.path])) for one in space}
         study.enqueue_trial(drawn, user_attrs={"settings": dict(first)})
@@ -396,10 +428,8 @@ def _result(
     for trial in complete:
         if len(winners) == search.top:
             break
-        values, path = (
-            trial.user_attrs["settings"],
-            folder / "runs" / f"winner_{trial.number}_{search.fresh_seeds}seeds",
-        )
+        values = trial.user_attrs["settings"]
+        path = folder / "runs" / f"winner_{trial.number}_{search.fresh_seeds}seeds"
         first = config.run.seed + _FRESH_SEED
         try:
             done = _trained(with_values(config, values), path, search.fresh_seeds, first)
@@ -407,12 +437,8 @@ def _result(
             failed[trial.number] = unfit = f"on fresh seeds: {error}"
             tell(f"trial {trial.number} scored {trial.value:.2f} in the search and failed on fresh seeds: {error}")
             continue
-        scores = [
-            evaluate_run(
-                seed.directory, episodes=search.fresh_episodes, seed=config.run.seed + _EVALUATION_SEED
-            ).return_mean
-            for seed in done.seeds
-        ]
+        asked: dict[str, Any] = {"episodes": search.fresh_episodes, "seed": config.run.seed + _EVALUATION_SEED}
+        scores = [evaluate_run(seed.directory, **asked).return_mean for seed in done.seeds]
         mean = math.fsum(scores) / len(scores)
         winners.append(Winner(trial.number, values, trial.value, mean, mean_interval(scores)))
         tell(f"trial {trial.number} scored {trial.value:.2f} in the search and {mean:.2f} on fresh seeds")

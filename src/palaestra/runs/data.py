@@ -43,11 +43,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def load_for(
-    algorithm: Algorithm[Any],
-    config: ExperimentConfig,
-    data: str | None,
-    name: str,
-    reward_shape: tuple[int, ...] = (),
+    algorithm: Algorithm[Any], config: ExperimentConfig, data: str | None, name: str, reward_shape: tuple[int, ...] = ()
 ) -> ReplayBuffer | None:
     """Loaded data for an algorithm, with actions as its policy samples them and the sampler that its plan asks for.
 

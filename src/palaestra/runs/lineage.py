@@ -187,12 +187,14 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
         ConfigError: the name is taken.
     """
     step, _ = parent.checkpoints().load_newest(rename=False)
+    parent.say_changed_logs()
     path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
     beside, named = path.parent, path.name
     if (beside / "group.json").is_file():  # the new run is none of the group
         beside, named = beside.parent, f"{beside.name}_{named}"
     folder = beside if os.access(beside, os.W_OK) else Path(root)
-    name = name or _free_name(folder, named)
+    free = (f"{named}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
+    name = name or next(name for name in free if not (folder / name).exists())
     config = parent.config
     forked = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name, directory=str(folder)))
     with new_folder(forked, "") as (target, unfinished):
@@ -218,11 +220,6 @@ def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     names = ("threads", "onednn", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # as the child is
     taken = {name: value for name, value in parent.info.items() if name in names}
     child.write_info({"best_return": parent.kept_return, **taken})
-
-
-def _free_name(folder: Path, name: str) -> str:
-    names = (f"{name}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
-    return next(name for name in names if not (folder / name).exists())
 
 
 def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, reporter: Reporter | None) -> None:
@@ -260,6 +257,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     Returns:
         Why the run does not go on as it would have.
     """
+    directory.say_changed_logs()
     step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
     unknown = "config_sha256" not in directory.info
     if directory.never_saved:
@@ -298,8 +296,7 @@ _FIXED = (
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
     *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
-    "agents.judged",
-    *("run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
+    *("agents.judged", "run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
 _FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
@@ -360,8 +357,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         )
     if refused:
         raise ConfigError("\n".join(refused))
-    moved = _moved_schedules(config, changed, reached)
-    if moved:
+    if moved := _moved_schedules(config, changed, reached):
         _log.warning("schedules follow the share of the budget that is used, so the new one moves %s", moved)
     return changed
 

@@ -45,6 +45,12 @@ _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors"
 _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray")
 
 
+@functools.cache
+def say_once(text: str) -> None:
+    """Warns, once in a process, however often a file is read."""
+    _log.warning("%s", text)
+
+
 def now() -> str:
     """The local time as ISO 8601 with its offset, to the second."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -20,22 +20,16 @@ from typing import Any
 
 from palaestra.config.config import ExperimentConfig, as_yaml, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
-from palaestra.core.files import replace_text, whole_folder
+from palaestra.core.files import damaged_files, fingerprint, replace_text, whole_folder
 from palaestra.core.reading import opened, parse_json, read_text
-from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations
+from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations, say_once
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
 
-__all__ = [
-    "RunDirectory",
-    "begun_runs",
-    "find_run",
-    "find_runs",
-    "list_groups",
-    "list_runs",
-]
+__all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups", "list_runs"]
 
 _log = logging.getLogger(__name__)
+_LOGS = ("metrics.jsonl", "episodes.csv")
 _OF_CONFIG = ("signature", "config_sha256")
 _ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
 
@@ -224,6 +218,16 @@ class RunDirectory:
             return (self.path / "run.lock").exists()
         return False
 
+    def log_fingerprints(self) -> dict[str, Any]:
+        """Of what was logged, for `run.json` at the end of a run."""
+        return {name: fingerprint(self.path / name) for name in _LOGS if (self.path / name).is_file()}
+
+    def say_changed_logs(self) -> None:
+        """Warns of logs that are not those that the run has left, once in a process."""
+        known = self.info.get("logs")
+        for name in damaged_files(self.path, known) if isinstance(known, dict) else ():
+            say_once(f"{self.path / name} is not what the run has left: it is damaged, another run's, or was edited")
+
     def write_info(self, values: Mapping[str, Any]) -> None:
         """Adds entries to `run.json`.
 
@@ -301,10 +305,18 @@ def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Pa
     try:
         with whole_folder(target, "run") as unfinished:
             yield target, unfinished
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # it holds nothing yet, or it is somebody else's by now
             target.rmdir()
+        if isinstance(error, CheckpointError) and target.is_dir():  # who was given the same name was quicker
+            raise _taken(target) from error
         raise
+
+
+def _taken(path: Path) -> ConfigError:
+    is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
+    instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
+    return ConfigError(f"the run directory {path} exists already; choose another name{instead}")
 
 
 def _claimed(config: ExperimentConfig, suffix: str) -> Path:
@@ -322,9 +334,7 @@ def _claimed(config: ExperimentConfig, suffix: str) -> Path:
             if config.run.name and path.is_dir() and not any(path.iterdir()):
                 return path
             if config.run.name:
-                is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
-                instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
-                raise ConfigError(f"the run directory {path} exists already; choose another name{instead}") from None
+                raise _taken(path) from None
             number += 1
             path = root / f"{stem}_{number}"
         except OSError as error:
@@ -403,10 +413,9 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 found.append(RunDirectory(path))
                 break
         else:
-            some = [path.name for path in list_groups(root)] + [
-                path.name for path in list_runs(root) if not (path.parent / "group.json").is_file()
-            ]
-            known = ", ".join(some[-5:]) or "none yet; start one with `palaestra train ppo CartPole-v1`"
+            single = [path for path in list_runs(root) if not (path.parent / "group.json").is_file()]
+            some = [path.name for path in [*list_groups(root), *single][-5:]]
+            known = ", ".join(some) or "none yet; start one with `palaestra train ppo CartPole-v1`"
             if Path(name).is_dir():
                 raise CheckpointError(f"{name} is no run, for it has no config.yaml; runs in {root}: {known}")
             raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}")
