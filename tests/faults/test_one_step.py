@@ -16,7 +16,7 @@ from palaestra.runs.trust import require_trust
 from palaestra.training import CheckpointStore
 
 os.fsync = lambda descriptor: None  # in the process that writes, too
-FAST, WHOLE = 60, 10_000
+FAST, WHOLE = 60, 10_000  # reads of what another process is saving
 
 
 def policy(value):
@@ -28,25 +28,23 @@ def policy(value):
     return built
 
 
-def save_policies(folder, stop):
-    number = 0
+def save_policies(folder, number):
+    save_policy(policy(number % 128), folder / "policy")
+
+
+def save_checkpoints(folder, number):
+    value = {"x": torch.full((4,), float(number))}
+    CheckpointStore(folder / "checkpoints", keep=2).save(number, {"a": value, "b": value})
+
+
+def save_configurations(folder, number):
+    RunDirectory(folder / "run").save_config(changed(number % 100))
+
+
+def saving(save, folder, stop, count):
     while not stop.is_set():
-        number += 1
-        save_policy(policy(number % 128), folder / "policy")
-
-
-def save_checkpoints(folder, stop):
-    store, number = CheckpointStore(folder / "checkpoints", keep=2), 0
-    while not stop.is_set():
-        number += 1
-        store.save(number, {"a": {"x": torch.full((4,), float(number))}, "b": {"x": torch.full((4,), float(number))}})
-
-
-def save_configurations(folder, stop):
-    run, number = RunDirectory(folder / "run"), 0
-    while not stop.is_set():
-        number += 1
-        run.save_config(changed(number % 100))
+        count.value += 1
+        save(folder, count.value)
 
 
 def changed(number):
@@ -55,23 +53,27 @@ def changed(number):
 
 
 def read_policy(folder):
+    """Three reads; those of a folder that nobody writes are not counted."""
     weights = torch.cat([weight.detach().flatten() for weight in load_policy(folder / "policy").parameters()])
     assert (weights == weights[0]).all()
     load_weights(policy(0), folder / "policy")
     (folder / "copy").mkdir(exist_ok=True)
     copy_policy(folder / "policy", folder / "copy")
     load_policy(folder / "copy")
+    return 3
 
 
 def read_checkpoint(folder):
     step, state = CheckpointStore(folder / "checkpoints").load_newest(rename=False)
     assert state["a"]["x"].tolist() == state["b"]["x"].tolist() == [float(step)] * 4
+    return 1
 
 
 def read_configuration(folder):
     run = RunDirectory(folder / "run")
     assert run.edited == {}
     require_trust({"env": {"name": "strange_package:Env"}}, folder / "run")  # signed, whichever of both it is
+    return 1
 
 
 @pytest.mark.parametrize("times", [FAST, pytest.param(WHOLE, marks=pytest.mark.slow)])
@@ -89,18 +91,21 @@ def test_a_reader_finds_what_was_or_what_is(save, read, times, tmp_path, caplog,
     (tmp_path / "run").mkdir()
     RunDirectory(tmp_path / "run").begin(changed(0))
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    writer = context.Process(target=save, args=(tmp_path, stop))
+    stop, count = context.Event(), context.Value("q", 0)
+    writer = context.Process(target=saving, args=(save, tmp_path, stop, count))
     writer.start()
     try:
-        for _ in range(times):
-            read(tmp_path)
+        wait_until(lambda: count.value > 1, what="the first save")
+        reads = 0
+        while reads < times:
+            reads += read(tmp_path)
         assert writer.is_alive()
     finally:
         stop.set()
         writer.join()
     assert writer.exitcode == 0
     assert not caplog.records
+    print(f"{reads:,} reads during {count.value:,} saves")
 
 
 def test_a_policy_survives_who_dies_between_the_two_files(tmp_path):

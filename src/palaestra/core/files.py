@@ -413,7 +413,8 @@ def fingerprint(file: Path) -> dict[str, Any]:
         file: its path.
     """
     with opened(file) as stream:
-        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": file.stat().st_size}
+        # not of the path, which another process may have removed by now
+        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": stream.tell()}
 
 
 @contextlib.contextmanager
