@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import logging
 import math
 import os
 import shutil
@@ -21,18 +20,9 @@ from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.config.dimensions import Dimension, first_values, search_space, with_values
 from palaestra.config.presets import preset
-from palaestra.core import (
-    AtLeastOne,
-    CheckpointError,
-    ConfigError,
-    PalaestraError,
-    Positive,
-    Range,
-    import_extra,
-    require_ranges,
-)
+from palaestra.core import AtLeastOne, ConfigError, PalaestraError, Positive, Range, import_extra, require_ranges
 from palaestra.core.computing import num_cores
-from palaestra.core.errors import require_kind
+from palaestra.core.errors import CheckpointError, require_kind
 from palaestra.core.files import replace_text
 from palaestra.core.reading import parse_json, read_lines, read_text
 from palaestra.experiments.run import require_same_task
@@ -43,8 +33,6 @@ from palaestra.runs.run_directory import find_runs
 from palaestra.training import StoppedError, StopSignals, TrainerConfig
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
-
-_log = logging.getLogger(__name__)
 
 _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
@@ -128,12 +116,9 @@ class TuningResult:
         return {**dataclasses.asdict(self), "directory": str(self.directory), "winners": winners}
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.complete} trials are complete, {self.pruned} were pruned, {len(self.failed)} failed.",
-            "",
-            "| trial | search | fresh seeds | 95% interval | winner's curse |",
-            "|---|---|---|---|---|",
-        ]
+        head = f"{self.complete} trials are complete, {self.pruned} were pruned, {len(self.failed)} failed."
+        table = ["| trial | search | fresh seeds | 95% interval | winner's curse |", "|---|---|---|---|---|"]
+        lines = [head, "", *table]
         for one in self.winners:
             low, high = one.fresh_ci95
             scores = f"{one.search_score:.1f} | {one.fresh_score:.1f} | {low:.1f} to {high:.1f}"
@@ -190,6 +175,7 @@ def tune(
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
     folder = Path(search.output)
     with _held(folder, config, dimensions, search):
+        _cut_damage(folder / "journal.log", tell)
         study = _study(folder, dimensions, first_values(config, dimensions), config.trainer.total_env_steps // 5)
         _search(study, config, dimensions, search, tell)
         result = _result(study, config, dimensions, search, tell)
@@ -215,31 +201,24 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         if file.exists() and read_text(file) != text:
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
         replace_text(file, text)
-        _cut_damage(folder / "journal.log")
         yield
 
 
-def _cut_damage(file: Path) -> None:
+def _cut_damage(file: Path, tell: Callable[[str], None]) -> None:
     """Takes away what a machine that went down has left of a line, and all from a line on that is damaged.
 
     Trials that are gone from a journal are asked again, and find their runs.
     """
     kept = 0
     for number, line in enumerate(read_lines(file) if file.exists() else (), 1):
-        if not _is_entry(line):
-            if line.endswith(b"\n"):
-                text = "%s is damaged in line %d; trials from there on are asked again, and find their runs"
-                _log.warning(text, file, number)
-            os.truncate(file, kept)
-            break
-        kept += len(line)
-
-
-def _is_entry(line: bytes) -> bool:
-    try:
-        return parse_json(line)["op_code"] >= 0 and line.endswith(b"\n")
-    except (ValueError, TypeError, LookupError):
-        return False
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            if parse_json(line)["op_code"] >= 0 and line.endswith(b"\n"):
+                kept += len(line)
+                continue
+        if line.endswith(b"\n"):
+            tell(f"{file} is damaged in line {number}; trials from there on are asked again, and find their runs")
+        os.truncate(file, kept)
+        return
 
 
 def _study(folder: Path, space: tuple[Dimension, ...], first: Mapping[str, float], warm_up: int) -> Any:
