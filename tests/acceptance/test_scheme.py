@@ -10,6 +10,7 @@ from palaestra.core import ConfigError, Offline, OnPolicy, Plan, Replay
 from palaestra.rollout import OfflineData
 from tests.acceptance.parts import CountingAlgorithm
 from tests.rollout.worlds import Numbered
+from tests.training.parts import rows_trained
 
 LENGTHS = [7, 3, 100, 11]
 
@@ -41,7 +42,7 @@ def test_s3_one_gradient_step_on_each_unroll_and_every_row_is_used_once():
         made.train_iter()
         assert algorithm.optimizer_steps == made.algorithm.num_gradient_steps == iteration
         assert algorithm.visits == dict.fromkeys(stored(6 * iteration), 1)
-        assert made._learning._records["policy"].rows_trained == made.collector.env_steps == sum(map(len, env.actions))
+        assert rows_trained(made) == made.collector.env_steps == sum(map(len, env.actions))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_s3_the_whole_unroll_is_gone_through_so_many_times(unroll, lanes, size, 
     expected = {1000 * lane + start + row for lane in range(lanes) for start in (0, unroll) for row in range(used)}
     assert algorithm.visits == dict.fromkeys(expected, 3)
     assert algorithm.optimizer_steps == 2 * 3 * steps
-    assert made._learning._records["policy"].rows_trained == 2 * 3 * used * lanes  # no episode ends here
+    assert rows_trained(made) == 2 * 3 * used * lanes  # no episode ends here
     if length != 1:
         assert in_order(algorithm)
     if steps > 1:
@@ -116,9 +117,8 @@ def test_s3_a_sample_is_drawn_once_an_iteration_and_divided(length):
         else:
             assert algorithm.optimizer_steps == steps + 5
     assert before[-1] == 40  # ALF-10: nothing is trained before
-    rows_trained = made._learning._records["policy"].rows_trained
-    assert sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == rows_trained
-    assert rows_trained > 5 * made.collector.env_steps
+    assert sum(algorithm.visits.values()) == 5 * 8 * length * (60 - len(before)) == rows_trained(made)
+    assert rows_trained(made) > 5 * made.collector.env_steps
     assert all(seen.shape[:2] == ((8, 1) if length == 1 else (length, 8)) for seen in algorithm.seen)
     if length > 1:
         assert in_order(algorithm)
@@ -135,7 +135,7 @@ def test_s3_an_offline_run_learns_from_what_is_there_and_counts_updates():
     result = made.run()
     assert (result.status, result.env_steps) == ("done", 50)
     assert algorithm.optimizer_steps == 150
-    assert made._learning._records["policy"].rows_trained == 150 * 16
+    assert rows_trained(made) == 150 * 16
     assert len(collector.buffer) == rows
     visits = Counter(algorithm.visits.values())
     assert min(visits) > 0

@@ -19,6 +19,12 @@ def updated(algorithm, collector, times):
     return infos
 
 
+def kept(algorithm):
+    """The rows that wait for the auxiliary phase, as a checkpoint holds them."""
+    state = algorithm.state_tensors()
+    return {name.removeprefix("kept."): leaf for name, leaf in state.items() if name.startswith("kept.")}
+
+
 def weights(algorithm, component):
     return torch.cat([p.detach().reshape(-1).clone() for p in algorithm.model.component[component].parameters()])
 
@@ -32,7 +38,7 @@ def test_an_auxiliary_phase_follows_every_so_many_policy_phases():
     steps = [sum("auxiliary_error" in record for record in info.records) for info in infos]
     rows = sum(info.rows_trained for info in infos[:2]) / 2  # each row twice in a policy phase
     assert steps[2] == 2 * -(-int(sum(i.rows_trained for i in infos[:2]) / 2 + rows / 2) // 10)
-    assert algorithm._kept is None
+    assert kept(algorithm) == {}
 
 
 def test_the_auxiliary_head_moves_in_the_auxiliary_phase_only():
@@ -54,16 +60,12 @@ def test_the_auxiliary_phase_teaches_values_and_keeps_the_policy(kind):
         updated(algorithm, collector, 1)
         observation = collector.buffer.newest(12).observation
         old = FixedPolicy(algorithm.policy)
-        kept = algorithm._kept
-        for minibatch in algorithm._kept_minibatches():
-            before = algorithm._auxiliary_phase(minibatch, old)[1]
-            break
+        assert len(kept(algorithm)["value_target"]) > 20
         info = algorithm.update(collector.buffer)
         errors = [record["auxiliary_error"] for record in info.records if "auxiliary_error" in record]
-        assert torch.stack(errors[-5:]).mean() < 0.5 * before["auxiliary_error"]
+        assert torch.stack(errors[-5:]).mean() < 0.5 * errors[0]
         divergence = old.distribution(observation).kl(algorithm.policy.distribution(observation))
         moved[cost] = divergence.mean().item()
-        assert len(kept.value_target) > 20
     assert moved[30.0] < 0.5 * moved[0.0]
 
 
@@ -72,7 +74,7 @@ def test_losses_of_both_phases_are_those_of_a_plain_transcription(kind):
     """Equations (1) to (4), by PyTorch's own distributions, far from the policy before: KL(old, new)."""
     algorithm, collector = collected("ppg", kind, entropy_cost=0.7, clone_cost=2.0, num_policy_phases=2)
     updated(algorithm, collector, 1)
-    old, rows = FixedPolicy(algorithm.policy), algorithm._kept
+    old, rows = FixedPolicy(algorithm.policy), Batch.of(kept(algorithm))
     with torch.no_grad():
         before = plain(old.distribution(rows.observation))
         for parameter in algorithm.policy.network.parameters():
@@ -109,7 +111,7 @@ def test_the_policys_value_is_read_from_its_last_hidden_layer():
     observation = collector.env.reset().observation
     first, last = algorithm.policy.network.mlp.layers
     hidden = torch.tanh(first(observation))
-    assert_close(algorithm.auxiliary_value(observation), algorithm._auxiliary(hidden).squeeze(-1))
+    assert_close(algorithm.auxiliary_value(observation), algorithm.model.component["auxiliary"](hidden).squeeze(-1))
     assert_close(algorithm.policy.distribution(observation).logits, last(hidden))
 
 
@@ -135,7 +137,7 @@ def test_rows_that_are_not_valid_are_not_kept():
     valid = collector.buffer.draw(algorithm.plan, torch.Generator()).valid
     algorithm, collector = collected("ppg", "discrete", num_policy_phases=2, num_epochs=1)
     updated(algorithm, collector, 1)
-    assert len(algorithm._kept.value_target) == int(valid.sum()) < valid.numel()
+    assert len(kept(algorithm)["value_target"]) == int(valid.sum()) < valid.numel()
 
 
 def test_nothing_is_learned_where_no_row_counts():

@@ -104,6 +104,11 @@ def precision_of(_: object = None) -> str:
     return torch.get_float32_matmul_precision()
 
 
+def is_exact() -> bool:
+    """What is found out once in a process."""
+    return computing._onednn_is_exact.__wrapped__()
+
+
 class Multiplier:
     def library(self) -> tuple[str, bool]:
         return precision_of(), computing.prefers_onednn()
@@ -131,9 +136,9 @@ def test_a_library_that_loses_digits_makes_no_products(monkeypatch):
         return multiply(a.bfloat16().float(), b) if precision_of() == "medium" else multiply(a, b)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
-    assert not computing._onednn_is_exact.__wrapped__()
+    assert not is_exact()
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: multiply(a.double(), b.double()).float())
-    assert computing._onednn_is_exact.__wrapped__()
+    assert is_exact()
     assert precision_of() == "highest"
 
 
@@ -143,12 +148,12 @@ def test_a_precision_that_backends_have_alone_stays(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    assert not computing._onednn_is_exact.__wrapped__()
+    assert not is_exact()
 
 
 def test_where_a_gpu_would_round_the_library_stays(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not computing._onednn_is_exact.__wrapped__()
+    assert not is_exact()
 
 
 @pytest.fixture
@@ -194,7 +199,8 @@ def test_the_largest_network_of_many_agents_decides(better):
 
 
 def test_a_worker_multiplies_as_the_process_that_made_it():
-    exact = computing._onednn_is_exact()
+    prefer_onednn(True)
+    exact = computing.prefers_onednn()
     for wanted in (True, False):
         prefer_onednn(wanted)
         with ProcessRuntime() as runtime:

@@ -75,6 +75,8 @@ def bundles_in_use() -> list[str]:
 
 def test_learners_are_one_placement_group_and_one_that_is_killed_comes_back_to_it(cluster, wait_until):
     """F17: packed onto one node; after `kill -9` the new one has the place of the old one, and no bit changes."""
+    import ray
+
     algorithm, collector = collected("ppo", any_kind("ppo"))
     alone, buffer = twin(algorithm), collector.buffer
     with local() as here:
@@ -86,7 +88,7 @@ def test_learners_are_one_placement_group_and_one_that_is_killed_comes_back_to_i
         (group,) = groups()
         assert group["name"].startswith("learners-")
         (node,) = set(group["bundles_to_node_id"].values())  # both on one
-        assert node != runtime._ray.get_runtime_context().get_node_id()  # whose room is for one
+        assert node != ray.get_runtime_context().get_node_id()  # whose room is for one
         before = actors()
         assert list(before.values()) == [node, node]
         os.kill(min(before), signal.SIGKILL)
@@ -111,13 +113,15 @@ def test_learners_are_one_placement_group_and_one_that_is_killed_comes_back_to_i
 
 def test_learners_are_where_their_driver_is_if_there_is_room(cluster):
     """Gradients stay on its machine."""
+    import ray
+
     algorithm, collector = collected("ppo", any_kind("ppo"))
     with RayRuntime(QUICK, address=cluster.address) as runtime:
         group = runtime.placement_group([{}], name="learners")
         pool = GradientWorkers({"policy": algorithm}, runtime, 1, resources=group)
         pool.update("policy", collector.buffer)
-        assert list(actors().values()) == [runtime._ray.get_runtime_context().get_node_id()]
-    assert runtime._groups == []
+        assert list(actors().values()) == [ray.get_runtime_context().get_node_id()]
+    assert groups() == []
 
 
 def test_hosts_are_in_the_group_of_the_replicas_that_learn_with_them(cluster):
@@ -197,9 +201,11 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_group_behind(
     end: signal.Signals, cluster: Any, tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
     """F15: its room is free again for others."""
+    import ray
+
     program = [sys.executable, "-c", COMMAND, *TRAIN, "--address", cluster.address]
     log = tmp_path / "log"
-    with log.open("wb") as file, RayRuntime(address=cluster.address) as runtime:
+    with log.open("wb") as file, RayRuntime(address=cluster.address):
         run = subprocess.Popen(program, cwd=tmp_path, env=child_environment(), stdout=file, stderr=file)
         try:
             wait_until(lambda: logged(tmp_path / "runs/run") or run.poll() is not None, SOON, what="a row of metrics")
@@ -213,4 +219,4 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_group_behind(
             run.kill()
             run.wait()
         wait_until(lambda: groups() == [], SOON, what="the end of the group")
-        wait_until(lambda: runtime._ray.available_resources().get("CPU") == 5, SOON, what="its room")
+        wait_until(lambda: ray.available_resources().get("CPU") == 5, SOON, what="its room")

@@ -5,8 +5,9 @@ import pytest
 from palaestra.distributed import DistributedConfig
 from palaestra.distributed import worker_group as module
 from palaestra.distributed.worker_group import WorkerGroup
-from palaestra.runtime import LocalRuntime, RestartPolicy, WorkerDiedError
+from palaestra.runtime import LocalRuntime, RestartPolicy
 from tests.distributed.parts import QUICK
+from tests.distributed.runs import kill
 
 
 class Apart(LocalRuntime):
@@ -46,8 +47,7 @@ def lose(runtime: LocalRuntime, group: WorkerGroup) -> None:
     """Ends a worker at work; its next incarnation is asked to begin."""
     for worker in group.idle:
         group.give(worker, "work")
-    record = runtime._record(group.workers[0].id)
-    runtime._bury(record, WorkerDiedError("killed"))
+    kill(runtime, group.workers[0].id)
     group.take(at_least=2, timeout_s=5.0)
     assert group.workers[0].state == "joining"
 

@@ -21,22 +21,27 @@ from palaestra.training import TrainerConfig
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """Names of trials that were trained; the return is their learning rate, plus 100 on seeds of the search."""
-    names: list[str] = []
+class Pretended:
+    """Training that gives the learning rate as return, plus 100 on seeds of the search; keeps the names of trials."""
 
-    def train(config, path, seeds, first, ended=None):
-        names.append(path.name)
+    def __init__(self):
+        self.names: list[str] = []
+
+    def __call__(self, config, path, seeds, first, ended=None):
+        self.names.append(path.name)
         value = config.algorithm.learning_rate + (100 if first == 0 else 0)
         runs = [
             SeedResult(seed, Path(f"{value:.9f}"), "done", 0, 1, value, None) for seed in range(first, first + seeds)
         ]
         return GroupResult(path, tuple(runs))
 
-    monkeypatch.setattr(tuning, "_trained", train)
+
+@pytest.fixture
+def trained(monkeypatch):
+    pretended = Pretended()
+    monkeypatch.setattr(tuning, "_trained", pretended)
     monkeypatch.setattr(tuning, "evaluate_run", lambda path, **_: SimpleNamespace(return_mean=float(str(path))))
-    return names
+    return pretended
 
 
 def searched(folder, trials=4, jobs=1, **options):
@@ -99,22 +104,21 @@ def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, tra
     loaded = load_config(tmp_path / "preset.yaml")
     assert loaded.algorithm.learning_rate == pytest.approx(first.fresh_score)
     assert json.loads((tmp_path / "summary.json").read_text())["winners"][0]["trial"] == first.trial
-    assert len([name for name in trained if name.startswith("trial")]) == found.complete == 4
+    assert len([name for name in trained.names if name.startswith("trial")]) == found.complete == 4
 
 
 def test_a_study_that_was_ended_goes_on_to_the_same_trials(tmp_path, trained, monkeypatch):
     whole = searched(tmp_path / "whole")
-    inner = tuning._trained
 
     def ended(config, path, seeds, first, *asked):
         if path.name == "trial_2":
             raise KeyboardInterrupt
-        return inner(config, path, seeds, first, *asked)
+        return trained(config, path, seeds, first, *asked)
 
     monkeypatch.setattr(tuning, "_trained", ended)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "parts")
-    monkeypatch.setattr(tuning, "_trained", inner)
+    monkeypatch.setattr(tuning, "_trained", trained)
     assert searched(tmp_path / "parts").winners == whole.winners
 
 
@@ -137,12 +141,12 @@ def test_the_first_trial_has_values_that_no_power_of_two_gives(tmp_path, trained
 
 
 def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):
-    inner, both = tuning._trained, threading.Barrier(2)
+    both = threading.Barrier(2)
 
     def together(config, path, *given):
         if path.name.startswith("trial"):
             both.wait(60)
-        return inner(config, path, *given)
+        return trained(config, path, *given)
 
     monkeypatch.setattr(tuning, "_trained", together)
     assert searched(tmp_path, jobs=2).complete == 4
@@ -153,7 +157,7 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
 
     They come a little after they are due, by another number of env steps in every seed of every trial.
     """
-    inner, told = tuning._trained, []
+    told = []
 
     def evaluated(config, path, seeds, first, ended=None):
         hopeless = path.name == "trial_5"
@@ -169,7 +173,7 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
             wait_until(ended, what="the trial is asked to end")
             raise KeyboardInterrupt
         assert ended is None or not ended()
-        return inner(config, path, seeds, first)
+        return trained(config, path, seeds, first)
 
     monkeypatch.setattr(tuning, "_trained", evaluated)
     found = searched(tmp_path / "pruned", trials=6, on_trial=told.append)
@@ -223,13 +227,13 @@ def test_a_wrong_space_ends_with_2(value, capsys):
 
 
 def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypatch):
-    inner, told, first = tuning._trained, [], []
+    told, first = [], []
 
     def failing(config, path, *given):
         if path.name.startswith("winner") and not first:
             first.append(path.name)
             raise PalaestraError("seed 10000 failed")
-        return inner(config, path, *given)
+        return trained(config, path, *given)
 
     monkeypatch.setattr(tuning, "_trained", failing)
     found = searched(tmp_path, on_trial=told.append)

@@ -1,5 +1,6 @@
 """Run directories that are deleted while the run goes on."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -23,9 +24,11 @@ def deleting(tmp_path, monkeypatch):
     train_iter = Trainer.train_iter
 
     def set_up(what: str, iterations: int = 5) -> None:
+        made = itertools.count(1)
+
         def counted(trainer: Trainer) -> None:
             train_iter(trainer)
-            if trainer._iterations == iterations:
+            if next(made) == iterations:
                 shutil.rmtree(what)
 
         monkeypatch.setattr(Trainer, "train_iter", counted)

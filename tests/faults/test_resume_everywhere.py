@@ -14,7 +14,7 @@ from palaestra.rollout import OfflineData
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import ATTENTION, CASES, FAST, MEMORY, any_kind, collector_for, environment, make
 from tests.faults.parts import differences
-from tests.training.parts import Recorder
+from tests.training.parts import Recorder, kept
 
 TOTAL = 210
 
@@ -100,7 +100,7 @@ def check(name: str, config: EnvConfig | str, folder: Path, vectorization: str =
                 made.load_state(CheckpointStore(folder / "cut").load_newest()[1])
             if number < len(points):
                 cut(made, points[number], in_the_middle=number != 1)
-            rows = rows[: made._rows_logged]
+            rows = rows[: kept(made)["position"]["metrics"]]
             made.run()
             rows += recorder.rows
             if number == len(points):

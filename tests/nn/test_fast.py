@@ -194,7 +194,7 @@ def test_a_compiled_method_is_found_again_by_a_second_process():
     from torch._dynamo.utils import counters
 
     for _ in range(2):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         counters.clear()
         owner, x = Owner(), torch.arange(3.0)
         assert torch.allclose(fast.compiled_method(owner, Owner.scaled, x)(x), owner.scaled(x))
@@ -214,7 +214,7 @@ def test_loops_that_differ_in_their_body_alone_are_not_each_other_in_the_cache()
 
     x = torch.arange(12.0).reshape(4, 3)
     for _ in range(2):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         counters.clear()
         for method in (Owner.summed, Owner.multiplied):
             owner = Owner()

@@ -40,8 +40,18 @@ class Drift(TensorEnvironment):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """What would be compiled runs as Python: the same calls in the same order, without seconds of compilation."""
-    monkeypatch.setattr(compiled, "compiled_method", lambda owner, method, example, changed=(): partial(method, owner))
+    """What would be compiled runs as Python: the same calls in the same order, without seconds of compilation.
+
+    Gives the rows that each program was made for.
+    """
+    programs: list[int] = []
+
+    def made(owner, method, example, changed=()):
+        programs.append(len(example.noise))
+        return partial(method, owner)
+
+    monkeypatch.setattr(compiled, "compiled_method", made)
+    return programs
 
 
 def collector(kind=TensorCartPole, algorithm="ppo", **settings):
@@ -97,7 +107,7 @@ def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
     (whole, _), (cut, first) = collector(), collector()
     for one in (whole, cut):
         one.compile()
-        one._compiled._at_once = 1  # as on a GPU
+        one.unroll(1)  # from now on row by row, between which a pause is heard
     whole.unroll(LENGTH)
     moved, steps = cut.env.transition, iter(range(LENGTH))
 
@@ -111,7 +121,7 @@ def test_an_unroll_that_was_paused_and_saved_goes_on_bit_for_bit(uncompiled):
     assert cut.unfinished and cut.env_steps < whole.env_steps
     again, second = collector()
     again.compile()
-    again._compiled._at_once = 1
+    again.unroll(1)
     second.load_state_tensors(first.state_tensors())
     again.buffer.load_state_tensors(cut.buffer.state_tensors())
     again.load_state(cut.state())
@@ -143,7 +153,7 @@ def test_rows_that_are_fewer_than_those_of_the_first_unroll_follow_one_by_one(un
     fast.compile()
     for rows in (8, 11, 3):
         assert plain.unroll(rows).env_steps == fast.unroll(rows).env_steps
-    assert sorted(fast._compiled._graphs) == [1, 8]
+    assert sorted(uncompiled) == [1, 8]
     assert torch.equal(plain.buffer.recent("observation", 22), fast.buffer.recent("observation", 22))
 
 
@@ -162,17 +172,18 @@ def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
     made, _ = collector(Drift)
     made.compile()
     made.unroll(4)
-    graph = made._compiled._graphs[4]
+    made.unroll(4)
+    assert uncompiled == [4]
     made.set_env_attr("wind", 100.0)
     made.unroll(4)
-    assert made._compiled._graphs[4] is not graph  # constants of the old one are gone
+    assert uncompiled == [4, 4]  # constants of the old one are gone
     assert (made.buffer.recent("step_type", 4) == 2).any(), "the wind blows every point away"
 
 
-def test_a_policy_with_a_memory_acts_as_before():
+def test_a_policy_with_a_memory_acts_as_before(uncompiled):
     env = TensorCartPole(2, lane_seeds=[1, 2])
     config = PPOConfig(unroll_length=8, mini_batch_length=4, network=NetworkConfig(recurrent="lstm"))
     made = Collector.of(env, PPO(env.observation_spec, env.action_spec, config))
     made.compile()
-    assert made._compiled is None
     assert made.unroll(8).env_steps
+    assert not uncompiled

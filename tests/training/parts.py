@@ -36,6 +36,17 @@ def timeless(recorder: Recorder) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("time/") and "per_s" not in k} for row in recorder.rows]
 
 
+def kept(made: Trainer) -> dict[str, Any]:
+    """What a checkpoint of now would say about the training itself."""
+    state: dict[str, Any] = made.state()["trainer"]
+    return state
+
+
+def rows_trained(made: Trainer) -> int:
+    """Rows that the one policy of a run has learned from, each as often as it was."""
+    return int(kept(made)["learning"]["policies"]["policy"]["rows_trained"])
+
+
 def trainer(
     name: str, kind: str = "discrete", *, total: int = 120, seed: int = 3, num_envs: int = 3, **settings: Any
 ) -> Trainer:

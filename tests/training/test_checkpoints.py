@@ -11,7 +11,7 @@ import torch
 from palaestra.buffers import saving
 from palaestra.core import Batch, CheckpointError, files
 from palaestra.core.files import second_copy
-from palaestra.training import CheckpointStore, checkpoints
+from palaestra.training import CheckpointStore
 from tests.buffers.model import filled
 
 
@@ -133,16 +133,6 @@ def test_a_value_that_cannot_be_saved_is_named_and_leaves_nothing(tmp_path):
     assert store.steps() == []
 
 
-def test_a_damaged_segment_is_read_from_its_second_copy_and_no_whole_one_is_blamed(tmp_path):
-    """D3: the fault tier flips bits in whole runs; here is one file."""
-    whole = {"segment-a.bin": 1, "copy-of-segment-a.bin": 1, "segment-b.bin": 1}
-    assert checkpoints._lost(tmp_path, ["segment-a.bin"], whole) == []
-    assert checkpoints._lost(tmp_path, ["segment-b.bin"], whole) == ["segment-b.bin"]
-    assert checkpoints._lost(tmp_path, ["segment-a.bin", "copy-of-segment-a.bin"], whole) == ["segment-a.bin"]
-    with pytest.raises(CheckpointError, match=r"state.json is missing or damaged"):
-        checkpoints._lost(tmp_path, ["state.json"], whole)
-
-
 def test_the_newest_pieces_of_a_buffer_are_written_twice(tmp_path, monkeypatch):
     """D3: so many as the store is told; one that is damaged is read from its second copy."""
     monkeypatch.setattr(saving, "_SMALLEST", 1)
@@ -152,8 +142,15 @@ def test_the_newest_pieces_of_a_buffer_are_written_twice(tmp_path, monkeypatch):
     assert len(copies) == 2
     damaged = next(file for file in path.glob("segment-*") if second_copy(file.name) in copies)
     damaged.write_bytes(b"")
-    _, loaded = CheckpointStore(tmp_path).load(path)
-    assert "lost" not in loaded["buffer"]
+    store = CheckpointStore(tmp_path)
+    assert "lost" not in store.load(path)[1]["buffer"]
+    (path / second_copy(damaged.name)).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{damaged.name} is missing or damaged"):
+        store.load(path)
+    assert len(store.load(path, without_lost=True)[1]["buffer"]["lost"]) == 1
+    (path / "state.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"state.json is missing or damaged"):
+        store.load(path, without_lost=True)
 
 
 def test_a_lost_piece_of_a_buffer_is_refused_unless_it_may_be_left_out(tmp_path, monkeypatch):

@@ -110,10 +110,15 @@ def test_a_callback_may_end_the_run():
 
 def test_evaluations_may_come_by_time():
     """Evaluation by seconds instead of env steps; the end has one of its own."""
-    steps = []
-    made = trainer("ppo", total=400, eval_every_s=1e-6, evaluate=lambda policy: (steps.append(1), Result(0.0))[1])
-    made.run()
-    assert len(steps) == made._iterations
+    calls: list[str] = []
+    trainer(
+        "ppo",
+        total=400,
+        eval_every_s=1e-6,
+        evaluate=lambda policy: (calls.append("evaluation"), Result(0.0))[1],
+        callbacks=[Hooks(iteration_ended=lambda t, updates: calls.append("iteration"))],
+    ).run()
+    assert calls.count("evaluation") == calls.count("iteration") > 5
 
 
 # -- hooks
@@ -281,18 +286,16 @@ def test_some_checkpoints_may_fail_and_training_goes_on(tmp_path, caplog):
     assert "failure 2 in a row of at most 2" in caplog.text
 
 
-@pytest.mark.parametrize("failures", [{1, 2, 3}, {1000}])
+@pytest.mark.parametrize("failures", [{1, 2, 3}, {1}])
 def test_too_many_failed_checkpoints_end_the_run_with_5(tmp_path, failures):
     """F10: with one more than allowed; and the last one of a run has to work."""
     made = trainer(
         "ppo",
         total=600,
-        checkpoint_every_steps=0 if failures == {1000} else 40,
+        checkpoint_every_steps=0 if failures == {1} else 40,
         max_failed_saves=2,
         checkpoints=Full(tmp_path, failures),
     )
-    if failures == {1000}:
-        made._checkpoints.count = 999
     with pytest.raises(CheckpointError, match="No space left") as caught:
         made.run()
     assert caught.value.exit_code == 5

@@ -6,7 +6,7 @@ import pytest
 
 from palaestra.core import ConfigError
 from palaestra.training import CheckpointStore, TrainerConfig
-from tests.training.parts import Hooks, Recorder, evaluation_in, timeless, trainer
+from tests.training.parts import Hooks, Recorder, evaluation_in, kept, timeless, trainer
 
 
 def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
@@ -28,7 +28,7 @@ def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
 
     first = made(200)
     first.run()
-    length = first.collector.env_steps // first._iterations
+    length = first.collector.env_steps // kept(first)["iterations"]
     again = made(400)
     again.load_state(CheckpointStore(tmp_path / "checkpoints").load_newest()[1])
     again.run()

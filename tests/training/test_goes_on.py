@@ -13,7 +13,7 @@ from palaestra.rollout.collection import OfflineFirst
 from palaestra.training import Summary
 from palaestra.training.callbacks import callback_states, load_callback_states
 from tests.algorithms.parts import collected, environment, make
-from tests.training.parts import evaluation_in, trainer
+from tests.training.parts import Hooks, evaluation_in, kept, trainer
 
 
 def paused_at(made, env_steps):
@@ -49,14 +49,15 @@ def test_an_unroll_that_began_with_random_actions_ends_with_them():
 
 def test_a_finished_run_with_a_larger_budget_ends_with_an_evaluation_and_a_row():
     never = {"eval_every_steps": 0, "log_every_steps": 0}
-    first = trainer("ppo", total=60, evaluate=evaluation_in(), **never)
+    evaluated: list[int] = []
+    hooks = [Hooks(evaluated=lambda t, result: evaluated.append(result.env_steps))]
+    first = trainer("ppo", total=60, evaluate=evaluation_in(), callbacks=hooks, **never)
     first.run()
-    assert first._rows_logged == 1
-    longer = trainer("ppo", total=120, evaluate=evaluation_in(), **never)
+    longer = trainer("ppo", total=120, evaluate=evaluation_in(), callbacks=hooks, **never)
     longer.load_state(first.state())
     assert longer.run().status == "done"
-    assert longer._rows_logged == 2
-    assert longer._evaluator is not None and longer._evaluator.begun_at == longer.collector.env_steps
+    assert evaluated == [first.collector.env_steps, longer.collector.env_steps]
+    assert [kept(made)["position"]["metrics"] for made in (first, longer)] == [1, 2]
 
 
 def test_a_goal_that_nothing_can_reach_is_refused():

@@ -28,7 +28,7 @@ from palaestra.training import (
 from tests.devices import pretend_device
 from tests.multiagent.parts import RandomWorld
 from tests.multiagent.test_collector import TWO_KINDS, collector_of
-from tests.training.parts import trainer
+from tests.training.parts import kept, trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
 
@@ -180,10 +180,11 @@ def test_rows_that_never_fit_are_named_at_the_end(tmp_path, caplog):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert result.status == "done"
     (said,) = result.not_logged
-    rows = made._rows_logged - len(lines)
-    assert said.startswith(f"FileLogger: {rows:,} row(s) of metrics.jsonl could not be written ([Errno 27]")
-    FileLogger(tmp_path).start({**START, "env_steps": result.env_steps, "metrics": made._rows_logged})
-    assert f"has {len(lines)} of the {made._rows_logged} rows that were written" in caplog.text
+    rows = kept(made)["position"]["metrics"]
+    missing = rows - len(lines)
+    assert said.startswith(f"FileLogger: {missing:,} row(s) of metrics.jsonl could not be written ([Errno 27]")
+    FileLogger(tmp_path).start({**START, "env_steps": result.env_steps, "metrics": rows})
+    assert f"has {len(lines)} of the {rows} rows that were written" in caplog.text
 
 
 def interrupt(owner, name, at):

@@ -306,7 +306,7 @@ def test_seeds_of_a_group_are_told_apart(tmp_path, monkeypatch, package):
     assert names == ["group/first"]
 
 
-def test_a_run_of_mlflow_is_made_once_and_found_by_what_no_other_has(tmp_path, monkeypatch):
+def test_a_run_of_mlflow_is_made_once_and_found_by_what_no_other_has(tmp_path, monkeypatch, wait_until):
     """A parameter that is not taken at first is sent again, to the same run."""
     fake, failures = Fake(), iter([ConnectionError("gone")])
     take = Fake.__getattr__
@@ -326,9 +326,7 @@ def test_a_run_of_mlflow_is_made_once_and_found_by_what_no_other_has(tmp_path, m
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     logger = SERVICES["mlflow"](tmp_path)
     logger.start({**START, "env_steps": 50})
-    while not [call for call in fake.calls if call[0] == "log_param"]:
-        assert logger._thread is not None
-        logger._thread.join(0.01)
+    wait_until(lambda: [call for call in fake.calls if call[0] == "log_param"], what="the parameter, sent again")
     logger.close()
     (made,) = [named for name, _, named in fake.calls if name == "create_run"]
     ((tag, identity),) = made["tags"].items()

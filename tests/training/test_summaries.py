@@ -103,10 +103,23 @@ def test_large_numbers_between_which_nothing_lies_have_a_histogram(values):
 
 def test_histograms_of_a_resumed_run_are_those_of_one_that_went_on():
     """They are drawn, and the run says `exact`."""
-    whole, again = Histograms(), Histograms()
-    torch.rand(3, generator=whole._generator)
-    again.load_state(whole.state())
-    assert torch.equal(torch.rand(3, generator=whole._generator), torch.rand(3, generator=again._generator))
+
+    def made(total):
+        recorder = Recorder()
+        one = trainer("dqn", total=total, log_every_steps=40, loggers=[recorder], callbacks=[Histograms()])
+        return one, recorder.rows
+
+    (whole, expected), (first, _), (again, later) = made(200), made(90), made(200)
+    whole.run()
+    first.run()
+    again.load_state(first.state())
+    again.run()
+    drawn = [
+        {row["env_steps"]: value for row in rows for key, value in row.items() if key == "histogram/action"}
+        for rows in (expected, later)
+    ]
+    assert drawn[1]
+    assert drawn[1].items() <= drawn[0].items()
 
 
 def test_files_and_tensorboard_take_histograms_and_outcomes_against_episodes_and_updates(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from palaestra import NetworkConfig, Trainer, TrainerConfig
 from palaestra.core import ConfigError, Linear, StepType
 from palaestra.training import CheckpointStore
-from tests.training.parts import Hooks, Recorder, evaluation_in, trainer
+from tests.training.parts import Hooks, Recorder, evaluation_in, rows_trained, trainer
 
 
 def parameters(made: Trainer) -> dict[str, torch.Tensor]:
@@ -51,7 +51,7 @@ def test_on_policy_experience_is_used_once_and_env_steps_are_what_is_trained_on(
         made.train_iter()
         assert made.algorithm.num_gradient_steps == iteration
         if name == "ppo":  # REINFORCE leaves out what has not ended
-            assert made._learning._records["policy"].rows_trained == made.collector.env_steps
+            assert rows_trained(made) == made.collector.env_steps
 
 
 def test_replayed_experience_is_used_many_times():
@@ -60,8 +60,8 @@ def test_replayed_experience_is_used_many_times():
     for _ in range(10):
         made.train_iter()
     assert made.algorithm.num_gradient_steps == 40
-    assert made._learning._records["policy"].rows_trained == 40 * 32
-    assert made.collector.env_steps < made._learning._records["policy"].rows_trained / 10
+    assert rows_trained(made) == 40 * 32
+    assert made.collector.env_steps < rows_trained(made) / 10
 
 
 def test_nothing_is_trained_before_the_initial_steps():
@@ -78,13 +78,16 @@ def test_nothing_is_trained_before_the_initial_steps():
 def test_exactly_the_initial_steps_are_random():
     """ALF-10: with 2 environments an unroll ends at env step 20; what follows is the policy's, and is learned from."""
     made = trainer("dqn", "discrete", learning_starts=20, unroll_length=1, gradient_steps=1, num_envs=2)
-    steps = []
+    unroll, at_random = made.collector.unroll, {}
+
+    def noted(length, *, random):
+        at_random[made.collector.env_steps] = bool(random)
+        return unroll(length, random=random)
+
+    made.collector.unroll = noted
     while not made.algorithm.num_gradient_steps:
-        steps.append(made.collector.env_steps)
         made.train_iter()
-    random = [bool(made._learning.acts_randomly(number, goes_on=False)) for number in steps]
-    assert 20 in steps
-    assert random == [number < 20 for number in steps]
+    assert at_random == {steps: steps < 20 for steps in range(0, 22, 2)}
     assert made.collector.env_steps == 22
 
 

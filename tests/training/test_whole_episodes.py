@@ -18,7 +18,7 @@ from palaestra.multiagent import AgentsConfig
 from palaestra.rollout import OfflineData
 from tests.algorithms.parts import environment, make
 from tests.distributed.runs import assert_same
-from tests.training.parts import trainer
+from tests.training.parts import rows_trained, trainer
 
 
 class ShortOrLong(gymnasium.Env[np.ndarray, np.int64]):
@@ -52,7 +52,7 @@ def test_every_environment_plays_as_many_episodes_and_all_of_them_are_learned_fr
         made.train_iter()
         episodes = made.collector.drain()
         assert Counter(episode.env_id for episode in episodes) == {0: 2, 1: 2, 2: 2}
-        assert made._learning.metrics(0.0)["rows_trained"] == made.collector.env_steps
+        assert rows_trained(made) == made.collector.env_steps
         assert made.algorithm.policy_version == number
 
 
