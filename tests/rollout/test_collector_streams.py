@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from palaestra import Collector
-from palaestra.core import ConfigError, join_state, split_state
+from palaestra.core import ConfigError, join_state, split_state, tree_leaves
 from palaestra.nn import NetworkConfig
 from tests.algorithms.parts import environment, make
 from tests.rollout.worlds import FIRST, LAST, MID, Numbered
@@ -182,49 +182,60 @@ def test_a_list_needs_a_number_for_each_environment(request_):
 # -- pausing
 
 
-@pytest.mark.parametrize("num_ready", [2, 4])
+def begun(name, num_ready, seed=3):
+    """A collector after three rows of each lane, and its algorithm."""
+    env = Numbered(LENGTHS, num_ready=num_ready)
+    algorithm = make(name, env, seed=seed, capacity=400)
+    collector = Collector.of(env, algorithm)
+    collector.unroll(3)
+    return collector, algorithm
+
+
+def paused_and_moved(name, num_ready):
+    """One that was paused in an unroll of nine rows, saved, and loaded where another had begun."""
+    (old, saved), (new, loaded) = begun(name, num_ready), begun(name, num_ready, seed=9)
+    send, sends = old.env.send, itertools.count(1)
+
+    def sending(*arguments):
+        if next(sends) == 3:
+            old.pause()
+        send(*arguments)
+
+    old.env.send = sending
+    info = old.unroll(9)
+    assert old.unfinished and 0 < info.env_steps < 4 * 9
+    new.env.load_state_dict(old.env.state_dict())
+    loaded.load_state_tensors(join_state(*split_state(saved.state_tensors())))
+    new.buffer.load_state_tensors(old.buffer.state_tensors())
+    new.load_state(join_state(*split_state(old.state())))
+    return new
+
+
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_an_unroll_that_was_paused_goes_on_with_its_rest(name, num_ready):
-    """F22, F25: what was paused, saved, loaded and finished equals what ran through."""
-    results = []
-    for pauses in (False, True):
-        env = Numbered(LENGTHS, num_ready=num_ready)
-        algorithm = make(name, env, capacity=400)
-        collector = Collector.of(env, algorithm)
-        collector.unroll(3)
-        if pauses:
-            count, send = 0, env.send
-
-            def sending(*arguments, collector=collector, send=send):
-                nonlocal count
-                count += 1
-                if count == 3:
-                    collector.pause()
-                send(*arguments)
-
-            env.send = sending
-            paused = collector.unroll(9)
-            assert collector.unfinished
-            assert 0 < paused.env_steps < 4 * 9
-            saved = [split_state(part) for part in (collector.state(), algorithm.state_tensors())]
-            kept, buffer = env.state_dict(), collector.buffer.state_tensors()
-            env = Numbered(LENGTHS, num_ready=num_ready)
-            env.load_state_dict(kept)
-            algorithm = make(name, env, seed=9, capacity=400)
-            collector = Collector.of(env, algorithm)
-            algorithm.load_state_tensors(join_state(*saved[1]))
-            collector.buffer.load_state_tensors(buffer)
-            collector.load_state(join_state(*saved[0]))
+def test_an_unroll_that_was_paused_and_moved_goes_on_bit_for_bit(name):
+    """F22, F25."""
+    (whole, _), cut = begun(name, num_ready=4), paused_and_moved(name, num_ready=4)
+    for collector in (whole, cut):
         collector.unroll(9)
-        assert not collector.unfinished
-        drawn = collector.buffer.recent("action", 12)
-        info = collector.buffer.recent("policy_info", 12)
-        results.append((collector.env_steps, lanes_of(collector), drawn, info))
-    if num_ready == 4:  # else lanes answer in another order after the pause
-        assert results[0][:2] == results[1][:2]
-        assert torch.equal(results[0][2], results[1][2])
-        assert all(torch.equal(results[0][3][key], results[1][3][key]) for key in results[0][3].keys())  # noqa: SIM118
-    assert min(len(stream) for stream in results[1][1]) >= 2
+    assert cut.env_steps == whole.env_steps
+    assert not cut.unfinished
+    assert lanes_of(cut) == lanes_of(whole)
+    for field in ("action", "policy_info"):
+        ours, theirs = (tree_leaves(collector.buffer.recent(field, 12)) for collector in (cut, whole))
+        assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_pause_neither_loses_nor_repeats_a_row_of_lanes_that_answer_on_their_own(name):
+    """F22, F25: they answer in another order after it."""
+    collector = paused_and_moved(name, num_ready=2)
+    collector.unroll(9)
+    assert not collector.unfinished
+    streams = lanes_of(collector)
+    for lane, stream in enumerate(streams):
+        assert stream == expected(lane, LENGTHS[lane], len(stream))
+    acted = sum(kind != LAST for stream in streams for _, kind in stream[:-1])
+    assert acted == collector.env_steps
 
 
 # -- hooks and random actions

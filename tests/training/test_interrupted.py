@@ -3,7 +3,6 @@
 import itertools
 import signal
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -124,46 +123,57 @@ def test_a_step_that_outlasts_the_grace_is_stopped_with_the_last_checkpoint_inta
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
-@pytest.mark.parametrize("total", [600, 250], ids=["on the way", "at the end"])
-def test_a_signal_in_an_evaluation_breaks_it_off_and_the_run_goes_on_with_it(tmp_path, total):
-    """F22, F25: nothing is lost, however long the evaluation would have taken."""
-    settings = {"total": total, "eval_every_steps": 240, "checkpoint_every_steps": 0, "evaluate": evaluation_in()}
-    rows: dict[str, Recorder] = {name: Recorder() for name in ("whole", "cut")}
-    seen: dict[str, list[Any]] = {name: [] for name in rows}
+class Endless:
+    """An evaluation that would take for ever; the process is asked to end in each of its steps."""
 
-    def hooks(name):
-        return [Hooks(evaluated=lambda t, result: seen[name].append((result.env_steps, result.evaluation.returns)))]
+    steps = 0
 
-    kept = CheckpointStore(tmp_path / "whole")
-    trainer("ppo", **settings, loggers=[rows["whole"]], callbacks=hooks("whole"), checkpoints=kept).run()
-
-    def endless(policy):
+    def __call__(self, policy):
         with environment("discrete", 2, seed=77) as env:
-            original = env.step
+            step = env.step
 
-            def step(action):
+            def stepped(action):
                 signal.raise_signal(signal.SIGTERM)
-                time_step = original(action)  # what steps environments is not struck by an exception
-                stepped.append(time_step)
+                time_step = step(action)  # what steps environments is not struck by an exception
+                self.steps += 1
                 return time_step
 
-            env.step = step
+            env.step = stepped
             return evaluate(policy, env, episodes=10**9)
 
-    store, stepped = CheckpointStore(tmp_path / "cut"), []
-    made = trainer("ppo", **{**settings, "evaluate": endless}, checkpoints=store, loggers=[rows["cut"]])
+
+EVALUATED = {"eval_every_steps": 240, "checkpoint_every_steps": 0}
+
+
+def test_a_signal_in_an_evaluation_breaks_it_off(tmp_path):
+    """F22: however long it would have taken; the policy is as it was before."""
+    evaluation = Endless()
+    made = trainer("ppo", total=600, **EVALUATED, evaluate=evaluation, checkpoints=CheckpointStore(tmp_path))
     generator = made.algorithm.policy.generator
     result = made.run()
-    assert (result.status, result.exit_code, len(stepped)) == ("interrupted", 143, 1)
+    assert (result.status, result.exit_code, evaluation.steps) == ("interrupted", 143, 1)
     assert made.algorithm.policy.generator is generator
     assert made.algorithm.policy.phase is Phase.COLLECT
-    again = trainer("ppo", **settings, loggers=[rows["cut"]], callbacks=hooks("cut"), checkpoints=store)
-    again.load_state(store.load_newest()[1])
-    assert again.run().status == "done"
-    assert seen["cut"] == seen["whole"]
+
+
+@pytest.mark.parametrize("total", [600, 250], ids=["on the way", "at the end"])
+def test_a_run_whose_evaluation_was_broken_off_goes_on_with_it(tmp_path, total):
+    """F22, F25: results, rows and the last checkpoint are those of a run that nobody interrupted."""
+    rows, returns, ends = {}, {}, {}
+    for name, first in (("whole", None), ("cut", Endless())):
+        store, rows[name], returns[name] = CheckpointStore(tmp_path / name), Recorder(), []
+        parts = {"loggers": [rows[name]], "checkpoints": store, **EVALUATED}
+        seen = Hooks(evaluated=lambda t, done, to=returns[name]: to.append((done.env_steps, done.evaluation.returns)))
+        made = trainer("ppo", total=total, evaluate=evaluation_in(), callbacks=[seen], **parts)
+        if first is not None:
+            assert trainer("ppo", total=total, evaluate=first, **parts).run().status == "interrupted"
+            made.load_state(store.load_newest()[1])
+        assert made.run().status == "done"
+        ends[name] = store.load_newest()[1]["trainer"]
+    assert returns["cut"] == returns["whole"]
     assert timeless(rows["cut"]) == timeless(rows["whole"])
     for name in ("evaluation", "finished", "evaluation_broken_off", "position"):  # the checkpoint was written anew
-        assert store.load_newest()[1]["trainer"][name] == kept.load_newest()[1]["trainer"][name]
+        assert ends["cut"][name] == ends["whole"][name]
     assert not list((tmp_path / "cut").glob(".tmp-*"))
 
 
