@@ -15,6 +15,7 @@ A skipped test proves nothing. An id that docs/requirements.yaml does not list i
 
 import argparse
 import ast
+import functools
 import io
 import re
 import sys
@@ -78,7 +79,8 @@ def _numbers(first: str, rest: str) -> Iterator[int]:
         last = number
 
 
-def ids_of_tests(path: Path) -> Iterator[tuple[str, int, set[str]]]:
+@functools.cache
+def ids_of_tests(path: Path) -> list[tuple[str, int, set[str]]]:
     """(name, line, ids) of every test of a file that is not skipped."""
     source = path.read_text(encoding="utf-8")
     comments: dict[int, str] = {
@@ -86,6 +88,7 @@ def ids_of_tests(path: Path) -> Iterator[tuple[str, int, set[str]]]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
+    found: list[tuple[str, int, set[str]]] = []
     for scope, node in _tests(ast.parse(source)):
         if any("skip" in ast.unparse(decorator) for decorator in node.decorator_list):
             continue
@@ -93,7 +96,8 @@ def ids_of_tests(path: Path) -> Iterator[tuple[str, int, set[str]]]:
         text += [
             comments[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in comments
         ]
-        yield f"{scope}{node.name}", node.lineno, ids_in_name(node.name).union(*map(ids_in_text, text))
+        found.append((f"{scope}{node.name}", node.lineno, ids_in_name(node.name).union(*map(ids_in_text, text))))
+    return found
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

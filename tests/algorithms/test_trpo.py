@@ -44,6 +44,11 @@ def batch(action, advantage):
     )
 
 
+def improved(algorithm, rows):
+    """Metrics of the one step on hand-made rows that an update makes on those that it draws."""
+    return algorithm._improve(rows)
+
+
 def test_the_step_is_that_of_a_dense_solution_with_damping():
     """(F + 0.5 I)^-1 g by the whole Hessian of KL(old, new), cut to the trust region; in the direction that gains."""
     algorithm, _ = collected("trpo", "discrete", damping=0.5, num_conjugate_steps=40, target_kl=1e-4)
@@ -67,7 +72,7 @@ def test_the_step_is_that_of_a_dense_solution_with_damping():
     damped = torch.autograd.functional.hessian(kl, start) + 0.5 * torch.eye(len(start))
     direction = torch.linalg.solve(damped, gradient)
     longest = (2 * 1e-4 / (direction @ damped @ direction)).sqrt() * direction
-    assert algorithm._improve(rows)["step_share"] == 1
+    assert improved(algorithm, rows)["step_share"] == 1
     moved = torch.nn.utils.parameters_to_vector(parameters).detach() - start
     assert_close(moved, longest, rtol=1e-2, atol=1e-6)
 
@@ -79,7 +84,7 @@ def test_the_step_is_the_natural_gradient_of_the_longest_allowed_length():
     gradient = torch.tensor([2.0, -1.0, -1.0]) / 3  # of the mean over rows of (one-hot - 1/3) A
     direction = 3 * gradient
     longest = (2 * DELTA / (direction @ gradient)).sqrt() * direction
-    metrics = algorithm._improve(data)
+    metrics = improved(algorithm, data)
     bias = dict(algorithm.policy.network.named_parameters())["mlp.layers.0.bias"].detach()
     share = float(metrics["step_share"])
     assert share in (pytest.approx(1.0), pytest.approx(0.8))  # the true divergence is not quite the quadratic one
@@ -108,7 +113,7 @@ def test_the_new_policy_is_better_and_within_the_trust_region(kind):
 def test_a_step_that_improves_nothing_is_not_taken():
     """With advantages of 0 there is no direction; the mutant that takes the last step tried would move."""
     algorithm = softmax_policy()
-    metrics = algorithm._improve(batch([0, 1], [0.0, 0.0]))
+    metrics = improved(algorithm, batch([0, 1], [0.0, 0.0]))
     assert float(metrics["step_share"]) == 0.0
     assert not any(parameter.any() for parameter in algorithm.policy.parameters())
 
@@ -121,7 +126,7 @@ def test_the_line_search_shortens_steps_that_leave_the_region():
     old = algorithm.policy.distribution(torch.zeros(1, 1, 1))
     data = batch([0, 1], [-1.0, 1.0])
     data = data.replace(log_prob=old.log_prob(torch.tensor([[0]])).expand(2, 1).detach().clone())
-    metrics = algorithm._improve(data)
+    metrics = improved(algorithm, data)
     assert float(metrics["step_share"]) < 1.0
     assert float(metrics["kl"]) <= DELTA
 
@@ -137,7 +142,7 @@ def test_a_gradient_that_is_not_finite_raises():
     """F23: before anything is applied."""
     algorithm = softmax_policy()
     with pytest.raises(NonFiniteError, match="the gradient of 'policy' is not finite after 0 gradient steps"):
-        algorithm._improve(batch([0, 1], [torch.nan, 1.0]))
+        improved(algorithm, batch([0, 1], [torch.nan, 1.0]))
     assert not any(parameter.any() for parameter in algorithm.policy.parameters())
     data = batch([0, 1], [0.0, 1.0])
     with pytest.raises(NonFiniteError, match="the gradient of 'value'"):

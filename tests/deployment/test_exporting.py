@@ -251,9 +251,9 @@ def test_every_algorithm_has_programs_that_act_alike(name, kind, format, tmp_pat
     if algorithm.policy.normalizer is not None:
         rows = collector.buffer.newest(4).observation
         algorithm.policy.normalizer.merge(algorithm.policy.normalizer.increment(rows))
-    program = exporting._Program(algorithm.policy.eval())
-    write = exporting._onnx if format == "onnx" else exporting._torch
-    parity = exporting._compared(program, write(program, tmp_path / "policy"), "policy")
+    save_policy(algorithm.policy, tmp_path / "run")
+    (made,) = palaestra.export(tmp_path / "run", tmp_path / "out", format=format)
+    parity = made.parity
     assert parity.observations >= 1000
     assert parity.largest_difference <= 1e-5
     assert parity.other_choices <= 2

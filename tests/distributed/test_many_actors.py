@@ -199,16 +199,16 @@ def test_a_paused_unroll_that_replays_tells_what_it_has_counted():
     with local() as runtime:
         collect = asynchronous(runtime, "dqn", gradient_steps=8).collector
         collect._pace.enough = lambda taken, env_steps: False
-        serve, calls = collect._serve, itertools.count()
+        take, calls = collect.group.take, itertools.count()
 
-        def interrupted(*args: Any) -> None:
-            serve(*args)
-            if collect._taken or next(calls) == 100:
+        def interrupted(**named: Any) -> Any:
+            if collect.env_steps or next(calls) == 100:
                 collect.pause()
+            return take(**named)
 
-        collect._serve = interrupted
+        collect.group.take = interrupted
         info = collect.unroll(8)
         assert collect.unfinished
         assert info.env_steps == collect.env_steps > 0
-        assert info.episodes and collect._taken == []
-        assert collect.state()["ahead"] == collect._pace.ahead is not None
+        assert info.episodes
+        assert collect.state()["ahead"] is not None

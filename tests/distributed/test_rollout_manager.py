@@ -116,7 +116,7 @@ def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime)
     manager.unroll(1)
     hold.held.add(worker_of(manager, 3))
     manager.unroll(1)
-    manager._policies["policy"].version += 1
+    trainer.algorithm.policy.version += 1
     hold.held.clear()
     while not manager.dropped:
         manager.unroll(1)
@@ -364,8 +364,8 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
 
 
 def test_weights_that_did_not_change_are_not_sent_again(runtime):
-    manager = make_trainer(runtime, "dqn", num_workers=2).collector
-    policy = manager._policies["policy"]
+    trainer = make_trainer(runtime, "dqn", num_workers=2)
+    manager, policy = trainer.collector, trainer.algorithm.policy
     manager.unroll(2)
     (first,) = manager.weights()
     manager.unroll(2)

@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.architecture.source import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
@@ -24,23 +25,21 @@ def text_of(node: ast.expr) -> str:
     return "…"
 
 
-def calls(tree: ast.AST) -> Iterator[ast.Call]:
-    """Of errors that are raised, and of warnings."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            yield node.exc
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("warning", "warn"):
-            yield node
+def texts(node: ast.AST) -> list[ast.expr]:
+    """Of an error that is raised, of a warning, or of what a configuration has against its settings."""
+    match node:
+        case ast.Raise(exc=ast.Call(args=args)):
+            return args[:1]
+        case ast.Call(func=ast.Attribute(attr="warning" | "warn"), args=args):
+            return args[:1]
+        case ast.Yield(value=ast.expr() as value):
+            return [value]
+    return []
 
 
 @cache
 def said() -> list[str]:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src/palaestra").rglob("*.py"))]
-    raised = [text_of(call.args[0]) for tree in trees for call in calls(tree) if call.args]
-    misfits = [  # what a configuration has against its settings, which is raised together
-        text_of(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Yield) and node.value
-    ]
-    return raised + misfits
+    return [text_of(text) for source in sources("src") for node in source.nodes for text in texts(node)]
 
 
 @pytest.mark.parametrize("message", MESSAGES)

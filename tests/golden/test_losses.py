@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from palaestra.algorithms import ALGORITHMS
 from tests.algorithms.parts import CASES, searches
@@ -18,15 +17,12 @@ UNIT_VECTORS = (
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_first_losses_are_the_golden_ones_and_bit_equal_within_a_machine(name, kind):
-    """F25: the same seed, twice in one process, with other draws from the global generators in between."""
+def test_the_first_losses_are_the_golden_ones(name, kind):
+    """F25: up to roundings; tests/contracts/test_learners.py shows that two runs of one process have the same bits."""
     golden = json.loads(golden_file(name).read_text())[kind]
     assert len(golden) == COUNT
-    first = first_losses(name, kind)
     relative = UNIT_VECTORS if kind == "unit-vectors" else SEARCHED if searches(name) else RELATIVE
-    assert first == pytest.approx(golden, rel=relative, abs=ABSOLUTE)
-    torch.rand(3)
-    assert first_losses(name, kind) == first
+    assert first_losses(name, kind) == pytest.approx(golden, rel=relative, abs=ABSOLUTE)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

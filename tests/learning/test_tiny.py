@@ -27,23 +27,29 @@ SETTINGS = {
         "epsilon": Linear(1.0, 0.1, 0.5),
     },
 }
-every_algorithm = pytest.mark.parametrize("name", SETTINGS)
 
 
-@every_algorithm
+def every_algorithm(fast):
+    """One of them in the fast tests."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name == fast else pytest.mark.slow) for name in SETTINGS]
+    )
+
+
+@every_algorithm(fast="reinforce")
 def test_the_last_arm_of_the_bandit_is_found(name):
     """The best return is 1; the second best arm pays 0.75, a uniform policy 0.5."""
     assert evaluated(learned(name, BANDIT, 2_500, **SETTINGS[name]), BANDIT).return_mean == 1.0
 
 
-@every_algorithm
+@every_algorithm(fast="dqn")
 def test_the_end_of_the_chain_is_found_by_the_shortest_way(name):
     """The best return is 1, after 4 steps."""
     evaluation = evaluated(learned(name, CHAIN, 4_000, **SETTINGS[name]), CHAIN)
     assert (evaluation.return_mean, evaluation.length_mean) == (1.0, 4.0)
 
 
-@every_algorithm
+@every_algorithm(fast="ppo")
 def test_every_ball_is_caught(name):
     """The best return is 1; a paddle that never moves gets -1/3."""
     steps = {"reinforce": 14_000}.get(name, 7_000)

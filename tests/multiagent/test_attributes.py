@@ -137,12 +137,12 @@ def test_an_environment_that_is_made_again_has_the_attributes():
 
 
 def test_what_wraps_an_environment_may_have_the_attribute():
-    with MultiAgentEnvs([lambda: Around(Leveled())], lane_seeds=[1]) as envs:
+    env = Around(Leveled())
+    with MultiAgentEnvs([lambda: env], lane_seeds=[1]) as envs:
         envs.set_attr("gain", 2.0)
         envs.set_attr("level", 3)
         envs.reset()
         assert (envs.get_attr("gain"), envs.get_attr("level")) == ([2.0], [3])
-        env = envs._lanes[0].env
         assert (env.gain, env.env.level, "level" in vars(env)) == (2.0, 3, False)
 
 

@@ -64,7 +64,7 @@ def test_half_of_the_environments_simulate_while_the_other_half_is_acted_for(sam
     collector = Collector.of(env, make("dqn", env))
     collector.unroll(4)
     assert env.most_on_the_way == 4
-    assert env._sent == []
+    assert env.sent == []
 
 
 def test_the_actions_stored_are_those_executed():

@@ -130,16 +130,16 @@ def test_values_that_are_not_finite_are_found_on_a_device():
     class Broken(TensorCartPole):
         def observe(self, state):
             seen = super().observe(state)
-            return torch.where(torch.arange(4, device=seen.device) == 2, seen / 0 if self._broken else seen, seen)
+            return torch.where(torch.arange(4, device=seen.device) == 2, seen / 0 if self.broken else seen, seen)
 
-        _broken = False
+        broken = False
 
     with pretend_device() as device:
         env = Broken(LANES, lane_seeds=[1, 2, 3], device=device)
         algorithm = PPO(env.observation_spec, env.action_spec, tiny_config(PPO)).to(device)
         collector = Collector.of(env, algorithm)
         collector.unroll(2)
-        env._broken = True
+        env.broken = True
         with pytest.raises(NonFiniteError, match=r"environment 0 emitted observation\[2\] = (inf|-inf|nan)"):
             collector.unroll(2)
 

@@ -28,7 +28,7 @@ class Numbered(Environment):
         self._serial = [1000 * lane - 1 for lane in range(len(lengths))]
         self._step = [0] * len(lengths)
         self._due = [True] * len(lengths)
-        self._sent: list[int] = []
+        self.sent: list[int] = []
         self.actions: list[list[int]] = [[] for _ in lengths]
         """Executed in each lane."""
         self.most_on_the_way = 0
@@ -46,21 +46,21 @@ class Numbered(Environment):
         return DiscreteSpec(num=3)
 
     def reset(self) -> TimeStep:
-        self._sent = []
+        self.sent = []
         self.ended = None
         return self._rows([self._begin(lane) for lane in range(self.batch_size)])
 
     def send(self, action: Any, env_id: torch.Tensor | None = None) -> None:
         lanes = list(range(self.batch_size)) if env_id is None else env_id.tolist()
         for lane, taken in zip(lanes, action.tolist(), strict=True):
-            assert lane not in self._sent, "an action for a lane that has not answered yet"
+            assert lane not in self.sent, "an action for a lane that has not answered yet"
             if not self._due[lane]:
                 self.actions[lane].append(taken)
-        self._sent += sorted(lanes, reverse=True)
-        self.most_on_the_way = max(self.most_on_the_way, len(self._sent))
+        self.sent += sorted(lanes, reverse=True)
+        self.most_on_the_way = max(self.most_on_the_way, len(self.sent))
 
     def recv(self) -> TimeStep:
-        lanes, self._sent = self._sent[: self.num_ready], self._sent[self.num_ready :]
+        lanes, self.sent = self.sent[: self.num_ready], self.sent[self.num_ready :]
         assert len(lanes) == self.num_ready, "nothing is on its way"
         if self.num_ready == self.batch_size:
             lanes = sorted(lanes)

@@ -47,6 +47,22 @@ def test_an_unroll_that_began_with_random_actions_ends_with_them():
     assert torch.equal(*actions)
 
 
+def test_exactly_the_initial_steps_are_random():
+    """ALF-10: with 2 environments an unroll ends at env step 20; what follows is the policy's, and is learned from."""
+    made = trainer("dqn", "discrete", learning_starts=20, unroll_length=1, gradient_steps=1, num_envs=2)
+    unroll, at_random = made.collector.unroll, {}
+
+    def noted(length, *, random):
+        at_random[made.collector.env_steps] = bool(random)
+        return unroll(length, random=random)
+
+    made.collector.unroll = noted
+    while not made.algorithm.num_gradient_steps:
+        made.train_iter()
+    assert at_random == {steps: steps < 20 for steps in range(0, 22, 2)}
+    assert made.collector.env_steps == 22
+
+
 def test_a_finished_run_with_a_larger_budget_ends_with_an_evaluation_and_a_row():
     never = {"eval_every_steps": 0, "log_every_steps": 0}
     evaluated: list[int] = []

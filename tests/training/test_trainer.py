@@ -75,22 +75,6 @@ def test_nothing_is_trained_before_the_initial_steps():
     assert next(env_steps for env_steps, steps in trained if steps) in (21, 22, 23)
 
 
-def test_exactly_the_initial_steps_are_random():
-    """ALF-10: with 2 environments an unroll ends at env step 20; what follows is the policy's, and is learned from."""
-    made = trainer("dqn", "discrete", learning_starts=20, unroll_length=1, gradient_steps=1, num_envs=2)
-    unroll, at_random = made.collector.unroll, {}
-
-    def noted(length, *, random):
-        at_random[made.collector.env_steps] = bool(random)
-        return unroll(length, random=random)
-
-    made.collector.unroll = noted
-    while not made.algorithm.num_gradient_steps:
-        made.train_iter()
-    assert at_random == {steps: steps < 20 for steps in range(0, 22, 2)}
-    assert made.collector.env_steps == 22
-
-
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 def test_learning_waits_until_every_lane_holds_a_window(n_step):
     """ALF-10, TS-22: without initial steps, several environments and n-step targets."""

@@ -1,6 +1,7 @@
 """Tests of `palaestra.envs.suites.atari`."""
 
 import functools
+import importlib.util
 import itertools
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from palaestra.core import ConfigError, check_time_step
 from palaestra.envs import EnvConfig, create_environment, load
 
-pytest.importorskip("ale_py")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="the extra `atari`")
 
 PLAIN = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}
 """Nothing random: the C++ pool and the Python layers then play the very same game."""

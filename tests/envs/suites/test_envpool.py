@@ -1,6 +1,6 @@
 """Tests of `palaestra.envs.suites.envpool`."""
 
-import importlib
+import importlib.util
 import itertools
 
 import pytest
@@ -10,7 +10,7 @@ from palaestra.core import ConfigError, MissingExtraError, check_time_step
 from palaestra.envs import EnvConfig, create_environment, load
 from palaestra.envs.suites import envpool as suite
 
-envpool = pytest.importorskip("envpool")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="the extra `envpool`")
 
 
 def pool(name="envpool:CartPole-v1", seeds=(3, 4), **settings):
