@@ -272,3 +272,36 @@ def test_values_that_a_spec_cannot_hold_are_refused(given, dtype, fits):
     Episode.observations, Episode.actions = np.zeros((2, 1)), np.array([1.9])
     with pytest.raises(ShapeError, match="actions of the dataset are float64, but int64 is needed"):
         from_minari(Dataset(), **specs)
+
+
+def as_minari_writes(shape):
+    """A dataset of four pictures that `to_minari` would not write, and the pictures."""
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    ramp = np.linspace(40, 200, int(np.prod(shape)), dtype=np.uint8).reshape(shape)  # which JPEG keeps about as it is
+    seen = np.stack([ramp + 10 * number for number in range(4)])
+    ends = {"terminations": [False, False, True], "truncations": [False] * 3}
+    episode = EpisodeBuffer(id=0, observations=seen, actions=np.zeros(3, int), rewards=[0.0] * 3, **ends)
+    space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    minari.create_dataset_from_buffers("jpeg/some-v0", [episode], observation_space=space, action_space=DISCRETE)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8), (40, 40, 3)], ids=str)
+def test_pictures_that_minari_gives_back_as_jpeg_are_decoded(shape, caplog):
+    """Small ones come as bytes of another length each: `the shape (4,), but (4, 8, 8, 3) is needed`."""
+    seen = as_minari_writes(shape)
+    loaded = from_minari("jpeg/some-v0", observation_spec=pixels(*shape), action_spec=SPECS["action_spec"])
+    found = loaded.observation[loaded.in_time_order(0)].numpy()
+    assert found.shape == (4, *shape) and np.abs(found.astype(int) - seen).mean() < 8
+    assert (caplog.text.count("lie there as JPEG") == 1) == (shape[0] == 8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vectors_that_minari_stored_as_jpeg_are_said_to_be_lost():
+    as_minari_writes((128,))
+    with pytest.raises(
+        ShapeError, match=r"observations of the dataset lie there as JPEG, .*record them as another dtype"
+    ):
+        from_minari("jpeg/some-v0", observation_spec=pixels(128), action_spec=SPECS["action_spec"])

@@ -150,7 +150,7 @@ def test_each_policy_of_a_run_has_its_own_limit_of_lag(tmp_path):
             ("data", "collect", "random", MEETING, "d", "--agents.policies", "shared", "ppo"),
             "chance acts for everybody",
         ),
-        (("train", "discrete_cql", MEETING, "--offline.data", "minari:a/b-v0"), "a Minari dataset is of one agent"),
+        (("train", "discrete_cql", MEETING, "--offline.data", "minari:a/b-v0"), "such a dataset is of one agent"),
         (
             ("train", "ppo", MEETING, "--runtime", "local", "--distributed.num-policy-hosts", "2"),
             "the policies that learn are shared: a host for each",

@@ -164,7 +164,7 @@ def test_a_minari_dataset_is_read_by_its_id(tmp_path, monkeypatch):
     rows, again = before.episodes()[2], buffer.episodes()[2]
     assert torch.equal(before.take("observation", rows), buffer.take("observation", again))
     assert torch.allclose(before.take("action", rows[:-1]) / 2, buffer.take("action", again[:-1]))
-    with pytest.raises(ConfigError, match=r"which Minari cannot load .*`minari download pendulum/none-v0`"):
+    with pytest.raises(ConfigError, match=r"which cannot be loaded .*`minari download pendulum/none-v0`"):
         loaded("iql", "minari:pendulum/none-v0")
 
 

@@ -136,7 +136,7 @@ def evaluate_offline(
 
     Args:
         policy: to be evaluated; one without a memory.
-        data: a folder with a saved buffer, or `minari:DATASET`.
+        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`.
         gamma: the discount, in [0, 1).
         updates: gradient steps. Values spread over 20 updates by one step of the environment.
         members: of the bootstrap, at least 2.

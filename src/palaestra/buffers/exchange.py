@@ -1,6 +1,9 @@
 """Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
+import io
+import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,21 +12,16 @@ from torch import Tensor
 
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    ShapeError,
-    SpecTree,
-    StepType,
-    TensorSpec,
-    import_extra,
-    numpy_dtype,
-    tree_leaves,
-    tree_map,
-    tree_select,
-)
+from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype
+from palaestra.core.tree import tree_leaves, tree_map, tree_select
 
-__all__ = ["from_arrays", "from_minari", "to_minari", "with_actions"]
+__all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions"]
+
+
+_KEPT = ("observation_spec", "reward_spec", "env_info_spec", "untransformed_spec", "stack_num", "sample_avail")
+_TRANSITION = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+_D4RL = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+_log = logging.getLogger(__name__)
 
 
 def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any]) -> ReplayBuffer:
@@ -46,17 +44,8 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
     stack_num, counts = buffer.options.get("stack_num", 1), buffer.positions.counts[lanes]
     rows = [buffer.in_time_order(lane, frames=stack_num - 1) for lane in lanes]
     longest = int(counts.max())
-    made = ReplayBuffer(
-        longest * len(lanes),
-        len(lanes),
-        observation_spec=buffer.options["observation_spec"],
-        action_spec=action_spec,
-        reward_spec=buffer.options.get("reward_spec"),
-        env_info_spec=buffer.options.get("env_info_spec"),
-        untransformed_spec=buffer.options.get("untransformed_spec"),
-        stack_num=stack_num,
-        sample_avail=buffer.options.get("sample_avail", False),
-    )
+    kept: dict[str, Any] = {name: value for name, value in buffer.options.items() if name in _KEPT}
+    made = ReplayBuffer(longest * len(lanes), len(lanes), action_spec=action_spec, **kept)
     if len({*map(len, rows)}) == 1:
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
     else:
@@ -110,7 +99,11 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
         raise ShapeError(f"the dataset {dataset.id} has no rows")
     buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
     for episode in dataset.iterate_episodes():
-        buffer.extend(_rows(episode, observation_spec, action_spec))
+        steps = len(episode.rewards)
+        observation = cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1)
+        action = cast_rows("actions of the dataset", episode.actions, action_spec, steps)
+        ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+        buffer.extend(_fields(episode.rewards, *ends, observation, action))
     buffer.reader.fixed = True
     return buffer
 
@@ -139,10 +132,9 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
         >>> buffer.draw(Replay(unroll_length=1, mini_batch_size=8), torch.Generator()).next_observation.shape
         torch.Size([8, 1])
     """
-    needed = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
-    if missing := [name for name in needed if name not in data]:
-        raise ShapeError(f"the data lack {', '.join(missing)}; needed are {', '.join(needed)}, N of each")
-    reward, terminated, truncated = (np.asarray(data[name]).reshape(-1) for name in ("reward", *needed[4:]))
+    if missing := [name for name in _TRANSITION if name not in data]:
+        raise ShapeError(f"the data lack {', '.join(missing)}; needed are {', '.join(_TRANSITION)}, N of each")
+    reward, terminated, truncated = (np.asarray(data[name]).reshape(-1) for name in ("reward", *_TRANSITION[4:]))
     count = len(reward)
     if not count or len(terminated) != count or len(truncated) != count:
         lengths = f"{count} rewards, {len(terminated)} of terminated and {len(truncated)} of truncated"
@@ -163,6 +155,47 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
         buffer.extend(_fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at)))
     buffer.reader.fixed = True
     return buffer
+
+
+def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
+    """A buffer with the transitions of an HDF5 file of D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
+
+    The file has `observations`, `actions`, `rewards` and `terminals`, N of each in time order, and `timeouts`, which
+    say where an episode was cut off. The observation that a cut-off transition led to is not in it, so such transitions
+    are left out, and those before them are cut off there; unless it has `next_observations`, too.
+
+    Args:
+        path: of the file.
+        observation_spec: of one observation.
+        action_spec: of one action.
+
+    Raises:
+        MissingExtraError: h5py is not installed.
+        OSError: there is no such file, or it is no HDF5.
+        ShapeError: something is missing, or does not fit the specs or the number of transitions.
+    """
+    h5py = import_extra("h5py", "offline", "reading a file of D4RL")
+    if not Path(path).is_file():  # a pipe would be waited for
+        raise FileNotFoundError(f"there is no file {path} (looked in {Path.cwd()})")
+    with h5py.File(path, "r") as file:
+        data = {key: np.asarray(file[key]) for key in _D4RL if key in file}
+    lacking = [key for key in _D4RL[:4] if key not in data]
+    if lacking or len(data) == 4 or len({len(rows) for rows in data.values()}) > 1 or not len(data["rewards"]):
+        raise ShapeError(
+            f"{path} has {', '.join(f'{key} {rows.shape}' for key, rows in data.items()) or 'nothing'}; needed are "
+            f"{', '.join(_D4RL[:4])}, and timeouts or next_observations, as many of each, and one at least"
+        )
+    seen, over = data["observations"], data["terminals"].astype(bool)
+    cut = data["timeouts"].astype(bool) if "timeouts" in data else np.zeros_like(over)
+    after, kept = data.get("next_observations"), np.ones_like(over)
+    if after is None:
+        after, kept = np.concatenate([seen[1:], seen[-1:]]), over | ~cut
+        kept[-1] &= over[-1]  # what it led to is not there
+        after[over] = seen[over]  # nor here, where it counts for nothing
+        cut = np.append(~kept[1:], False)
+    columns = (seen, data["actions"], data["rewards"], after, over, cut)
+    named = zip(_TRANSITION, (column[kept] for column in columns), strict=True)
+    return from_arrays(dict(named), observation_spec=observation_spec, action_spec=action_spec)
 
 
 def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:
@@ -194,8 +227,7 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
     episodes: list[Any] = []
     for number, rows in enumerate(buffer.episodes()):
         held = buffer[rows].to_numpy()
-        over = np.zeros(len(rows) - 1, bool)
-        over[-1] = True
+        over = np.arange(len(rows) - 1) == len(rows) - 2
         terminated = held.discount[-1] == 0
         episodes.append(
             EpisodeBuffer(
@@ -209,22 +241,8 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
         )
     if not episodes:
         raise ShapeError(f"no episode lies in the buffer from its first to its last step; {buffer.held()}")
-    return minari.create_dataset_from_buffers(
-        dataset_id=dataset_id,
-        buffer=episodes,
-        observation_space=observation_space,
-        action_space=action_space,
-        **about,
-    )
-
-
-def _rows(episode: Any, observation_spec: SpecTree, action_spec: SpecTree) -> Batch:
-    """An episode as a fragment of one lane, `[T+1, 1, ...]`."""
-    steps = len(episode.rewards)
-    observation = cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1)
-    action = cast_rows("actions of the dataset", episode.actions, action_spec, steps)
-    ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
-    return _fields(episode.rewards, *ends, observation, action)
+    about |= {"observation_space": observation_space, "action_space": action_space}
+    return minari.create_dataset_from_buffers(dataset_id=dataset_id, buffer=episodes, **about)
 
 
 def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, action: Any) -> Batch:
@@ -232,8 +250,7 @@ def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, a
     steps = len(rewards)
     step_type = np.full(steps + 1, StepType.MID, np.int32)
     discount = np.ones(steps + 1, np.float32)
-    if terminated or truncated:
-        step_type[-1] = StepType.LAST
+    step_type[-1] = StepType.LAST if terminated or truncated else StepType.MID
     step_type[0], discount[-1] = StepType.FIRST, not terminated
     reward = np.concatenate([[0], rewards]).astype(np.float32)
     return Batch.of(
@@ -270,6 +287,8 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
         except (KeyError, IndexError, TypeError):
             raise ShapeError(f"{name} do not have the parts of {spec}") from None
     array = np.asarray(value)
+    if array.shape != (rows, *spec.shape) and array.shape and all(map(_is_jpeg, array)):
+        array = _pictures(name, array, spec.shape)
     if array.shape != (rows, *spec.shape):
         raise ShapeError(f"{name} have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
     dtype = numpy_dtype(spec.dtype)
@@ -282,6 +301,22 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
             "environment, or convert them first"
         )
     return torch.from_numpy(cast)[:, None]
+
+
+def _is_jpeg(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and row.dtype == np.uint8 and row[:2].tobytes() == b"\xff\xd8"
+
+
+def _pictures(name: str, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Pictures of the JPEG files that Minari made of them."""
+    if len(shape) < 2:
+        raise ShapeError(
+            f"{name} lie there as JPEG, as which Minari stores all of uint8, and that has changed the numbers of these "
+            f"vectors of shape {shape} beyond use; record them as another dtype"
+        )
+    image = import_extra("PIL.Image", "offline", "reading pictures of a Minari dataset")
+    _log.warning("%s lie there as JPEG, as which Minari stores all of uint8; that changed them a little", name)
+    return np.stack([np.asarray(image.open(io.BytesIO(row.tobytes()))).reshape(shape) for row in rows])
 
 
 def _nest(name: str, value: Any, space: Any) -> Any:

@@ -82,9 +82,8 @@ class HindsightSampler(Sampler):
         achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
         achieved = achieved.cpu().numpy()
         desired = np.broadcast_to(goal.cpu().numpy(), achieved.shape)
-        batch.reward[1:, changed] = self._computed(self.reward, "reward", achieved, desired, batch.reward.shape[2:]).to(
-            batch.reward.device
-        )
+        rewards = self._computed(self.reward, "reward", achieved, desired, batch.reward.shape[2:])
+        batch.reward[1:, changed] = rewards.to(batch.reward.device)
         if self.terminated is not None:
             over = self._computed(self.terminated, "terminated", achieved, desired, ())
             batch.discount[1:, changed] = 1 - over.to(batch.discount.device)

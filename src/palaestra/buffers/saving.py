@@ -18,19 +18,10 @@ from palaestra.core.errors import CheckpointError, ConfigError, SpecError
 from palaestra.core.reading import read_json
 from palaestra.core.spec import spec_from_json, spec_to_json
 
-__all__: list[str] = []
-
 _log = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
-_SPECS = (
-    "observation_spec",
-    "action_spec",
-    "info_spec",
-    "reward_spec",
-    "state_spec",
-    "env_info_spec",
-    "untransformed_spec",
-)
+_SPECS = [name for name in RowOptions.__annotations__ if name.endswith("_spec")]
+_SETTINGS = {"state_period": 1, "complete_episodes_only": False, "stack_num": 1, "sample_avail": False}
 _SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
 _SMALLEST = 2**17  # bytes: a file for each piece is worth that much
 
@@ -250,10 +241,7 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
         raise ConfigError(f"{directory} exists already; give another name or delete it")
     described = {
         **shape,
-        "state_period": options.get("state_period", 1),
-        "complete_episodes_only": options.get("complete_episodes_only", False),
-        "stack_num": options.get("stack_num", 1),
-        "sample_avail": options.get("sample_avail", False),
+        **{name: options.get(name, default) for name, default in _SETTINGS.items()},
         "specs": {name: spec_to_json(_plain(spec)) for name in _SPECS if (spec := options.get(name)) is not None},
     }
     with files.whole_folder(directory, "buffer") as temporary:
@@ -278,8 +266,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
     try:
         described = read_json(directory / "buffer.json")
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}
-        options |= {name: described[name] for name in ("state_period", "complete_episodes_only")}
-        options |= {name: described[name] for name in ("stack_num", "sample_avail") if name in described}
+        options |= {name: described[name] for name in _SETTINGS if name in described}
         shape = {name: described[name] for name in ("capacity", "num_lanes")}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
         raise CheckpointError(f"{directory / 'buffer.json'} describes no buffer: {error!r}") from error

@@ -68,7 +68,7 @@ class DataConfig:
     """Data to learn from that was there before the run."""
 
     data: str | None = None
-    """Folder of a saved buffer, or `minari:` and the id of a Minari dataset on this machine."""
+    """Folder of a saved buffer, `minari:` and the id of a Minari dataset on this machine, or `d4rl:` and a file."""
     fraction: InsideFraction[float | None] = None
     """Share of every minibatch that comes from the data where the algorithm collects as well; a half if left out. With
     it, algorithms that learn from data alone go on with steps of their own."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import MixtureSource, ReplayBuffer, from_minari, sampler_of, to_minari, with_actions
+from palaestra.buffers import MixtureSource, ReplayBuffer, from_d4rl, from_minari, sampler_of, to_minari, with_actions
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import (
     POLICY,
@@ -38,7 +38,8 @@ from palaestra.training import policy_folder
 
 __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
 
-MINARI = "minari:"
+LIBRARIES = {"minari:": from_minari, "d4rl:": from_d4rl}
+"""What reads data that is no folder of ours, by how its name begins."""
 _ROWS_AT_ONCE = 10_000
 
 
@@ -65,9 +66,9 @@ def load_for(
     if data is None:
         if plan.data == "offline":
             raise ConfigError(
-                f"{name} learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
-                f"Such a folder comes from `palaestra data collect random {config.env.name} FOLDER --steps 10000`, or "
-                "from `palaestra data export RUN FOLDER`"
+                f"{name} learns from data and collects none; name some by offline.data: a folder, minari:DATASET or "
+                f"d4rl:FILE. `palaestra data collect random {config.env.name} FOLDER --steps 10000` makes such a "
+                "folder, as does `palaestra data export RUN FOLDER`"
             )
         return None
     _require_use(config, algorithm, name)
@@ -181,8 +182,8 @@ def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str)
 
 
 def _read(data: str, policy: Policy) -> ReplayBuffer:
-    if data.startswith(MINARI):
-        return _read_minari(data, policy)
+    if data.startswith((*LIBRARIES,)):
+        return _read_foreign(data, policy)
     path = Path(data)
     if not path.is_dir():
         raise ConfigError(f"offline.data is {data!r}, but there is no such folder (looked in {Path.cwd()})")
@@ -194,19 +195,20 @@ def _read(data: str, policy: Policy) -> ReplayBuffer:
     return ReplayBuffer.load(path)
 
 
-def _read_minari(data: str, policy: Policy) -> ReplayBuffer:
-    name = data.removeprefix(MINARI)
+def _read_foreign(data: str, policy: Policy) -> ReplayBuffer:
+    prefix = data.partition(":")[0] + ":"
+    name = data.removeprefix(prefix)
     try:
-        return from_minari(name, observation_spec=policy.observation_spec, action_spec=policy.action_spec)
+        return LIBRARIES[prefix](name, observation_spec=policy.observation_spec, action_spec=policy.action_spec)
     except MissingExtraError:
         raise
     except ShapeError as error:
         raise ConfigError(f"offline.data {data!r} does not fit the environment: {error}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"offline.data is {data!r}, which Minari cannot load ({error}); `minari list local` shows what there is, "
-            f"`minari download {name}` fetches it"
-        ) from error
+        hint = "give the path of an HDF5 file"
+        if prefix == "minari:":
+            hint = f"`minari list local` shows what there is, `minari download {name}` fetches it"
+        raise ConfigError(f"offline.data is {data!r}, which cannot be loaded ({error}); {hint}") from error
 
 
 def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...]) -> str:

@@ -32,7 +32,7 @@ from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes, returns_of_variants
 from palaestra.runs import learner, making
-from palaestra.runs.data import MINARI, DataSummary, collect_agents, load_for, mixed
+from palaestra.runs.data import LIBRARIES, DataSummary, collect_agents, load_for, mixed
 from palaestra.runs.learner import Evaluate, PolicyLearner, Scene
 
 __all__ = ["Player", "RunningPool", "TeamLearner", "play_match"]
@@ -85,9 +85,9 @@ class TeamLearner(PolicyLearner):
 
     def load_data(self) -> dict[str, ReplayBuffer]:
         data = self.config.offline.data
-        if data is not None and data.startswith(MINARI):
+        if data is not None and data.startswith((*LIBRARIES,)):
             raise ConfigError(
-                f"offline.data is {data!r}, but a Minari dataset is of one agent and {self.config.env.name} has many; "
+                f"offline.data is {data!r}, but such a dataset is of one agent and {self.config.env.name} has many; "
                 f"give a folder with one for each policy ({', '.join(self.algorithms)}), as `palaestra data collect` "
                 "writes it"
             )

@@ -16,10 +16,8 @@ from palaestra.core.reading import read_bytes, read_json
 from palaestra.envs.suites import envpool
 from palaestra.multiagent import loading
 
-__all__ = []
-
 _KEY_SIZE = 32
-_LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("minari:",)}
+_LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("minari:", "d4rl:")}
 """What a setting begins with where it names something of a library's, and no code."""
 
 
