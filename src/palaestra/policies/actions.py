@@ -109,13 +109,12 @@ class ActionRange:
 
     def __init__(self, spec: TensorSpec) -> None:
         self._shape, self._dtype = spec.shape, spec.dtype
-        self._rescales = isinstance(spec, BoundedSpec) and bool(
-            np.isfinite(spec.minimum).any() or np.isfinite(spec.maximum).any()
-        )
+        self._rescales = False
         self._bounds: dict[torch.device, dict[str, Tensor]] = {}  # actions elsewhere than on the CPU have copies
         if not isinstance(spec, BoundedSpec):
             return
         low, high = (np.array(bound, dtype=np.float64).reshape(-1) for bound in (spec.minimum, spec.maximum))
+        self._rescales = bool((np.isfinite(low) | np.isfinite(high)).any())
         both = np.isfinite(low) & np.isfinite(high)
         finite_low, finite_high = np.where(both, low, -1.0), np.where(both, high, 1.0)
         center, half_range = finite_low / 2 + finite_high / 2, finite_high / 2 - finite_low / 2
@@ -384,12 +383,7 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         return _Choices(spec)
     if isinstance(spec, MultiBinarySpec) and spec.size:
         return _Switches(spec)
-    if (
-        isinstance(spec, TensorSpec)
-        and type(spec) in (TensorSpec, BoundedSpec)
-        and spec.dtype.is_floating_point
-        and spec.size
-    ):
+    if isinstance(spec, TensorSpec) and _is_continuous(spec) and spec.size:
         return BoxHead(spec)
     if not isinstance(spec, TensorSpec):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Exploration: how actions depart from the policy's choice while experience is collected."""
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.core import ConfigError, Schedule, schedule_range, schedule_value
 
-__all__ = ["EpsilonGreedy", "Exploration", "GaussianNoise", "UniformNoise"]
+__all__ = ["EpsilonGreedy", "EvalExploration", "Exploration", "GaussianNoise", "UniformNoise"]
 
 _LEAST_EPSILON = 2.0**-24  # a float32 draw from [0, 1) has no finer steps
 _FEW = 16  # rows
@@ -24,6 +24,9 @@ class Exploration(ABC):
         strength: the number that a schedule may change over the run.
         seed: of the own generator, which is used where a call brings none.
     """
+
+    evaluates: bool = False
+    """Whether it is for evaluations: then it applies in `Phase.EVAL`."""
 
     def __init__(self, strength: Schedule, *, seed: int = 0) -> None:
         self.schedule = strength
@@ -90,6 +93,7 @@ class EpsilonGreedy(Exploration):
         num_actions: A.
         epsilon: ε in [0, 1], or a schedule of it.
         seed: of the own generator.
+        evaluates: whether it is for evaluations, in `Phase.EVAL`.
 
     Raises:
         ConfigError: there is no action, or ε leaves [0, 1].
@@ -99,11 +103,11 @@ class EpsilonGreedy(Exploration):
         array([3, 1])
     """
 
-    def __init__(self, num_actions: int, epsilon: Schedule = 0.1, *, seed: int = 0) -> None:
+    def __init__(self, num_actions: int, epsilon: Schedule = 0.1, *, seed: int = 0, evaluates: bool = False) -> None:
         if num_actions < 1:
             raise ConfigError(f"EpsilonGreedy was given num_actions={num_actions}; it must be at least 1")
         super().__init__(_probability(epsilon), seed=seed)
-        self.num_actions = num_actions
+        self.num_actions, self.evaluates = num_actions, evaluates
 
     @property
     def epsilon(self) -> float:
@@ -155,6 +159,37 @@ class EpsilonGreedy(Exploration):
             noise: [...] from `noise`.
         """
         return torch.where(noise < self.num_actions, noise.to(action.dtype), action)
+
+
+class EvalExploration(NamedTuple):
+    """How a policy explores in evaluations: not at all, or epsilon-greedily."""
+
+    epsilon: float = 0.0
+    """The probability of a random action."""
+    num_actions: int = 0
+    """A."""
+
+    @classmethod
+    def of(cls, policy: Any, epsilon: float) -> Self:
+        """That of a policy.
+
+        Args:
+            policy: that explores epsilon-greedily.
+            epsilon: the probability of a random action.
+
+        Raises:
+            ConfigError: it is above 0, and the policy does not.
+        """
+        if epsilon and not isinstance(policy.exploration, EpsilonGreedy):
+            raise ConfigError(
+                f"eval_epsilon is {epsilon}, but {type(policy).__name__} has no epsilon here; leave out "
+                "trainer.eval_epsilon, which is for policies that explore epsilon-greedily, such as DQN's"
+            )
+        return cls(epsilon, getattr(policy.exploration, "num_actions", 0))
+
+    def made(self) -> Exploration | None:
+        """What changes actions in evaluations."""
+        return EpsilonGreedy(self.num_actions, self.epsilon, evaluates=True) if self.epsilon else None
 
 
 class _Noise(Exploration):

@@ -81,8 +81,7 @@ class LatentPolicy(NetworkPolicy):
             ConfigError: the action space, the config or the options do not fit.
         """
         head = cls.action_head(observation_spec, action_spec)
-        size = head.size
-        return _Agent(observation_spec, (size, size + head.num_std), LatentOptions(**options), config)
+        return _Agent(observation_spec, (head.size, head.size + head.num_std), LatentOptions(**options), config)
 
     @property
     def state_spec(self) -> Any:
@@ -148,10 +147,8 @@ class LatentPolicy(NetworkPolicy):
         else:
             uniform = torch.rand(probs.shape[:-1], generator=self.generator, device=probs.device)
             latent = dynamics.sample(probs, uniform)
-        outputs = self.network.head(torch.cat((memory, latent), -1))
         mask = self.action_mask(observation)
-        distribution = self.distribution_of(outputs, mask)
+        distribution = self.distribution_of(self.network.head(torch.cat((memory, latent), -1)), mask)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
         action = self._explored(action, explore, mask)
-        after = {"memory": memory, "latent": latent, "action": self.encoded(action)}
-        return PolicyStep(action, Batch.of(after))
+        return PolicyStep(action, Batch.of({"memory": memory, "latent": latent, "action": self.encoded(action)}))

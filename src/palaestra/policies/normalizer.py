@@ -67,8 +67,7 @@ class ObservationNormalizer(nn.Module):
     def _make(self, *, integers: bool = True) -> None:
         """Plan and statistics: all leaves, flattened and one after another, share one vector [D]."""
         self._leaves, self._size, self._integers = 0, 0, integers
-        shifts: list[Tensor] = []
-        scales: list[Tensor] = []
+        shifts, scales = list[Tensor](), list[Tensor]()
         self._plan = self._plan_of(self._spec, shifts, scales, outermost=True)
         shift, scale = (torch.cat(parts) if parts else torch.zeros(0) for parts in (shifts, scales))
         buffers = {
@@ -129,26 +128,14 @@ class ObservationNormalizer(nn.Module):
             moments: of an `increment`; may be of no rows.
         """
         total = merge(self.moments, moments)
-        self.count.copy_(total.count)
-        self.mean.copy_(total.mean)
-        self.m2.copy_(total.m2)
+        for name, moment in total._asdict().items():
+            getattr(self, name).copy_(moment)
         self.merges += 1
         if total.count > 0:
             self.shift.copy_(total.mean)
             self.scale.copy_((variance(total) + _EPSILON).rsqrt())
             self.low.fill_(-self.clip)
             self.high.fill_(self.clip)
-
-    def take_size(self, saved: Tensor | None) -> None:
-        """Leaves integers alone from now on if the statistics that are about to be loaded do.
-
-        Args:
-            saved: their means.
-        """
-        if saved is not None and self._integers and len(saved) < self._size:
-            device = self.mean.device
-            self._make(integers=False)
-            self.to(device)
 
     def _plan_of(self, spec: SpecTree, shifts: list[Tensor], scales: list[Tensor], *, outermost: bool = False) -> Any:
         """Where each leaf lies in the vector of statistics: (start, end, shape), `None` for leaves left alone."""
@@ -179,7 +166,12 @@ class ObservationNormalizer(nn.Module):
 
 
 def _take_size(module: ObservationNormalizer, saved: dict[str, Any], prefix: str, *rest: Any) -> None:
-    module.take_size(saved.get(f"{prefix}mean"))
+    """Leaves integers alone from now on if the statistics that are about to be loaded do."""
+    mean = saved.get(f"{prefix}mean")
+    if mean is not None and module._integers and len(mean) < module._size:
+        device = module.mean.device
+        module._make(integers=False)
+        module.to(device)
 
 
 def _collect(value: Any, plan: Any, leaves: list[Tensor]) -> None:

@@ -18,7 +18,7 @@ from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec
 from palaestra.core.tree import tree_map, tree_paths
 from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, begun, call
 from palaestra.policies.actions import Head, check_masks, require_mask_spec
-from palaestra.policies.exploration import Exploration
+from palaestra.policies.exploration import EvalExploration, Exploration
 from palaestra.policies.given import as_rows, leading_shape, to_numpy
 from palaestra.policies.normalizer import ObservationNormalizer
 
@@ -32,7 +32,7 @@ class Phase(Enum):
     |---|---|---|---|
     | COLLECT | True | False | yes |
     | UPDATE | True | True | no |
-    | EVAL | False | False | no |
+    | EVAL | False | False | no; in evaluations by `Policy.eval_epsilon` |
     """
 
     COLLECT = "collect"
@@ -110,6 +110,8 @@ class Policy(MovableModule, ABC):
         self.exploration = exploration
         self.generator = torch.Generator()
         self.version = 0
+        self.in_evaluations = EvalExploration()
+        """What takes the place of `exploration` there."""
         self._elsewhere: torch.device | None = None  # where the parameters are, unless it is the CPU
         self._phase = Phase.COLLECT
         self.is_masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
@@ -146,6 +148,7 @@ class Policy(MovableModule, ABC):
         if type(state) is not tuple:
             state = self.begun(self.rewarded(state, time_step.reward), time_step.first)
         explore = not deterministic and (phase or self._phase) is Phase.COLLECT
+        explore = explore or (self.exploration is not None and self.exploration.evaluates)
         if device is None:
             return self.choose(observation, state, explore, deterministic)
         step = self.choose(to_device(observation, device), to_device(state, device), explore, deterministic)
@@ -244,6 +247,19 @@ class Policy(MovableModule, ABC):
             action: [B, *action] raw.
         """
         return step._replace(action=action)
+
+    @property
+    def eval_epsilon(self) -> float:
+        """The probability of a random action in evaluations; 0 unless it was set, as a callback may in each of them.
+
+        Raises:
+            ConfigError: it is set for a policy that does not explore epsilon-greedily.
+        """
+        return self.in_evaluations.epsilon
+
+    @eval_epsilon.setter
+    def eval_epsilon(self, epsilon: float) -> None:
+        self.in_evaluations = EvalExploration.of(self, epsilon)
 
     # -- observations
 

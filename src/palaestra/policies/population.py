@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, DiscreteSpec, ShapeError, SpecTree
 from palaestra.nn import Network, NetworkConfig
+from palaestra.ops import greedy_action
 from palaestra.policies.actions import BoxHead, ChoiceHead, Head, require_discrete
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
@@ -130,10 +131,7 @@ class PopulationPolicy(NetworkPolicy):
     def _action(self, outputs: Tensor, observation: Any) -> Tensor:
         if not self._discrete:
             return outputs.tanh()
-        mask = self.action_mask(observation)
-        if mask is not None:
-            outputs = torch.where(mask.bool(), outputs, torch.finfo(outputs.dtype).min)
-        return outputs.argmax(-1)
+        return greedy_action(outputs, self.action_mask(observation))
 
     def describe(self, observation: Any, action: Any, state: Any, first: Tensor | None) -> Batch:
         lanes = action.shape[: action.ndim - len(self.raw_action_spec.shape)]

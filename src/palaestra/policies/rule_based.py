@@ -58,9 +58,6 @@ class RandomPolicy(Policy):
         (3,)
     """
 
-    def __init__(self, observation_spec: SpecTree, action_spec: SpecTree) -> None:
-        super().__init__(observation_spec, action_spec)
-
     @classmethod
     def of_raw_actions(cls, policy: Policy) -> Self:
         """Draws what a policy samples, such that what the environment executes is uniform.

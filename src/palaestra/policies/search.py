@@ -19,11 +19,8 @@ class _SearchHead(Head):
 
     def __init__(self, spec: DiscreteSpec) -> None:
         self._choice, self.size = ChoiceHead(spec), spec.num
-        self.raw_spec: SpecTree = {
-            "choice": self._choice.raw_spec,
-            "policy": TensorSpec((spec.num,)),
-            "value": TensorSpec(()),
-        }
+        policy, value = TensorSpec((spec.num,)), TensorSpec(())
+        self.raw_spec: SpecTree = {"choice": self._choice.raw_spec, "policy": policy, "value": value}
 
     def distribution(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Any:
         return self._choice.distribution(numbers, log_std, mask)
@@ -79,9 +76,7 @@ class SearchPolicy(NetworkPolicy):
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         root = self.network.root(self.normalize(observation))
-        gumbel = None
-        if not deterministic:
-            gumbel = -torch.empty_like(root.logits).exponential_(generator=self.generator).log()
+        gumbel = None if deterministic else -torch.empty_like(root.logits).exponential_(generator=self.generator).log()
         found = gumbel_search(root, self.network.expand, self.network.search, gumbel)
         plan = {"choice": found.action, "policy": found.policy, "value": found.value}
         return PolicyStep(Batch.of(plan), state)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ class SquashedPolicy(NetworkPolicy):
     Raises:
         ConfigError: the action space is not such a box.
     """
+
+    _numbers: ClassVar[int] = 1
+    """That the network gives for each of an action."""
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        size = cls._numbers * require_box(cls.__name__, action_spec).size
+        return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
@@ -102,10 +110,7 @@ class SquashedGaussianPolicy(SquashedPolicy):
         array([0.5, 0.5], dtype=float32)
     """
 
-    @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        size = 2 * require_box(cls.__name__, action_spec).size
-        return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
+    _numbers = 2
 
     def distribution_of(self, outputs: Tensor) -> SquashedGaussian:
         """The distribution over raw actions that the network's outputs describe.
@@ -168,11 +173,6 @@ class DeterministicPolicy(SquashedPolicy):
         >>> policy([0.0, 0.0, 0.0, 0.0])
         array([0.5, 0.5], dtype=float32)
     """
-
-    @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        size = require_box(cls.__name__, action_spec).size
-        return with_memory(observation_spec, config, lambda spec, config: Network(spec, size, config))
 
     def action(self, observation: Any) -> Tensor:
         """The raw action, with gradients.

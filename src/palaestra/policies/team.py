@@ -108,8 +108,7 @@ class TeamNetwork(nn.Module):
         self.num_agents = num_agents
         spec = {"seen": _member(observation_spec["observation"]), "who": TensorSpec((num_agents,))}
         config = config or NetworkConfig()
-        if config.encoder is not None:
-            own = config.encoder
+        if (own := config.encoder) is not None:
             config = dataclasses.replace(config, encoder=lambda spec: _MemberEncoder(spec["seen"], own))
         self.member = Network(spec, out_size, config, out_gain=out_gain)
         self.register_buffer("codes", torch.eye(num_agents), persistent=False)

@@ -93,7 +93,8 @@ class ValueGreedyPolicy(NetworkPolicy):
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
-        value = self.head(features, self._noise(observation)) if explore and self.noise_size else self.head(features)
+        noisy = explore and self.noise_size and not deterministic  # not with eval_epsilon
+        value = self.head(features, self._noise(observation)) if noisy else self.head(features)
         mask = self.action_mask(observation) if self.is_masked else None
         return PolicyStep(self._explored(greedy_action(value, mask), explore, mask), state)
 

@@ -194,19 +194,22 @@ def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[li
 def evaluation_noise(seeds: Mapping[Policy, int]) -> Iterator[None]:
     """Lets policies act in `Phase.EVAL` with generators of their own, so that training is not disturbed.
 
+    Those with an `eval_epsilon` explore by it.
+
     Args:
         seeds: of the generators, by policy.
     """
-    generators = {policy: policy.generator for policy in seeds}
+    kept = {policy: (policy.generator, policy.exploration) for policy in seeds}
     with ExitStack() as stack:
         try:
             for policy, seed in seeds.items():
                 stack.enter_context(policy.in_phase(Phase.EVAL))
                 policy.generator = torch.Generator(device=policy.generator.device).manual_seed(seed)
+                policy.exploration = policy.in_evaluations.made()
             yield
         finally:
-            for policy, generator in generators.items():
-                policy.generator = generator
+            for policy, before in kept.items():
+                policy.generator, policy.exploration = before
 
 
 def first_episodes(

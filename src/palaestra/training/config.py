@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from palaestra.core import AtLeastOne, Limit, NotNegative, Positive, Range, require_ranges
+from palaestra.core import AtLeastOne, Fraction, Limit, NotNegative, Positive, Range, require_ranges
 
 __all__ = ["TrainerConfig"]
 
-_OF_EVALUATIONS = ("stop_at_return", "eval_every_steps", "eval_every_s", "eval_at_steps", "eval_async")
+_OF_EVALUATIONS = ("stop_at_return", "eval_every_steps", "eval_every_s", "eval_at_steps", "eval_epsilon", "eval_async")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,9 @@ class TrainerConfig:
     eval_time_limit_s: Limit[float | None] = 600.0
     """Seconds after which an evaluation goes without the episodes that have not ended, with a warning. A robot's agents
     are not cut off: their own control flow says when an episode is over."""
+    eval_epsilon: Fraction[float] = 0.0
+    """Probability of a random action in evaluations, for policies that explore epsilon-greedily: Mnih et al. 2015 have
+    0.05, for games that always begin alike. What is saved, served and evaluated later is greedy."""
     eval_async: bool = False
     """Evaluate asynchronously: in another process, while training continues."""
     checkpoint_every_steps: NotNegative[int | None] = None
@@ -63,10 +66,8 @@ class TrainerConfig:
             yield f"{' and '.join(f'trainer.{name} is {getattr(self, name)}' for name in given)}; give one of them"
         given = [name for name in _OF_EVALUATIONS if getattr(self, name) not in (None, (), False)]
         if self.eval_episodes == 0 and given:
-            yield (
-                f"trainer.{given[0]} is {getattr(self, given[0])}, but trainer.eval_episodes is 0, so that nothing is "
-                "evaluated; leave out one of the two"
-            )
+            what = f"trainer.{given[0]} is {getattr(self, given[0])}"
+            yield f"{what}, but trainer.eval_episodes is 0, so that nothing is evaluated; leave out one of the two"
         if any(later <= earlier for earlier, later in itertools.pairwise((-1, *self.eval_at_steps))):
             yield f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers from 0 on"
 

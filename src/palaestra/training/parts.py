@@ -141,15 +141,17 @@ class PolicyManager(Protocol):
         """Ends whatever runs elsewhere."""
 
 
-def manager_of(learner: Any, collector: Any) -> PolicyManager:
+def manager_of(learner: Any, collector: Any, eval_epsilon: float) -> PolicyManager:
     """Where a trainer's policies learn.
 
     Args:
         learner: an algorithm, or a manager of several.
         collector: of the trainer.
+        eval_epsilon: of the policies.
 
     Raises:
-        ConfigError: it is something else; or the collector acts with a policy that an algorithm does not learn.
+        ConfigError: it is something else; or the collector acts with a policy that an algorithm does not learn; or one
+            of them has no epsilon.
     """
     if isinstance(learner, Algorithm):
         if isinstance(collector, Collector) and collector.policy is not learner.policy:
@@ -157,9 +159,11 @@ def manager_of(learner: Any, collector: Any) -> PolicyManager:
                 f"the collector acts with another policy than the one that this {type(learner).__name__} learns; make "
                 "it by Collector.of(env, algorithm)"
             )
-        return SimplePolicyManager({POLICY: learner})
+        learner = SimplePolicyManager({POLICY: learner})
     if not hasattr(learner, "algorithms"):
         raise ConfigError(f"Trainer was given a {type(learner).__name__}; give an algorithm, or a PolicyManager")
+    for algorithm in learner.algorithms.values():
+        algorithm.policy.eval_epsilon = eval_epsilon
     return learner
 
 

@@ -83,7 +83,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.collector, self.config = collector, config or TrainerConfig()
-        self.learner = manager_of(learner, collector)
+        self.learner = manager_of(learner, collector, self.config.eval_epsilon)
         """The policies' learners."""
         self.algorithms: Mapping[str, Algorithm[Any]] = self.learner.algorithms
         """What learns, by policy name."""
