@@ -1,11 +1,16 @@
-"""Tests of `palaestra.buffers.from_arrays`: transitions in the field's usual layout."""
+"""Tests of transitions in the field's usual layout: `palaestra.buffers.from_arrays`, and `ReplayBuffer.add`."""
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
-from palaestra.buffers import from_arrays
-from palaestra.core import DiscreteSpec, ShapeError, TensorSpec
+from palaestra import EnvConfig, NetworkConfig, create_environment
+from palaestra.algorithms import SAC, SACConfig
+from palaestra.buffers import ReplayBuffer, from_arrays
+from palaestra.core import DiscreteSpec, ShapeError, TensorSpec, TimeStep
+
+SPECS = {"observation_spec": TensorSpec((1,)), "action_spec": DiscreteSpec(num=9)}
 
 
 def test_transitions_of_a_plain_loop_become_the_rows_that_they_were():
@@ -50,3 +55,81 @@ def test_arrays_that_are_no_transitions_are_refused(changed, words):
     data = {name: value for name, value in data.items() if value is not None}
     with pytest.raises(ShapeError, match=words):
         from_arrays(data, observation_spec=TensorSpec((4,)), action_spec=DiscreteSpec(num=2))
+
+
+def drawn_from(buffer):
+    """All transitions that can be drawn, as (obs, action, reward, next_obs, continues)."""
+    rows = buffer.windows(np.asarray(buffer.starts(1)), 1)
+    fields = (rows.observation, rows.action, rows.reward[1], rows.next_observation, rows.discount[1])
+    return list(zip(*(field.flatten().tolist() for field in fields), strict=True))
+
+
+def test_a_buffer_takes_transitions_of_plain_loops_one_at_a_time_in_any_lane():
+    """An episode that ends, one that is cut off, a gap where a transition is missing, and another loop in between."""
+    given = [
+        (0, 1, 5.0, 1, 0, 0),
+        (1, 2, 6.0, 2, 1, 0),
+        (3, 3, 7.0, 4, 0, 1),
+        (5, 4, 8.0, 6, 0, 0),
+        (8, 5, 9.0, 9, 0, 0),
+    ]
+    buffer = ReplayBuffer(40, 2, **SPECS)
+    for obs, action, reward, next_obs, terminated, truncated in given:
+        buffer.add([obs], action, reward, np.array([next_obs]), bool(terminated), bool(truncated))
+        buffer.add([obs + 100.0], action, reward, [next_obs + 100.0], terminated, truncated, lane=1)
+    expected = [(o, a, r, n, 1.0 - t) for o, a, r, n, t, _ in given]
+    assert drawn_from(buffer) == expected + [(o + 100, a, r, n + 100, c) for o, a, r, n, c in expected]
+
+
+def test_a_transition_replaces_the_oldest_one_in_a_full_buffer():
+    buffer = ReplayBuffer(3, 1, **SPECS)
+    for number in range(8):
+        buffer.add([number], number, 0.0, [number + 1], False)
+    assert [row[1] for row in drawn_from(buffer)] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "words"),
+    [
+        ({"obs": [0.0, 1.0]}, {}, r"obs have the shape \(2,\), but \(1,\)"),
+        ({"action": 0.5}, {}, "action are float64, but int64"),
+        ({"lane": 2}, {}, "2"),
+        ({}, {"info_spec": {"log_prob": TensorSpec(())}}, "rows keep log_prob besides"),
+    ],
+)
+def test_what_is_no_transition_is_refused_and_changes_nothing(changed, options, words):
+    buffer = ReplayBuffer(9, 1, **SPECS, **options)
+    given = {"obs": [0.0], "action": 1, "reward": 1.0, "next_obs": [1.0], "terminated": False, **changed}
+    with pytest.raises(ShapeError, match=words):
+        buffer.add(**given)
+    assert len(buffer) == 0
+
+
+def test_sac_learns_from_the_transitions_of_a_plain_loop():
+    """One step from a target: the reward is how near the action is to what is seen, and the best return is 0."""
+    space = create_environment(EnvConfig(name="Pendulum-v1"))
+    action_spec = space.action_spec
+    space.close()
+    config = SACConfig(
+        network=NetworkConfig(hidden_sizes=(32, 32), activation="relu"), mini_batch_size=64, learning_rate=3e-3
+    )
+    algorithm = SAC(TensorSpec((1,)), action_spec, config)
+    policy = algorithm.policy
+    buffer = ReplayBuffer(5_000, 1, observation_spec=policy.observation_spec, action_spec=policy.raw_action_spec)
+    generator = np.random.default_rng(0)
+
+    def played(learning, deterministic):
+        obs = generator.uniform(-1, 1, 1).astype(np.float32)
+        step = policy.act(TimeStep(observation=torch.from_numpy(obs)[None]), deterministic=deterministic)
+        distance = float(abs(policy.env_action(step.action)[0, 0] - 1.5 * obs[0]))
+        if learning:
+            buffer.add(obs, step.action[0], -distance, obs, True)
+        return -distance
+
+    before = np.mean([played(False, True) for _ in range(50)])
+    for number in range(500):
+        played(True, False)
+        if number >= 64:
+            algorithm.update(buffer)
+    after = np.mean([played(False, True) for _ in range(50)])
+    assert after > before / 2 and after > -0.35

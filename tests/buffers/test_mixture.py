@@ -87,7 +87,7 @@ def test_what_cannot_be_mixed_is_refused():
         ({"action_spec": TensorSpec((1,))}, "the action_spec of buffer 0"),
         ({"reward_spec": TensorSpec((3,))}, "the reward_spec of buffer 0"),
         ({"info_spec": {"log_prob": TensorSpec(())}}, "the info_spec of buffer 0"),
-        ({"stack_num": 3}, "the stack_num of buffer 0 of a mixture is 1, and that of buffer 1 3"),
+        ({"stack_num": 3}, "the stack_num of buffer 0 is 1 and that of buffer 1 is 3"),
     ],
 )
 def test_buffers_of_other_rows_are_refused_when_the_mixture_is_made(changed, message):

@@ -1,6 +1,9 @@
-"""Layouts in which a buffer hands out what is drawn."""
+"""Layouts in which a buffer hands out what is drawn, and data of elsewhere as it takes them."""
 
 import functools
+import io
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.buffers.lane_storage import FIRST, LAST
-from palaestra.core import Batch
+from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, import_extra, numpy_dtype
 
 __all__ = ["RowIndex", "RowNumbers", "Unroll", "Windows", "row_index"]
+
+_log = logging.getLogger(__name__)
 
 
 class Unroll(Batch):
@@ -168,3 +173,70 @@ def all_valid(kinds: np.ndarray) -> np.ndarray:
         kinds: [n+1, N] step types.
     """
     return np.logical_and.accumulate((kinds[:-1] != LAST) & (kinds[1:] != FIRST), axis=0)
+
+
+def lane_step(kind: int, reward: Tensor, discount: float, observation: Any) -> TimeStep:
+    """A time step of one lane.
+
+    Args:
+        kind: its step type.
+        reward: [1, ...].
+        discount: 0 where the episode terminated, else 1.
+        observation: leaves [1, ...].
+    """
+    return TimeStep(torch.tensor([kind], dtype=torch.int32), reward, torch.tensor([float(discount)]), observation)
+
+
+def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) -> Any:
+    """Data `[rows, ...]` as `[rows, 1, ...]` of a spec's structure and dtypes; without `rows` one row, as `[1, ...]`.
+
+    Args:
+        name: of the data, for messages.
+        value: arrays, tensors or lists in the structure of the spec.
+        spec: without leading dimensions.
+        rows: how many there must be; `None` for one without a leading dimension.
+
+    Raises:
+        ShapeError: parts are missing, a shape is another one, or the dtype cannot hold the values: floats may be
+            rounded to shorter floats, and no value is changed otherwise.
+    """
+    if not isinstance(spec, TensorSpec):
+        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
+        try:
+            parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
+            return Batch.of(
+                {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
+            )
+        except (KeyError, IndexError, TypeError):
+            raise ShapeError(f"{name} do not have the parts of {spec}") from None
+    array, leading = np.asarray(value), () if rows is None else (rows,)
+    if array.shape != (*leading, *spec.shape) and array.shape and all(map(_is_jpeg, array)):
+        array = _pictures(name, array, spec.shape)
+    if array.shape != (*leading, *spec.shape):
+        raise ShapeError(f"{name} have the shape {array.shape}, but {(*leading, *spec.shape)} is needed")
+    dtype = numpy_dtype(spec.dtype)
+    with np.errstate(invalid="ignore"):  # NaN as an integer
+        cast = array.astype(dtype)
+    rounded = array.dtype.kind == dtype.kind == "f"
+    if not (rounded or np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)):
+        raise ShapeError(
+            f"{name} are {array.dtype}, but {dtype} is needed, which cannot hold their values; give data of this "
+            "environment, or convert them first"
+        )
+    return torch.from_numpy(cast).unsqueeze(len(leading))  # [rows, 1, ...] or [1, ...]
+
+
+def _is_jpeg(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and row.dtype == np.uint8 and row[:2].tobytes() == b"\xff\xd8"
+
+
+def _pictures(name: str, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Pictures of the JPEG files that Minari made of them."""
+    if len(shape) < 2:
+        raise ShapeError(
+            f"{name} lie there as JPEG, as which Minari stores all of uint8, and that has changed the numbers of these "
+            f"vectors of shape {shape} beyond use; record them as another dtype"
+        )
+    image = import_extra("PIL.Image", "offline", "reading pictures of a Minari dataset")
+    _log.warning("%s lie there as JPEG, as which Minari stores all of uint8; that changed them a little", name)
+    return np.stack([np.asarray(image.open(io.BytesIO(row.tobytes()))).reshape(shape) for row in rows])

@@ -1,7 +1,5 @@
 """Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
-import io
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.buffers.drawn import cast_rows
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra, numpy_dtype
+from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, import_extra
 from palaestra.core.tree import tree_leaves, tree_map, tree_select
 
 __all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions"]
@@ -21,7 +20,6 @@ __all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions
 _KEPT = ("observation_spec", "reward_spec", "env_info_spec", "untransformed_spec", "stack_num", "sample_avail")
 _TRANSITION = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 _D4RL = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
-_log = logging.getLogger(__name__)
 
 
 def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any]) -> ReplayBuffer:
@@ -262,61 +260,6 @@ def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, a
             "action": action,
         }
     )
-
-
-def cast_rows(name: str, value: Any, spec: SpecTree, rows: int) -> Any:
-    """Data `[rows, ...]` as `[rows, 1, ...]` of a spec's structure and dtypes.
-
-    Args:
-        name: of the data, for messages.
-        value: arrays, tensors or lists in the structure of the spec.
-        spec: without leading dimensions.
-        rows: how many there must be.
-
-    Raises:
-        ShapeError: parts are missing, a shape is another one, or the dtype cannot hold the values: floats may be
-            rounded to shorter floats, and no value is changed otherwise.
-    """
-    if not isinstance(spec, TensorSpec):
-        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        try:
-            parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
-            return Batch.of(
-                {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
-            )
-        except (KeyError, IndexError, TypeError):
-            raise ShapeError(f"{name} do not have the parts of {spec}") from None
-    array = np.asarray(value)
-    if array.shape != (rows, *spec.shape) and array.shape and all(map(_is_jpeg, array)):
-        array = _pictures(name, array, spec.shape)
-    if array.shape != (rows, *spec.shape):
-        raise ShapeError(f"{name} have the shape {array.shape}, but {(rows, *spec.shape)} is needed")
-    dtype = numpy_dtype(spec.dtype)
-    with np.errstate(invalid="ignore"):  # NaN as an integer
-        cast = array.astype(dtype)
-    rounded = array.dtype.kind == dtype.kind == "f"
-    if not (rounded or np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)):
-        raise ShapeError(
-            f"{name} are {array.dtype}, but {dtype} is needed, which cannot hold their values; give data of this "
-            "environment, or convert them first"
-        )
-    return torch.from_numpy(cast)[:, None]
-
-
-def _is_jpeg(row: Any) -> bool:
-    return isinstance(row, np.ndarray) and row.dtype == np.uint8 and row[:2].tobytes() == b"\xff\xd8"
-
-
-def _pictures(name: str, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Pictures of the JPEG files that Minari made of them."""
-    if len(shape) < 2:
-        raise ShapeError(
-            f"{name} lie there as JPEG, as which Minari stores all of uint8, and that has changed the numbers of these "
-            f"vectors of shape {shape} beyond use; record them as another dtype"
-        )
-    image = import_extra("PIL.Image", "offline", "reading pictures of a Minari dataset")
-    _log.warning("%s lie there as JPEG, as which Minari stores all of uint8; that changed them a little", name)
-    return np.stack([np.asarray(image.open(io.BytesIO(row.tobytes()))).reshape(shape) for row in rows])
 
 
 def _nest(name: str, value: Any, space: Any) -> Any:

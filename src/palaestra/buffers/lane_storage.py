@@ -83,7 +83,6 @@ class Leaf(ABC):
             index: row numbers of any shape; past the end they start again at the front.
         """
 
-    @abstractmethod
     def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
         """A copy of rows, with zeros instead of some.
 
@@ -91,6 +90,11 @@ class Leaf(ABC):
             index: row numbers of any shape.
             before: whether each is not to be seen.
         """
+        frames = self.take(index)
+        if not before.any():
+            return frames
+        unseen = torch.from_numpy(before).to(frames.device, non_blocking=True)
+        return frames.masked_fill_(unseen.reshape(*before.shape, *(1,) * (frames.ndim - before.ndim)), 0)
 
 
 @final
@@ -124,12 +128,6 @@ class HostLeaf(Leaf):
         self.flat.take(index, 0, rows.numpy(), "wrap")
         return rows
 
-    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
-        frames = self.take(index)
-        if before.any():
-            frames.numpy()[before] = 0
-        return frames
-
 
 @final
 class DeviceLeaf(Leaf):
@@ -158,11 +156,6 @@ class DeviceLeaf(Leaf):
 
     def take(self, index: np.ndarray) -> Tensor:
         return take_rows(self._flat, self._there(index)).reshape(*index.shape, *self._flat.shape[1:])
-
-    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
-        frames = self.take(index)
-        unseen = torch.from_numpy(before).to(frames.device, non_blocking=True)
-        return frames.masked_fill_(unseen.reshape(*before.shape, *(1,) * (frames.ndim - before.ndim)), 0)
 
     def _there(self, numbers: np.ndarray) -> Tensor:
         """[n] row numbers on the device."""

@@ -19,6 +19,7 @@ from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
 
+_SPECS = dict.fromkeys(("observation_spec", "action_spec", "reward_spec"), TensorSpec(()))
 _BESIDES = ("env_info", "untransformed")  # kept where the environment is asked to; of the first buffer, if it has them
 
 _OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed")  # of `Windows`: [n+1, N]
@@ -70,18 +71,15 @@ class MixtureSource:
         return np.concatenate([buffer.starts(length) + first for buffer, first in parts])
 
     def _require_same_rows(self, number: int, buffer: ReplayBuffer) -> None:
-        for name in ("observation_spec", "action_spec", "reward_spec"):
-            specs = (each.options.get(name) for each in (self.buffers[0], buffer))
-            first, other = (spec_layout(TensorSpec(()) if spec is None else spec) for spec in specs)
+        for name, default in (*_SPECS.items(), ("info_spec", {}), ("stack_num", 1)):
+            first, other = (each.options.get(name) or default for each in (self.buffers[0], buffer))
+            if name in _SPECS:
+                first, other = spec_layout(first), spec_layout(other)
             if first != other:
                 raise ShapeError(
                     f"the buffers of a mixture need equal rows, but the {name} of buffer 0 is {first} and "
                     f"that of buffer {number} is {other}"
                 )
-        for name, default in (("info_spec", {}), ("stack_num", 1)):
-            first, other = (each.options.get(name) or default for each in (self.buffers[0], buffer))
-            if first != other:
-                raise ShapeError(f"the {name} of buffer 0 of a mixture is {first}, and that of buffer {number} {other}")
         for name in _BESIDES:
             if (spec := self.buffers[0].options.get(f"{name}_spec")) is not None:
                 other = buffer.options.get(f"{name}_spec")

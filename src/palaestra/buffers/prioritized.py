@@ -138,9 +138,6 @@ class SumTree:
     def __reduce__(self) -> tuple[Any, ...]:
         return SumTree, (len(self.leaves),), self.state()
 
-    def __setstate__(self, state: torch.Tensor) -> None:
-        self.load_state(state)
-
     def load_state(self, state: torch.Tensor) -> None:
         """Takes over the bytes of another tree.
 
@@ -153,6 +150,8 @@ class SumTree:
         if tuple(state.shape) != self._memory.shape:
             raise CheckpointError(f"the saved priorities are {len(state)} bytes, but here are {len(self._memory)}")
         self._memory[:] = state.numpy()
+
+    __setstate__ = load_state
 
 
 def _size(positions: WritePositions) -> int:
@@ -221,12 +220,7 @@ class PrioritizedSampler(Sampler):
         size = (priority + _SMALLEST) ** self.settings.alpha
         tree, belongs, held = self._tree, self._belongs, None
         positions = buffer.positions
-        if (
-            tree is not None
-            and belongs is not None
-            and belongs[0] == positions.restarts
-            and len(tree) == _size(positions)
-        ):
+        if tree and belongs and belongs[0] == positions.restarts and len(tree) == _size(positions):
             held = tree.leaves.take(index)
         if tree is None or held is None or np.minimum.reduce(held) == 0:  # rows it does not know, perhaps yet
             tree = self._updated(buffer, 1 if belongs is None else abs(belongs[1]))
@@ -240,16 +234,11 @@ class PrioritizedSampler(Sampler):
         positions, tree = buffer.positions, self._tree
         belongs = (positions.restarts, -length if buffer.fixed else length)
         size = _size(positions)
+        same = self._belongs == belongs and positions.lockstep and not positions.has_changes
         if tree is None or self._belongs is None or self._belongs[0] != positions.restarts:
             tree = self._tree = SumTree(size)
             tree.set(buffer.starts(length), self._highest)
-        elif (
-            len(tree) == size
-            and positions.lockstep
-            and self._written.item(0) == positions.written.item(0)
-            and self._belongs == belongs
-            and not positions.has_changes
-        ):
+        elif same and len(tree) == size and self._written.item(0) == positions.written.item(0):
             return tree
         else:
             if len(tree) < size:  # the buffer has grown behind the rows that it had

@@ -7,14 +7,14 @@ import functools
 from collections import UserList
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, final
+from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import RowNumbers, Unroll, Windows
-from palaestra.buffers.lane_storage import FIRST, LAST
+from palaestra.buffers.drawn import RowNumbers, Unroll, Windows, cast_rows, lane_step
+from palaestra.buffers.lane_storage import FIRST, LAST, MID
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
 from palaestra.buffers.saving import (
@@ -32,8 +32,7 @@ from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolic
 
 __all__ = ["KeepsBuffer", "ListReplayBuffer", "ReplayBuffer", "buffer_of"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", bound=Callable[..., Any])
 _PIECE = 1000  # rows that are copied at once
 
 
@@ -152,6 +151,42 @@ class ReplayBuffer:
             found = to_go[np.array([rows[0] for rows in episodes], np.int64)]
             self._known_returns = self.positions.stamp, to_go, found, max(map(len, episodes), default=1) - 1
         return self._known_returns[1:]
+
+    def add(
+        self, obs: Any, action: Any, reward: Any, next_obs: Any, terminated: Any, truncated: Any = False, lane: int = 0
+    ) -> None:
+        """Appends one transition of a plain loop, as Gymnasium's `step` gives it.
+
+        An episode ends where a flag says so. Where `obs` is not the `next_obs` of the transition before, some are
+        missing: what lies before counts as cut off there.
+
+        Args:
+            obs: what the action was taken on, raw.
+            action: as the buffer's `action_spec` says: a policy's raw action.
+            reward: that followed.
+            next_obs: that followed; at the end of an episode its last observation, not the one after a reset.
+            terminated: whether the task ended.
+            truncated: whether the episode was cut off, by a time limit say.
+            lane: which stream it belongs to: one for each environment.
+
+        Raises:
+            ShapeError: something does not fit the specs, or rows keep more than a transition has.
+        """
+        storage, which = self._streams.storage, self.writer.lanes_of([lane])
+        if more := [*self.info_fields, *storage.extras, *(["state"] if self.keeps_states else [])]:
+            raise ShapeError(f"rows keep {', '.join(more)} besides, which a transition does not have; use append")
+        given = {"obs": obs, "next_obs": next_obs, "action": action, "reward": reward}
+        specs = [storage.specs[name] for name in ("observation", "observation", "action", "reward")]
+        seen, led, acted, earned = (cast_rows(*one, spec) for one, spec in zip(given.items(), specs, strict=True))
+        number = self.positions.numbers(which)
+        running = self.positions.opened[lane] and bool(storage.step_types[number] != LAST)
+        stands = to_device(Batch.of({"obs": storage.take("observation", number)}), "cpu") if running else None
+        if stands != Batch.of({"obs": seen}):
+            if running:
+                self.end_streams(which)
+            self.open(lane_step(FIRST, torch.zeros_like(earned), 1, seen), which)
+        kind = LAST if terminated or truncated else MID
+        self.append(acted, lane_step(kind, earned, 0 if terminated else 1, led), env_id=which)
 
     # -- drawing
 
@@ -406,15 +441,15 @@ def _array(given: Tensor | np.ndarray) -> np.ndarray:
     return given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 
 
-def _numbered(rows_of: Callable[P, R]) -> Callable[P, R]:
+def _numbered(rows_of: R) -> R:
     """What gives row numbers, so that they refuse to be taken modulo."""
 
     @functools.wraps(rows_of)
-    def numbered(*args: P.args, **kwargs: P.kwargs) -> Any:
-        rows: Any = rows_of(*args, **kwargs)
+    def numbered(*args: Any, **kwargs: Any) -> Any:
+        rows = rows_of(*args, **kwargs)
         return [one.view(RowNumbers) for one in rows] if isinstance(rows, list) else rows.view(RowNumbers)
 
-    return numbered
+    return cast(R, numbered)
 
 
 def _unpickled(

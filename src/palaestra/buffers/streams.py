@@ -14,6 +14,7 @@ __all__ = ["RowOptions", "WritePositions", "index_options", "index_rows"]
 
 _ALL = np.iinfo(np.int64).max
 _COUNT_BITS, _MOST_OLDER = 27, 31  # of the number that stands for a lane in mapped files
+_ARRAYS = ("opened", "unfinished", "kept", "furthest")  # of write positions, besides those of `_place`
 _FIRST_ROWS = 128  # of every lane, where the buffer grows
 
 
@@ -395,14 +396,9 @@ class WritePositions:
             "head": self.cursors,
             "count": self.counts,
             "written": self.written,
-            "opened": self.opened.copy(),
-            "unfinished": self.unfinished.copy(),
-            "kept": self.kept.copy(),
-            "furthest": self.furthest.copy(),
             "places": self.ring_size,
-            "lockstep": self.lockstep,
-            "restarts": self.restarts,
-            "exchanges": self.exchanges,
+            **{name: getattr(self, name).copy() for name in _ARRAYS},
+            **{name: getattr(self, name) for name in ("lockstep", "restarts", "exchanges")},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -415,10 +411,10 @@ class WritePositions:
             CheckpointError: something is missing, or belongs to another number of lanes.
         """
         try:
-            saved = {name: state[name] for name in ("head", "count", "written", "opened", "unfinished", "kept")}
-            for array in saved.values():
-                if np.shape(array) != self.opened.shape:
-                    raise CheckpointError(f"the saved buffer has {len(array)} lanes, but this one {self.num_lanes}")
+            state = {"furthest": np.zeros(self.num_lanes, np.int64), **state}  # which older ones lack
+            saved = {name: np.asarray(state[name]) for name in ("head", "count", "written", *_ARRAYS)}
+            if wrong := [array for array in saved.values() if array.shape != self.opened.shape]:
+                raise CheckpointError(f"the saved buffer has {len(wrong[0])} lanes, but this one {self.num_lanes}")
             if state["places"] != self.ring_size:
                 raise CheckpointError(
                     f"the rings of the saved buffer have {state['places']} places, but here {self.ring_size}: "
@@ -427,9 +423,9 @@ class WritePositions:
             self.restarts, self.exchanges = int(state["restarts"]), int(state["exchanges"])
         except KeyError as error:
             raise CheckpointError(f"the saved buffer has no {error}") from None
-        self.opened[:], self.unfinished[:], self.kept[:] = saved["opened"], saved["unfinished"], saved["kept"]
-        self.furthest[:] = state.get("furthest", 0)
-        self._place(*(np.asarray(saved[name]) for name in ("head", "count", "written")))
+        for name in _ARRAYS:
+            getattr(self, name)[:] = saved[name]
+        self._place(saved["head"], saved["count"], saved["written"])
         self.lockstep = self.lockstep and bool(state["lockstep"])
         self.has_changes = bool((self.kept != _ALL).any())
 

@@ -57,7 +57,7 @@ class StreamWriter:
         Raises:
             ShapeError: a structure, shape or dtype is not what the buffer was made for.
         """
-        positions, which = self._positions, self._which(env_id)
+        positions, which = self._positions, self.lanes_of(env_id)
         arrived = self._storage.checked_step(time_step, len(which))
         if positions.spare:
             self._begin_stacks(time_step, which)
@@ -103,7 +103,7 @@ class StreamWriter:
             ShapeError: a structure, shape or dtype is not what the buffer was made for, or a lane was never opened.
         """
         streams, positions, storage = self._streams, self._positions, self._storage
-        which = None if env_id is None else self._which(env_id)
+        which = None if env_id is None else self.lanes_of(env_id)
         hidden = [] if state is None and streams.states is None else self._checked_state(state, which)
         if which is not None and np.array_equal(which, self._lanes):
             which = None
@@ -201,7 +201,7 @@ class StreamWriter:
         if missing := [name for name in needed if name not in rows]:
             instead = "; transitions that stand alone go into an ExperienceMemory" if "next_states" in rows else ""
             raise ShapeError(f"the fragment lacks the fields {missing}; it has {list(rows.keys())}{instead}")
-        which, steps = self._which(env_id), len(rows.step_type) - 1
+        which, steps = self.lanes_of(env_id), len(rows.step_type) - 1
         if streams.complete_only:
             self._extend_one_by_one(rows, which, steps)
             return
@@ -287,7 +287,7 @@ class StreamWriter:
             env_id: which lanes, each once; `None` is all. Those that were never opened stay as they are.
         """
         positions, storage = self._positions, self._storage
-        lanes = self._which(env_id)
+        lanes = self.lanes_of(env_id)
         lanes = lanes[positions.opened[lanes]]
         if self._streams.complete_only:
             positions.rewind(lanes, positions.unfinished[lanes])
@@ -309,7 +309,7 @@ class StreamWriter:
         Args:
             env_id: which lanes, each once; `None` is all.
         """
-        positions, lanes = self._positions, self._which(env_id)
+        positions, lanes = self._positions, self.lanes_of(env_id)
         positions.rewind(lanes, positions.counts[lanes])
         positions.opened[lanes] = positions.all_open = False
         positions.unfinished[lanes] = 0
@@ -323,7 +323,7 @@ class StreamWriter:
             env_id: which lanes, each once.
         """
         if len(places):
-            numbers = places[:, None] * len(self._lanes) + self._which(env_id)
+            numbers = places[:, None] * len(self._lanes) + self.lanes_of(env_id)
             self._storage.step_types[numbers] = LAST
             self._positions.restarts += 1  # samplers begin anew
 
@@ -337,7 +337,7 @@ class StreamWriter:
         Returns:
             [T, B] places of these rows; fewer where a lane cannot hold them all.
         """
-        positions, which, steps = self._positions, self._which(env_id), len(step_type) - 1
+        positions, which, steps = self._positions, self.lanes_of(env_id), len(step_type) - 1
         kinds = self._storage.step_types[positions.numbers(which)]
         self._complete_ended(which[(step_type[0] != LAST) & positions.opened[which] & (kinds == LAST)])
         positions.exchange(which[positions.opened[which]])
@@ -442,7 +442,12 @@ class StreamWriter:
 
     # -- checks
 
-    def _which(self, lanes: Any) -> np.ndarray:
+    def lanes_of(self, lanes: Any) -> np.ndarray:
+        """Numbers of lanes, each once; `None` is all.
+
+        Raises:
+            ShapeError: there are no such lanes, or one is given twice.
+        """
         if lanes is None:
             return self._lanes
         which = np.asarray(lanes)

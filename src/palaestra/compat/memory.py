@@ -6,7 +6,7 @@ from typing import Any, Literal, Unpack, final
 import numpy as np
 import torch
 
-from palaestra.buffers.exchange import cast_rows
+from palaestra.buffers.drawn import cast_rows
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.buffers.samplers import Sampler
 from palaestra.buffers.streams import RowOptions
