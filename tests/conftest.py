@@ -24,6 +24,10 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="palaestra-tests-")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A shell that starts the tests in the background makes them, and all that they start, deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # What a test writes has to outlive its process, not a power cut: flushing disks took a tenth of every short run.
 os.fsync = lambda descriptor: None
 

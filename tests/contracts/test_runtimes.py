@@ -361,8 +361,8 @@ def test_waiting_ends_at_its_deadline(runtime):
     runtime.stop(worker)
     began = time.monotonic()
     assert runtime.wait([], timeout_s=0.0) == []
-    assert runtime.wait([], at_least=3, timeout_s=5.0) == []
-    assert time.monotonic() - began < 4.0
+    assert runtime.wait([], at_least=3, timeout_s=60.0) == []
+    assert time.monotonic() - began < 50.0
 
 
 def test_mistakes_are_named(runtime):

@@ -111,7 +111,7 @@ def test_garbage_and_slow_senders_lose_their_connection(tmp_path):
         head + b'Content-Length: 99\r\n\r\n{"obs': b"408",
         b"": b"",
     }
-    with serving(tmp_path, timeout_s=0.3) as running:
+    with serving(tmp_path, timeout_s=2.0) as running:
         connections = [connected(running, sent) for sent in statuses]
         for connection, status in zip(connections, statuses.values(), strict=True):
             answer = answered(connection)

@@ -213,7 +213,7 @@ def test_a_shard_that_hangs_while_rows_are_passed_on_is_lost_once_its_time_is_ov
     with local() as runtime:
         pair = Pair(runtime, plan_of("uniform"))
         pair.fill(5)
-        pair.shards._timeout_s, submit, silent = 0.05, runtime.submit, worker_of(pair.shards, 2)
+        pair.shards._timeout_s, submit, silent = 2.0, runtime.submit, worker_of(pair.shards, 2)
         runtime.submit = lambda worker, call, request: (  # type: ignore[method-assign]
             None if call.worker == silent and call.incarnation == 0 else submit(worker, call, request)
         )

@@ -79,7 +79,7 @@ def test_workers_that_finish_within_the_grace_count(runtime):
     hold.held.add(worker_of(manager, 0))
     began = time.monotonic()
     manager.unroll(10)
-    assert 0.5 <= time.monotonic() - began < 5.0
+    assert 0.5 <= time.monotonic() - began < 50.0
 
 
 @pytest.mark.parametrize(("max_lag", "used"), [(0, False), (1, True), (3, True)])
@@ -180,7 +180,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_restarted(runtime):
     hold.held.add(hung)
     began = time.monotonic()
     manager.unroll(10)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 60.0
     (dropped,) = manager.dropped
     assert dropped.worker == hung
     assert dropped.reason == "did not answer within 0.3 s"
@@ -217,7 +217,7 @@ def test_lost_workers_have_so_much_time_to_come_back():
         began = time.monotonic()
         with pytest.raises(WorkersLostError, match="0 of 1 workers are there and 1 are needed"):
             unrolls(manager, 3)
-        assert 0.2 < time.monotonic() - began < 10.0
+        assert 0.2 < time.monotonic() - began < 60.0
 
 
 def test_what_an_environment_raises_stops_the_run_with_its_text():
@@ -355,7 +355,7 @@ def test_a_signal_ends_an_unroll_and_the_next_one_begins_it_again(runtime, monke
     runtime.poll = poll_and_pause
     began = time.monotonic()
     manager.unroll(10)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 50.0
     assert manager.unfinished
     assert not manager.state()["exact"]
     hold.held.clear()

@@ -23,13 +23,13 @@ def test_workers_that_wait_for_room_are_not_waited_for_and_join_later(monkeypatc
         hold.held.add("rollout-3")
         monkeypatch.setattr(runtime, "room", lambda resources: 3.0)
         monkeypatch.setattr(runtime, "waits_for_room", lambda worker: worker in hold.held)
-        trainer = make_trainer(runtime, "ppo", num_workers=4, timeout_s=1.0)
+        trainer = make_trainer(runtime, "ppo", num_workers=4, timeout_s=3.0)
         manager = trainer.collector
         with caplog.at_level(logging.WARNING):
             manager.begin()
         assert "there is room for 3 of 4 workers" in caplog.text
         asked_s = manager.group.workers[3].asked_s
-        while time.monotonic() < asked_s + 1.2:  # longer than timeout_s
+        while time.monotonic() < asked_s + 3.2:  # longer than timeout_s
             trainer.train_iter()
         assert lanes_with_rows(manager) == [0, 1, 2]
         state = copied(trainer.state())

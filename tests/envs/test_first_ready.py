@@ -135,7 +135,7 @@ def test_a_worker_that_dies_is_named_with_its_environment():
         with pytest.raises(EnvError, match=r"environment 2 lost its worker .*SIGKILL"):
             go_on(env, 5)
         assert [fault.env_id for fault in env.faults] == [2]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def go_on(env, timeout_s):

@@ -219,7 +219,7 @@ def test_workers_end_when_their_parent_is_killed(wait_until):
     assert len(pids) == 2
     parent.kill()
     parent.communicate()
-    wait_until(lambda: all(gone(pid) for pid in pids), 10, what="the workers to end")
+    wait_until(lambda: all(gone(pid) for pid in pids), what="the workers to end")
 
 
 def test_lambdas_with_what_they_have_bound_make_environments_in_a_worker():
@@ -305,7 +305,7 @@ def test_a_forgotten_environment_leaves_nothing(wait_until):
     env = LaneEnvironment(ProcessDriver([functools.partial(load, "CartPole-v1")], num_workers=1))
     pids = env.driver.worker_pids
     del env
-    wait_until(lambda: all(gone(pid) for pid in pids), 5, what="the workers to end")
+    wait_until(lambda: all(gone(pid) for pid in pids), what="the workers to end")
 
 
 @pytest.mark.slow

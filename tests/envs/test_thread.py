@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -50,10 +49,8 @@ def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():
     env.reset()
     env.send(ZERO)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # not the error of the deadline, a minute later
         env.recv()
-    assert time.monotonic() - started < 5
 
 
 def test_after_an_interruption_a_new_episode_begins(monkeypatch):

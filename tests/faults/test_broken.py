@@ -98,7 +98,7 @@ def test_a_hang_in_this_process_is_named_with_its_stack(kind, mode):
     errors = play(kind, mode, **QUICK)
     require_named(kind, errors, "did not answer in time")
     assert broken.__file__ in str(errors[0])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(("on_fault", "kinds"), [("restart", [0, 1, 1, 0, 1, 1, 0]), ("drop", [0, 1, 1, 0, 0, 0, 0])])

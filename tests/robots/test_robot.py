@@ -82,7 +82,7 @@ def test_a_pause_ends_an_unroll_before_it_has_all_its_steps(wait_until):
         thread.start()
         wait_until(lambda: robot.tasks["policy"].predictions > 12)
         collector.pause()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive() and 10 < collector.env_steps < 1_000_000
         assert collector.unroll(3).env_steps == 6
 

