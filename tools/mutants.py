@@ -2,11 +2,13 @@
 
     python -m tools.mutants --number 300 --jobs 2      # draws the mutants, runs the tests on each, writes the score
     python -m tools.mutants --only 17 204              # these again, whatever was found before
+    python -m tools.mutants --since 03a29d0            # of files that were added after a revision
 
 First every test of `FOLDERS` is run once on the unchanged library, to see how long it takes and which lines it reaches.
-A mutant then meets the tests that reach its line (one outside of functions: its file), those of its own package first,
-quick ones before slow ones, up to `BOUND_S`; it is killed when one fails or hangs. Each has a copy of `src` and a
-process, forked where PyTorch is already imported. Results are kept as they come: a run that broke off goes on.
+A mutant then meets the tests that reach its line (one outside of functions: its file) and those of the file named after
+its own, which may reach it in a process that they start; those of its own package first, quick ones before slow ones,
+up to `BOUND_S`; it is killed when one fails or hangs. Each has a copy of `src` and a process, forked where PyTorch is
+already imported. Results are kept as they come: a run that broke off goes on.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from tools.mutation import PACKAGES, ROOT, Mutant, draw, inside_functions, page
 SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))).hexdigest()
 KEPT = ROOT / ".cache/mutants" / SOURCE[:12]
 PAGE = ROOT / "docs/mutants.md"
-FOLDERS = (*PACKAGES, "multiagent", "golden", "contracts")
+FOLDERS = (*PACKAGES, "golden", "contracts")
 BOUND_S = 30.0  # of tests, as long as they took on the unchanged library, for one mutant
 DEFAULTS = "tests/golden/test_losses.py::test_defaults_are_the_golden_ones"  # first for what runs at an import
 
@@ -69,7 +71,11 @@ class Reached:
         for file in files:
             of_file = [test for test in self.tests if test.split("::")[0] == file and self.tests[test]["passed"]]
             kept = {test: {"seconds": self.tests[test]["seconds"], "lines": lines[test]} for test in of_file}
-            (KEPT / f"{Path(file).parent.name}.{Path(file).name}.json").write_text(json.dumps(kept))
+            kept_at(file).write_text(json.dumps(kept))
+
+
+def kept_at(file: str) -> Path:
+    return KEPT / f"{file.removeprefix('tests/').replace('/', '.')}.json"
 
 
 class Wanted:
@@ -128,11 +134,11 @@ def reached_lines() -> dict[str, dict[str, Any]]:
     """The tests with their seconds and lines; runs those that are new or changed."""
     found: dict[str, dict[str, Any]] = {}
     for folder in FOLDERS:
-        paths = sorted((ROOT / "tests" / folder).glob("test_*.py"))
-        kept = {path: KEPT / f"{folder}.{path.name}.json" for path in paths}
+        paths = sorted((ROOT / "tests" / folder).rglob("test_*.py"))
+        kept = {path: kept_at(path.relative_to(ROOT).as_posix()) for path in paths}
         new = [path for path, at in kept.items() if not at.exists() or at.stat().st_mtime < path.stat().st_mtime]
         if new:
-            result, said = run(1800, None, [str(path.relative_to(ROOT)) for path in new], True)
+            result, said = run(4 * 3600, None, [str(path.relative_to(ROOT)) for path in new], True)
             print(f"unchanged library, tests/{folder} {result}: {said.splitlines()[-1]}", flush=True)
         for at in kept.values():
             found |= json.loads(at.read_text())
@@ -140,15 +146,20 @@ def reached_lines() -> dict[str, dict[str, Any]]:
 
 
 def chosen(mutant: Mutant, tests: dict[str, dict[str, Any]]) -> list[str]:
-    """The tests that reach a mutant's line, within `BOUND_S`: its own package's first, quick ones first."""
+    """The tests that reach a mutant's line or are named after its file, within `BOUND_S`: its own package's first."""
     package, inside = Path(mutant.file).parts[2], mutant.lineno in inside_functions(ROOT / mutant.file)
+    named = re.compile(rf"tests/{package}/(.*/)?test_{Path(mutant.file).stem}(_\w+)?\.py::")
     met = {
         test: seen["seconds"]
         for test, seen in tests.items()
-        if mutant.file in seen["lines"] and (not inside or mutant.lineno in seen["lines"][mutant.file])
+        if named.match(test)
+        or (mutant.file in seen["lines"] and (not inside or mutant.lineno in seen["lines"][mutant.file]))
     }
     met |= {} if inside else {DEFAULTS: 0.0}
-    order = sorted(met, key=lambda test: (f"tests/{package}/" not in test and test != DEFAULTS, met[test]))
+    reaching = {test for test in met if mutant.file in tests.get(test, {"lines": ()})["lines"]} | {DEFAULTS}
+    order = sorted(
+        met, key=lambda test: (f"tests/{package}/" not in test and test != DEFAULTS, test not in reaching, met[test])
+    )
     total = itertools.accumulate(met[test] for test in order)
     return [test for test, seconds in zip(order, total, strict=True) if seconds < BOUND_S]
 
@@ -159,10 +170,12 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=300, help="how many mutants")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw, to run again")
+    parser.add_argument("--since", default="", help="of files that were added after this revision")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     sys.dont_write_bytecode = not compileall.compile_dir(ROOT / "src", quiet=1)  # else each process compiles everything
-    tests, drawn, results = reached_lines(), draw(options.number), KEPT / "results.jsonl"
+    tests, drawn = reached_lines(), draw(options.number, options.since)
+    results = KEPT / f"results_{options.number}_{options.since}.jsonl"
     results.touch()
     known = {json.loads(line)[0] for line in results.read_text().splitlines()}
     wanted = sorted(set(range(len(drawn))) - known) if options.only is None else options.only
@@ -171,7 +184,7 @@ def main() -> None:
             continue
         for number in wanted[job :: options.jobs]:
             names = chosen(drawn[number], tests)
-            limit_s = 60 + 5 * sum(tests[name]["seconds"] for name in names if name in tests)
+            limit_s = 120 + 10 * sum(tests[name]["seconds"] for name in names if name in tests)
             result, said = run(limit_s, drawn[number], names) if names else ("passed", "no test reaches it")
             (KEPT / f"{number}.log").write_text(said)
             failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)

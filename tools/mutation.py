@@ -1,14 +1,16 @@
 """Every small change that can be made to a Python file: an operator, number, condition or statement; and their page."""
 
 import ast
+import functools
 import random
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("ops", "algorithms", "buffers", "rollout", "training", "policies")
+PACKAGES = tuple(sorted(path.parent.name for path in (ROOT / "src/palaestra").glob("*/__init__.py")))
 SWAPS: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
     ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
@@ -141,10 +143,23 @@ def inside_functions(file: Path) -> set[int]:
     return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
 
 
-def draw(number: int) -> list[Mutant]:
+def files_added(since: str = "") -> list[Path]:
+    """The library's files, or those that a revision did not have under this name or a similar one's."""
+    if not since:
+        return sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
+    command = ["git", "diff", "--diff-filter=A", "-M50%", "--name-only", since, "--", "src/palaestra"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return sorted(ROOT / name for name in names if name.endswith(".py") and (ROOT / name).exists())
+
+
+@functools.cache
+def _all(since: str) -> list[Mutant]:
+    return [mutant for file in files_added(since) for mutant in mutants(file)]
+
+
+def draw(number: int, since: str = "") -> list[Mutant]:
     """So many of all mutants, at random; the same ones each time."""
-    files = sorted(file for package in PACKAGES for file in (ROOT / "src/palaestra" / package).rglob("*.py"))
-    return random.Random(0).sample([mutant for file in files for mutant in mutants(file)], number)
+    return random.Random(0).sample(_all(since), number)
 
 
 def page(results: list[tuple[Mutant, str]], drawn: int) -> str:

@@ -1,6 +1,7 @@
 """Tests of `tools/mutants.py` and `tools/mutation.py`."""
 
 import ast
+import subprocess
 
 import pytest
 
@@ -51,8 +52,27 @@ def test_each_mutant_changes_one_thing_that_does_something(drawn):
 
 
 def test_the_same_mutants_are_drawn_each_time():
-    assert mutation.draw(20) == mutation.draw(20)
-    assert {mutant.file.split("/")[2] for mutant in mutation.draw(100)} == set(mutation.PACKAGES)
+    drawn = mutation.draw(100)
+    assert mutation.draw(100) == drawn
+    assert {mutant.file.split("/")[2] for mutant in drawn} <= set(mutation.PACKAGES)
+
+
+def test_mutants_are_drawn_of_files_that_are_new_since_a_revision(drawn, tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    first = git("rev-parse", "HEAD").strip()
+    new, moved = (tmp_path / f"src/palaestra/{name}.py" for name in ("new", "moved"))
+    new.write_text("LIMIT = 3\n")
+    (tmp_path / "src/palaestra/ops/means.py").rename(moved)
+    git("add", ".")
+    git("commit", "-qm", "second")
+    assert mutation.files_added(first) == [new]
+    assert [mutant.line() for mutant in mutation.draw(1, first)] == ["src/palaestra/new.py: LIMIT = 4"]
 
 
 def test_a_mutant_meets_the_tests_that_reach_its_line_its_own_and_quick_ones_first(drawn, monkeypatch, tmp_path):
