@@ -163,3 +163,11 @@ def test_the_report_has_what_the_log_says(tmp_path):
     texts = [write_report([run.path], tmp_path / "report.html").read_text() for run in (broken, healthy)]
     assert "policy_jumps" in texts[0] and "Findings" in texts[0]
     assert "Findings" not in texts[1]
+
+
+def test_the_report_says_how_long_a_run_took_that_never_waited(tmp_path):
+    times = {"time/train_s": 8.0, "time/env_steps_per_s": 10.0, "time/learning": 0.5}
+    run = made(tmp_path, **times)
+    assert "where it went, of 8.0 s" in write_report([run.path], tmp_path / "report.html").read_text()
+    waited = made(tmp_path / "b", **times, **{"time/waiting": 0.75})
+    assert "where it went, of 32.0 s" in write_report([waited.path], tmp_path / "report.html").read_text()

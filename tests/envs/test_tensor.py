@@ -35,6 +35,8 @@ def test_the_task_is_that_of_gymnasium():
     """Same dynamics, reward and end, from the same state: to the precision of float32."""
     gym_env = gymnasium.make("CartPole-v1").unwrapped
     env = TensorCartPole(1, lane_seeds=[5])
+    for end, bound in (("minimum", gym_env.observation_space.low), ("maximum", gym_env.observation_space.high)):
+        np.testing.assert_allclose(getattr(env.observation_spec, end), bound, rtol=1e-6)
     first = env.reset()
     gym_env.reset(seed=0)
     gym_env.state = tuple(first.observation[0].tolist())

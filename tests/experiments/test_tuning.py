@@ -89,12 +89,22 @@ def test_numbers_of_a_schedule_are_put_into_it():
         ({"algorithm.gama": (0, 1)}, "no number that can be searched"),
         ({"algorithm.gamma": (0.9,)}, "lowest and the highest"),
         ({"algorithm.gamma": (0.9, 1.5)}, "fit its scale"),
+        ({"algorithm.learning_rate.start": (0, 0.1)}, "fit its scale"),
         ({"algorithm.mini_batch_size": (65, 127)}, "no power of two"),
     ],
 )
 def test_wrong_ranges_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         search_space(preset("dqn", "CartPole-v1"), changes)
+
+
+def test_a_logarithmic_range_may_begin_anywhere_above_zero():
+    (rate,) = (
+        one
+        for one in search_space(preset("dqn", "CartPole-v1"), {"algorithm.learning_rate.start": (1e-30, 0.1)})
+        if one.path == "algorithm.learning_rate.start"
+    )
+    assert (rate.low, rate.high) == (1e-30, 0.1)
 
 
 def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, trained):
@@ -206,9 +216,11 @@ def test_failed_trials_are_counted_with_their_message(tmp_path, monkeypatch):
     def failed(*_):
         raise ConfigError("it does not fit")
 
+    told = []
     monkeypatch.setattr(tuning, "_trained", failed)
     with pytest.raises(ConfigError, match="it does not fit"):
-        searched(tmp_path, trials=2)
+        searched(tmp_path, trials=2, on_trial=told.append)
+    assert told == [f"trial {number} failed: it does not fit" for number in (0, 1)]
 
 
 def test_the_command_says_what_it_would_search(capsys):
