@@ -186,7 +186,7 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
             loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, (kind, value) in kinds.items():
             loaded[name] = loaded[name].numpy() if kind == "numpy" else value
-    except (AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
     return loaded
 

@@ -78,7 +78,8 @@ class CheckpointStore:
         self._write(target, step, state)
         self._saves, self._there = self._saves + 1, True
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):  # in one step, for whoever reads it
+                shutil.rmtree(old.rename(old.with_name(f".tmp-old-{old.name}")), ignore_errors=True)
         return target
 
     def _write(self, target: Path, step: int, state: Mapping[str, Any]) -> None:
