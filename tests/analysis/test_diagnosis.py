@@ -84,6 +84,20 @@ def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     assert finding.name == name
 
 
+def test_opponents_that_share_one_reward_are_named_and_not_a_lack_of_exploration(tmp_path):
+    """Issue 51: MAPPO on tic-tac-toe was advised to explore more; its reward is 0 by construction."""
+    place = palaestra.RunConfig(directory=str(tmp_path), name="it")
+    config = ALGORITHMS["mappo"].config_class()
+    run = RunDirectory.create(palaestra.ExperimentConfig(run=place, algorithm_name="mappo", algorithm=config))
+    row = {"env_steps": 6000, "return_mean": 0.0, "info/a/return": 0.25, "info/b/return": -0.25}
+    lines = ["env_steps,return,length,env_id,info", *["1,0.0,9,0,"] * 30]
+    (run.path / "episodes.csv").write_text("\n".join(lines) + "\n")
+    for agents, found in ((row, "opponents_share_a_reward"), ({**row, "info/a/return": 0.0, "info/b/return": 0.0}, "")):
+        (run.path / "metrics.jsonl").write_text(json.dumps(agents) + "\n")
+        (finding,) = palaestra.diagnose(run.path, episodes=0).findings
+        assert finding.name == (found or "no_reward_signal")
+
+
 def test_values_are_not_blamed_where_all_returns_are_nearly_the_same(tmp_path):
     """In a solved run there is no variance to explain."""
     solved = made(tmp_path, returns=(500.0, 500.0, 490.0, 500.0), **{"learning/explained_variance": -4.0})

@@ -26,6 +26,35 @@ class LoudPendulum(gymnasium.ObservationWrapper):
         return observation * LOUD
 
 
+class CountingChain(gymnasium.Env):
+    """A small number in a box for large ones."""
+
+    observation_space = gymnasium.spaces.Box(0, 10**6, (1,), np.int64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.array([0]), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([self.t]), 1.0, self.t == 20, False, {}
+
+
+class FullChain(CountingChain):
+    observation_space = gymnasium.spaces.Box(0, 20, (1,), np.int64)
+
+
+class FaintPendulum(LoudPendulum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+
+    def observation(self, observation):
+        return observation * np.float32(1e-4)
+
+
 def found(algorithm, name, break_it=lambda policy: None):
     """Names of what an untrained policy shows after `break_it`."""
     with create_environment(EnvConfig(name=name, num_envs=1), lane_seeds=[3]) as env:
@@ -65,6 +94,8 @@ def push_to_the_end(policy):
         ("one_action", "dqn", "CartPole-v1", prefer_one),
         ("saturated_actions", "td3", "Pendulum-v1", push_to_the_end),
         ("large_observations", "sac", "tests.analysis.test_played:LoudPendulum", lambda policy: None),
+        ("small_observations", "sac", "tests.analysis.test_played:FaintPendulum", lambda policy: None),
+        ("small_observations", "dqn", "tests.analysis.test_played:CountingChain", lambda policy: None),
     ],
 )
 def test_what_is_broken_is_found(name, algorithm, env, break_it):
@@ -73,6 +104,10 @@ def test_what_is_broken_is_found(name, algorithm, env, break_it):
 
 def test_nothing_is_found_where_nothing_is_broken():
     assert found("sac", "Pendulum-v1") == set()
+
+
+def test_integers_that_fill_their_bounds_are_not_called_small():
+    assert "small_observations" not in found("dqn", "tests.analysis.test_played:FullChain")
 
 
 def test_a_tanh_unit_that_is_always_at_its_end_is_dead():

@@ -95,3 +95,16 @@ def test_mistakes_are_named(typed, code, message, capsys):
     """F27."""
     assert exit_code("data", *typed.split()) == code
     assert message in output(capsys)
+
+
+def test_an_evaluation_by_data_says_how_far_it_is_in_a_pipe_as_well(monkeypatch, capsys):
+    """Issue 54: nothing was printed in 500 s."""
+    monkeypatch.setattr("palaestra.cli.options._TELL_S", 0.0)
+    sizes = ("--trainer.total-env-steps", "64", "--trainer.eval-episodes", "1", "--run.no-tensorboard")
+    assert exit_code("train", "ppo", "CartPole-v1", *sizes, "--run.name", "run") == 0
+    assert exit_code("data", "collect", "run", "seen", "--steps", "100") == 0
+    capsys.readouterr()
+    assert exit_code("data", "evaluate", "run", "seen", "--updates", "30", "--members", "2") == 0
+    said = capsys.readouterr()
+    assert "30 of 30 gradient steps\n" in said.err
+    assert "gradient steps" not in said.out

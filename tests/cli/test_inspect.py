@@ -176,3 +176,19 @@ def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
     assert "no safetensors pip install safetensors" in text
     assert "none extra atari pip install 'palaestra[atari]'" in text
     assert "training works without, only slower" in text
+
+
+def test_all_runs_are_listed_where_they_are_asked_for(capsys, tmp_path, monkeypatch):
+    """Issue 54: more than the newest 20 were shown as JSON alone."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(22):
+        folder = tmp_path / f"runs/run{number:02}"
+        folder.mkdir(parents=True)
+        for name in ("run.json", "config.yaml"):
+            (folder / name).write_text("{}")
+    assert exit_code("list", "runs") == 0
+    shown = output(capsys)
+    assert "runs/run02 " in shown and "runs/run01 " not in shown and "the newest 20 of 22; --all shows all" in shown
+    assert exit_code("list", "runs", "--all") == 0
+    shown = output(capsys)
+    assert "runs/run00 " in shown and "newest" not in shown

@@ -334,3 +334,14 @@ def test_self_play_in_workers_is_the_same_on_every_runtime():
 def test_the_pool_is_sent_to_the_process_that_evaluates():
     run = trained_against_itself("async", "--trainer.eval-async")
     assert any("pool_elo" in json.loads(path.read_text())["parts"] for path in run.glob("evals/*.json"))
+
+
+def test_opponents_that_share_one_reward_are_told_so_at_the_start(caplog):
+    """Issue 51: README's example for many agents trained to its end on a reward that is 0 by construction."""
+    pytest.importorskip("pettingzoo.classic")
+    game = ("pettingzoo:classic/tictactoe-v3", "--trainer.total-env-steps", "400", "--trainer.eval-episodes", "0")
+    assert exit_code("train", "mappo", *game, "--run.no-tensorboard") == 0
+    told = [one.message for one in caplog.records if "the agents share one reward" in one.message]
+    assert len(told) == 1 and "--agents.self-play.pool-size" in told[0]
+    assert exit_code("train", "ppo", *game, "--run.no-tensorboard", "--agents.self-play.pool-size", "2") == 0
+    assert len([one for one in caplog.records if "the agents share one reward" in one.message]) == 1

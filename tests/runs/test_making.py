@@ -81,3 +81,12 @@ def test_threads_for_pictures_are_measured_and_limited_too(monkeypatch):
     assert [given[2:] for given in seen] == [(8, ()), (8, (3, 64, 64))]
     monkeypatch.undo()
     assert choose_threads(config, pictures) == 1  # OMP_NUM_THREADS is 1 in tests
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "first"), [("cql", "CartPole-v1", "discrete_cql"), ("sac", "CartPole-v1", "discrete_sac")]
+)
+def test_of_the_algorithms_that_fit_the_nearest_stands_first(algorithm, env, first):
+    """Issue 54: `cql` on discrete actions was answered with 21 names in the order of the alphabet."""
+    with pytest.raises(ConfigError, match=rf"Algorithms that fit: {first}, "):
+        _ = make_learner(preset(algorithm, env)).algorithms

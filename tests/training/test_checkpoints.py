@@ -94,8 +94,8 @@ def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
         return descriptor
 
     def spy_fsync(descriptor: int) -> None:
-        target = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
-        events.append(f"sync {'the temporary directory' if target.startswith('.tmp-') else target}")
+        target = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")).removeprefix(".")
+        events.append(f"sync {'the temporary directory' if target.startswith('tmp-') else target}")
         fsync(descriptor)
 
     def spy_rename(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:

@@ -172,15 +172,13 @@ def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
         >>> labels_of([preset("ppo", "CartPole-v1"), preset("dqn", "CartPole-v1")])
         ['ppo CartPole-v1', 'dqn CartPole-v1']
     """
-    flat = [
-        {path: value for path, value in flat_settings(config).items() if not path.startswith("run.")}
-        for config in configs
-    ]
+    flat = [flat_settings(config) for config in configs]
     names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
     labels = []
     for name, settings in zip(names, flat, strict=True):
         same = [other for other, other_name in zip(flat, names, strict=True) if other_name == name]
         paths = [path for path in settings if any(other.get(path) != settings[path] for other in same)]
+        paths = [path for path in paths if not path.startswith("run.")]
         labels.append(" ".join([name, *(f"{path}={settings[path]}" for path in paths)]))
     return labels
 

@@ -3,9 +3,10 @@
 import contextlib
 import csv
 import itertools
+import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.curves import thinned_metrics
 from palaestra.analysis.played import Symptom, play, played_symptoms
 from palaestra.config.config import ExperimentConfig
@@ -20,9 +22,12 @@ from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.reading import opened_text
 from palaestra.runs.records import is_number
 from palaestra.runs.run_directory import RunDirectory, find_run
+from palaestra.training import Callback, TrainingRun
 
 __all__ = ["Diagnosis", "Symptom", "diagnose", "logged_symptoms"]
 
+_log = logging.getLogger(__name__)
+_FEW_EPISODES = 10  # are enough to see that a sum is 0
 _EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
 
 
@@ -273,9 +278,50 @@ def _horizon(log: _Log) -> Iterator[Symptom]:
         )
 
 
+def opposed(row: Mapping[str, Any]) -> float:
+    """The largest mean return of an agent, where all of them together have none: what one wins, others lose.
+
+    Args:
+        row: of metrics.
+
+    Returns:
+        Its size; 0 elsewhere.
+    """
+    agents = [abs(row[name]) for name in row if re.fullmatch("info/.*/return", name) and is_number(row[name])]
+    most = max(agents, default=0.0)
+    return most if abs(row.get("return_mean", math.inf)) < 1e-6 * most else 0.0
+
+
+class NoteOpposed(Callback):
+    """Says once of a run whose agents share one reward that they are opponents, as soon as episodes show it."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
+        """See `Callback.logged`."""
+        shared = any(getattr(one, "team", False) for one in trainer.algorithms.values())
+        if shared and not self._told and row.get("episodes", 0) >= _FEW_EPISODES and opposed(row):
+            self._told = True
+            _log.warning(
+                "the agents share one reward, the mean of theirs, and it is always 0: what one wins, others lose, so "
+                "there is nothing to learn. Let one policy play against itself: train ppo or dqn with "
+                "--agents.self-play.pool-size 10"
+            )
+
+
 def _rewards(log: _Log) -> Iterator[Symptom]:
     returns = log.returns
-    if len(returns) >= _EPISODES and min(returns) == max(returns):
+    most = opposed(log.rows[-1])
+    if most and getattr(ALGORITHMS.get(log.config.algorithm_name), "team", False):
+        yield Symptom(
+            name="opponents_share_a_reward",
+            severity=3,
+            evidence=f"what all share has the mean return 0 over {len(returns)} episodes, and single agents {most:.3g}",
+            threshold="0 for all together (arithmetic): what one wins, others lose, and the mean of it has no signal",
+            advice=("ppo or dqn with --agents.self-play.pool-size 10: one policy that plays against itself",),
+        )
+    elif len(returns) >= _EPISODES and min(returns) == max(returns):
         yield Symptom(
             name="no_reward_signal",
             severity=3,

@@ -245,9 +245,8 @@ def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     if not steps or (which != "last" and int(which) not in steps):
         known = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint {which}; there are: {known}")
-    if which == "last":
-        return store.load_newest(rename=False)[1]
-    return store.load(steps[int(which)], without_lost=True)[1]
+    newest = which == "last"
+    return (store.load_newest(rename=False) if newest else store.load(steps[int(which)], without_lost=True))[1]
 
 
 @dataclass(frozen=True)

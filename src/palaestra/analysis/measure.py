@@ -193,16 +193,8 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
     measured, how = speeds[1:], config.vectorization
     if how == "auto":
         how = "native" if play is _play and is_pool(config) else "serial"
-    return EnvironmentSpeed(
-        name=config.name,
-        num_envs=config.num_envs,
-        vectorization=how,
-        env_steps_per_s=statistics.median(measured),
-        slowest=min(measured),
-        fastest=max(measured),
-        repetitions=repetitions,
-        cores=num_cores(),
-    )
+    slowest, middle, fastest = min(measured), statistics.median(measured), max(measured)
+    return EnvironmentSpeed(config.name, config.num_envs, how, middle, slowest, fastest, repetitions, num_cores())
 
 
 def _play(config: EnvConfig) -> Generator[tuple[int, float]]:

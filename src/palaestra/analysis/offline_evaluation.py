@@ -7,14 +7,12 @@ same minibatches, each with its own weights of episodes; the interval is the nor
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 from palaestra.buffers import ReplayBuffer
@@ -126,7 +124,14 @@ class _Data:
 
 
 def evaluate_offline(
-    policy: Policy, data: str, *, gamma: float = 0.99, updates: int = 10_000, members: int = 20, seed: int = 0
+    policy: Policy,
+    data: str,
+    *,
+    gamma: float = 0.99,
+    updates: int = 10_000,
+    members: int = 20,
+    seed: int = 0,
+    updated: Callable[[], object] = lambda: None,
 ) -> OfflineEvaluation:
     """Estimates the discounted return of a policy that acts deterministically, without its environment.
 
@@ -141,6 +146,7 @@ def evaluate_offline(
         updates: gradient steps. Values spread over 20 updates by one step of the environment.
         members: of the bootstrap, at least 2.
         seed: of weights, minibatches and the bootstrap.
+        updated: called after every gradient step.
 
     Raises:
         ConfigError: an argument is outside its range, the policy has a memory, or the data is of another environment or
@@ -169,7 +175,10 @@ def evaluate_offline(
         first = _in_parts(lambda part: value(rows.pairs(part, rows.chosen)).T, rows.first)  # [starts, members]
         return ((counts * first).sum(0) / counts.sum(0).clamp(min=1e-8)).double() * rows.unit / (1 - gamma)
 
-    halfway = _fit(value, rows, weight, gamma, updates, generator, worth)
+    halfway = worth()
+    for number in _fit(value, rows, weight, gamma, updates, generator):
+        halfway = worth() if number == updates // 2 else halfway
+        updated()
     last = worth()
     mean, half_width = float(last.mean()), _QUANTILE * float(last.std())
     interval = Interval(mean, mean - half_width, mean + half_width)
@@ -207,15 +216,9 @@ class _Values(nn.Module):
 
 
 def _fit(
-    value: _Values,
-    rows: _Data,
-    weight: Tensor,
-    gamma: float,
-    updates: int,
-    generator: torch.Generator,
-    worth: Callable[[], Tensor],
-) -> Tensor:
-    """What `worth` says after half of the updates: regressions on rewards and the value of what the policy does next.
+    value: _Values, rows: _Data, weight: Tensor, gamma: float, updates: int, generator: torch.Generator
+) -> Iterator[int]:
+    """Regressions on rewards and the value of what the policy does next; yields how many have been made.
 
     Episodes are weighted as each member drew them. Values are in units of a usual reward for ever; none lies beyond
     that of the least or the greatest reward for ever.
@@ -224,13 +227,7 @@ def _fit(
     target = copy.deepcopy(value).requires_grad_(False)
     optimizer = torch.optim.Adam(value.network.parameters(), _LEARNING_RATE, fused=True)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, updates)
-    screen = Console(stderr=True)
-    halfway = worth()
-    for number in track(
-        range(updates), "gradient steps", console=screen, transient=True, disable=not screen.is_terminal
-    ):
-        if number == updates // 2:
-            halfway = worth()
+    for number in range(updates):
         drawn = torch.randint(len(rows.transitions), (_MINI_BATCH_SIZE,), generator=generator)
         now = rows.transitions[drawn.numpy()]
         after = now + 1
@@ -245,7 +242,7 @@ def _fit(
         with torch.no_grad():
             for ours, average in zip(value.network.parameters(), target.network.parameters(), strict=True):
                 average.lerp_(ours, _TAU)
-    return halfway
+        yield number + 1
 
 
 def _executed(policy: Policy, action: Any) -> Any:

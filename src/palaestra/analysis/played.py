@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec
 from palaestra.envs import Environment
 from palaestra.nn import MLP
+from palaestra.nn.encoder import IntegerCode
 from palaestra.policies import Phase, Policy, ValueGreedyPolicy
 
 __all__ = ["Symptom", "play", "played_symptoms"]
@@ -210,10 +211,26 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
 
 def _observations(policy: Policy, played: Played) -> Iterator[Symptom]:
     spec = policy.observation_spec
-    if policy.normalizer is not None or not isinstance(spec, TensorSpec) or not spec.dtype.is_floating_point:
+    if policy.normalizer is not None or not isinstance(spec, TensorSpec) or not played.observations:
         return
-    seen = torch.stack(played.observations).double().flatten(1)
-    size = float(seen.abs().mean(0).max())
+    code, seen = IntegerCode.of(spec), torch.stack(played.observations).double()
+    if code is None and not spec.dtype.is_floating_point:
+        return
+    if code is not None:
+        seen = (seen - torch.as_tensor(code.low)) * torch.as_tensor(code.scale) + torch.as_tensor(code.start)
+    seen, how = seen.flatten(1), "" if code is None else f", {code.text},"
+    size, largest = float(seen.abs().mean(0).max()), float(seen.abs().max())
+    if 0 < largest < 0.01:
+        yield Symptom(
+            name="small_observations",
+            severity=2,
+            evidence=f"what the network sees of the observation{how} is at most {largest:.2g} in size",
+            threshold="0.01 (our choice): networks start with weights for inputs near 1, and hardly see such ones",
+            advice=(
+                "bounds of the observation space that its numbers come near to",
+                "--algorithm.normalize-observation True",
+            ),
+        )
     if size > 100:
         yield Symptom(
             name="large_observations",

@@ -90,17 +90,9 @@ def _summary(runs: Sequence[RunDirectory]) -> str:
         info, evaluations = run.info, read_evaluations(run.path)
         last = evaluations[-1][1] if evaluations else None
         best, train_s = run.kept_return, info.get("train_s")
-        rows.append(
-            [
-                escape(run.path.name),
-                escape(run.status),
-                str(run.config.run.seed),
-                f"{run.steps_done:,}",
-                "–" if train_s is None else f"{train_s:.1f} s",
-                _mean(last),
-                "–" if best is None else f"{best:.1f}",
-            ]
-        )
+        trained = "–" if train_s is None else f"{train_s:.1f} s"
+        row = [escape(run.path.name), escape(run.status), str(run.config.run.seed), f"{run.steps_done:,}", trained]
+        rows.append([*row, _mean(last), "–" if best is None else f"{best:.1f}"])
     return _table(["run", "status", "seed", "env steps", "training", "last evaluation", "best evaluation"], rows)
 
 

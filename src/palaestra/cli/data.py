@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from palaestra import experiments
-from palaestra.cli.options import EnvOptions, JsonOptions, RunOptions
+from palaestra.cli.options import EnvOptions, JsonOptions, RunOptions, counter
 from palaestra.core import ConfigError, schedule_value
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
@@ -93,8 +93,9 @@ def evaluate(name: str, folder: str, options: WorthOptions) -> int:
     own = getattr(run.config.algorithm, "gamma", None)
     gamma = options.gamma if options.gamma is not None else schedule_value(0.99 if own is None else own, 1.0)
     [policy] = policies.values()
-    sizes = {"updates": options.updates, "members": options.members}
-    found = experiments.evaluate_offline(policy, folder, gamma=gamma, seed=options.seed, **sizes)
+    sizes = {"updates": options.updates, "members": options.members, "seed": options.seed}
+    updated = counter(options.updates, "gradient steps")
+    found = experiments.evaluate_offline(policy, folder, gamma=gamma, updated=updated, **sizes)
     options.show(found.to_json(), f"worth       {found}")
     return 0
 

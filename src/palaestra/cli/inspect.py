@@ -7,7 +7,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from palaestra import experiments
-from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, print_table
+from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, counter, print_table
 from palaestra.config.presets import tuned
 from palaestra.core import CheckpointError, ConfigError, available_devices
 from palaestra.core.reading import read_json, read_text
@@ -30,18 +29,25 @@ from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_mul
 from palaestra.runs.records import package_version
 
 _NEWEST = 20  # runs that are shown
-_TELL_S = 5.0  # between two lines of progress
 
 
-def list_all(what: str, options: RunOptions) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(RunOptions):
+    """Options of `palaestra list`."""
+
+    all: bool = False
+    """Show all runs, and not the newest 20 alone."""
+
+
+def list_all(what: str, options: ListOptions) -> int:
     """Lists algorithms with what they support, environments, presets, and runs."""
     lists = {"algorithms": _algorithms, "envs": _environments, "presets": _presets, "runs": _runs}
     chosen = (what,) if what else ("algorithms", "presets", "runs")
     if options.json:
-        print(json.dumps({name: lists[name](options.root).values for name in chosen}))
+        print(json.dumps({name: lists[name](options).values for name in chosen}))
         return 0
     for name in chosen:
-        found = lists[name](options.root)
+        found = lists[name](options)
         if found.rows:
             print_table(found.head, found.rows)
         for note in found.notes:
@@ -58,20 +64,20 @@ class _Listing(NamedTuple):
     """Lines below the table."""
 
 
-def _algorithms(root: str) -> _Listing:
+def _algorithms(options: ListOptions) -> _Listing:
     entries = experiments.algorithm_catalogue()
     rows = [(one.name, one.summary, one.data, ", ".join(one.actions), ", ".join(one.features)) for one in entries]
     head = ["algorithm", "what it does", "data", "actions", "features"]
     return _Listing([asdict(one) for one in entries], head, rows)
 
 
-def _environments(root: str) -> _Listing:
+def _environments(options: ListOptions) -> _Listing:
     envs = registered_environments()
     rows = [(env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "") for env in envs]
     return _Listing([env._asdict() for env in envs], ["environment", "suite", "time limit", "native vector"], rows)
 
 
-def _presets(root: str) -> _Listing:
+def _presets(options: ListOptions) -> _Listing:
     known: dict[str, list[str]] = {}
     for algorithm, env in tuned():
         known.setdefault(algorithm, []).append(env)
@@ -79,19 +85,20 @@ def _presets(root: str) -> _Listing:
     return _Listing([list(key) for key in tuned()], ["algorithm", "tuned for"], rows)
 
 
-def _runs(root: str) -> _Listing:
-    runs = [experiments.RunDirectory(path) for path in experiments.list_runs(root)]
-    groups = experiments.list_groups(root)
+def _runs(options: ListOptions) -> _Listing:
+    runs = [experiments.RunDirectory(path) for path in experiments.list_runs(options.root)]
+    groups = experiments.list_groups(options.root)
     values = [{"path": str(run.path), "status": run.status} for run in runs]
     values += [{"path": str(path), "seeds": _seeds(path)} for path in groups]
     if not runs:
         return _Listing(values, [], [], ["no runs yet; start one with `palaestra train ppo CartPole-v1`"])
+    most = 0 if options.all else _NEWEST
     rows = []
-    for run in runs[-_NEWEST:]:
+    for run in runs[-most:]:
         best = run.kept_return
         rows.append((run.path, run.status, run.steps_done, "" if best is None else f"{best:.1f}"))
-    notes = [f"the newest {_NEWEST} of {len(runs)}; --json has all"] if len(runs) > _NEWEST else []
-    for path in groups[-_NEWEST:]:
+    notes = [f"the newest {most} of {len(runs)}; --all shows all"] if 0 < most < len(runs) else []
+    for path in groups[-most:]:
         states = [experiments.RunDirectory(child.parent).status for child in path.glob("*/run.json")]
         notes.append(f"{path}  {states.count('done')} of {len(states)} seeds done")
     return _Listing(values, ["run", "status", "env steps", "best return"], rows, notes)
@@ -139,27 +146,12 @@ def _single_file(name: str) -> Path:
 
 
 _EXTRAS = {
-    "ray": "ray",
-    "atari": "ale_py",
-    "box2d": "Box2D",
-    "mujoco": "mujoco",
-    "dm-control": "dm_control",
-    "bsuite": "bsuite",
-    "robotics": "gymnasium_robotics",
-    "envpool": "envpool",
-    "multiagent": "pettingzoo",
-    "offline": "minari",
-    "plot": "matplotlib",
-    "video": "imageio",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-    "tune": "optuna",
-    "export": "onnxscript",
-    "serve": "uvicorn",
+    "ray": "ray", "atari": "ale_py", "box2d": "Box2D", "mujoco": "mujoco", "dm-control": "dm_control",
+    "bsuite": "bsuite", "robotics": "gymnasium_robotics", "envpool": "envpool", "multiagent": "pettingzoo",
+    "offline": "minari", "plot": "matplotlib", "video": "imageio", "tensorboard": "tensorboard", "wandb": "wandb",
+    "mlflow": "mlflow", "trackio": "trackio", "tune": "optuna", "export": "onnxscript", "serve": "uvicorn",
     "hub": "huggingface_hub",
-}
+}  # fmt: skip
 """A module of each extra in pyproject.toml."""
 
 
@@ -203,17 +195,8 @@ def check_env(name: str, options: CheckOptions) -> int:
     Returns:
         0 where it keeps every rule, 3 where it does not.
     """
-    told, step = time.monotonic(), 0
-
-    def progress() -> None:
-        nonlocal told, step
-        step += 1
-        if time.monotonic() - told >= _TELL_S:
-            told = time.monotonic()
-            print(f"{step:,} of {3 * options.steps:,} steps", file=sys.stderr, flush=True)
-
-    many = is_multi_agent(options.env.name)
-    report = _env_report(options.env) if many else check(options.env, steps=options.steps, progress=progress)
+    many, stepped = is_multi_agent(options.env.name), counter(3 * options.steps, "steps")
+    report = _env_report(options.env) if many else check(options.env, steps=options.steps, progress=stepped)
     options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
 

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import sys
+import time
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,6 +28,7 @@ from palaestra.experiments import ExperimentConfig, config_from_mapping, preset
 T = TypeVar("T")
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_TELL_S = 5.0  # between two lines of progress
 _HELP = {"-h", "--help", "--help-all"}
 _NO_LIMIT = 10_000  # in a pipe, a row is a line, however long
 
@@ -91,6 +93,25 @@ class ExperimentOptions(ExperimentConfig, JsonOptions):
     def experiment(self) -> ExperimentConfig:
         """The settings of the run alone."""
         return ExperimentConfig(**{entry.name: getattr(self, entry.name) for entry in fields(ExperimentConfig)})
+
+
+def counter(total: int, what: str) -> Callable[[], None]:
+    """What is called for each of many things, and says every five seconds on stderr how many were done.
+
+    Args:
+        total: of them.
+        what: they are.
+    """
+    done, told_s = 0, time.monotonic()
+
+    def count() -> None:
+        nonlocal done, told_s
+        done += 1
+        if time.monotonic() - told_s >= _TELL_S:
+            told_s = time.monotonic()
+            print(f"{done:,} of {total:,} {what}", file=sys.stderr, flush=True)
+
+    return count
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

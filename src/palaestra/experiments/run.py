@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import torch
 
+from palaestra.analysis.diagnosis import NoteOpposed
 from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
@@ -285,7 +286,7 @@ def active(
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
         leaks = NoteLeaks(directory.path, here=_steps_here(config))
-        trainer.callbacks += [faults, _StillThere(directory), leaks, later]
+        trainer.callbacks += [faults, _StillThere(directory), leaks, later, NoteOpposed()]
         stack.callback(later.end)
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)

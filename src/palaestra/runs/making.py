@@ -87,6 +87,8 @@ def made_of(
     except ConfigError as error:
         team = getattr(kind, "team", False)
         others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)
+        near = [one for one in others if name in one or ALGORITHMS[one].config_class.plan_class is settings.plan_class]
+        others = [*sorted(near, key=lambda one: name not in one), *(one for one in others if one not in near)]
         hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
         raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
     made.to(config.run.device)
@@ -277,11 +279,8 @@ def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree, *, te
         team: whether for a team of agents.
     """
     with torch.device("meta"):  # the weights are not used, and those for large pictures take seconds to initialise
-        return [
-            name
-            for name, kind in sorted(ALGORITHMS.items())
-            if kind.team == team and attempt(kind, observation_spec, action_spec)
-        ]
+        kinds = sorted(ALGORITHMS.items())
+        return [name for name, kind in kinds if kind.team == team and attempt(kind, observation_spec, action_spec)]
 
 
 def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
