@@ -248,14 +248,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
 
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts the environments back.
-
-        Args:
-            state: from `state_dict`.
-
-        Raises:
-            EnvError: it is of another number of environments.
-        """
+        # the simulator's rows, too
         self.load_lane_state(state)
         self._steps, self._over = np.array(state["steps"]), np.array(state["over"])
         prefix = "row."

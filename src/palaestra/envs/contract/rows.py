@@ -11,6 +11,7 @@ import torch
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, did_you_mean
 from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem, unstacked
 from palaestra.envs.contract.spaces import OLD_GYM
+from palaestra.envs.supervision.places import is_news
 
 _log = logging.getLogger(__name__)
 _LARGEST = int(np.finfo(np.float64).max)
@@ -162,11 +163,12 @@ def chosen_entries(names: Sequence[str], found: Sequence[str]) -> tuple[str, ...
     for name in names:
         fitting = [entry for entry in found if name in ("*", entry) or entry.startswith(f"{name}/")]
         if not fitting and name != "*":
-            _log.warning(
-                "env.info has %r, which a first look at an episode did not find: it is 0 wherever it is not reported%s",
-                name, did_you_mean(name, found),
-            )  # fmt: skip
-            fitting = [name]
+            fitting, hint = [name], did_you_mean(name, found)
+            text = (
+                f"env.info has {name!r}, which a first look at an episode did not find: it is 0 where nobody reports it"
+            )
+            if is_news(text):
+                _log.warning("%s%s", text, hint)
         chosen |= dict.fromkeys(fitting)
     return tuple(chosen)
 

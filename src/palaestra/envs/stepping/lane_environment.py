@@ -22,6 +22,7 @@ from palaestra.envs.contract.nest import neutral_rows, to_batched
 from palaestra.envs.contract.rows import Rows, chosen_entries, completed, entry_names, put
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.supervision.faults import EventLog, Fault, Handled, Incident, RestartBudget
+from palaestra.envs.supervision.places import is_news
 from palaestra.envs.wrappers.untransformed import split
 
 __all__ = ["LaneEnvironment"]
@@ -191,10 +192,9 @@ class LaneEnvironment(HasSpecs, Environment):
             info = completed(info, rows.step_type, self.info)
         if self._says_late and info != () and (late := [name for name in info.keys() if name not in self.info]):  # noqa: SIM118
             self._says_late = False
-            _log.warning(
-                "info has %s, which a first look at an episode did not find, so that rows of buffers lack it; name it "
-                "in env.info, beside *", ", ".join(late),
-            )  # fmt: skip
+            text = f"info has {', '.join(late)}, which a first look at an episode did not find, so that rows lack it"
+            if is_news(text):
+                _log.warning("%s; name it in env.info, beside *", text)
         time_step = batched_time_step(rows, prev_action, self._env_id, info, self._bare.observation)
         if self.untransformed_spec is not None:
             time_step = split(time_step)

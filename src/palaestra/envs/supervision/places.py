@@ -57,6 +57,7 @@ class _Kept:
     def __init__(self, cells: memoryview | None = None) -> None:
         self.cells: Any = cells
         self.used = 1
+        self.said = set[str]()
         self.free: defaultdict[int, list[int]] = defaultdict(list)
 
 
@@ -77,6 +78,7 @@ def places_kept(path: Path) -> Iterator[None]:
             file.write(bytes(8 * _CELLS))  # not a hole: on a full disk, writing into one would kill the process
             file.flush()
             _kept = _Kept(memoryview(mmap.mmap(file.fileno(), 8 * _CELLS)).cast("q"))  # unmapped with its last batch
+            _kept.said, before.said = before.said, set[str]()
     except OSError as error:
         _log.warning(
             "a crash of an environment will be recorded without its place: %s cannot be kept (%s)", path, error
@@ -86,6 +88,17 @@ def places_kept(path: Path) -> Iterator[None]:
     finally:
         _kept = before
         path.unlink(missing_ok=True)
+
+
+def is_news(text: str) -> bool:
+    """Whether nobody has said so in this run or since the one before, in this process; outside a run always.
+
+    Args:
+        text: what is said, without what differs from time to time.
+    """
+    told = _kept.cells is not None and text in _kept.said
+    _kept.said.add(text)
+    return not told
 
 
 def place_of(path: Path, stacks: str) -> dict[str, Any]:
