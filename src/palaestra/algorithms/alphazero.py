@@ -30,7 +30,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     simulator: str = ""
     """The task as my_package:MyEnvironment, a `TensorEnvironment` with `state_of`; by default the run's environment."""
     alternating: bool = True
-    """Whether two players take turns: a reward is that of the player who moved, and the next one's value a loss."""
+    """Whether two players move: a reward is that of the player who moved, and the value of the other one's turn a loss.
+    They take turns, or the observation's key `player` says who moves next."""
     num_simulations: Positive[int] = 32
     """Steps of the simulator in each search."""
     num_considered: Positive[int] = 16
@@ -78,10 +79,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """What shapes the network, and the search."""
-        least_range = self.least_value_range * self.max_return
-        search = (self.num_simulations, self.num_considered, self.value_scale, least_range)
-        discount = -self.gamma if self.alternating else self.gamma
-        return PlanningOptions(discount, self.max_return, self.num_atoms, search, simulator=self.simulator)
+        return parts.planning_options(self, simulator=self.simulator)
 
 
 class AlphaZeroBatch(Batch):
@@ -116,21 +114,22 @@ class AlphaZero(GradientAlgorithm[SearchPolicy]):
         (layers,) = config.network.parts("network")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(observation_spec, action_spec, layers, planning=config.planning)
-        adam = OptimizerOption(
-            "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
-        )
+        settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        adam = OptimizerOption("adamw", settings, config.max_grad_norm)
         model = CoreModel({"network": policy.network}, {"network": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
         """Adds lambda-returns over the values that searches found; of ends and the last row, the network's own."""
-        network, cut_off = self.policy.network, (batch.step_type == StepType.LAST) & (batch.discount != 0)
+        network: Any = self.policy.network
+        cut_off = (batch.step_type == StepType.LAST) & (batch.discount != 0)
         seen = batch.observation if cut_off.any() else batch.observation[-1:]
         own = network.values(network.predict(seen).atoms)  # [L+1, N] or [1, N]
         value = torch.where(cut_off, own, torch.cat([batch.action["value"], own[-1:]]))
-        settings = {"gamma": self.config.planning.discount, "lambda_": self.value_of("trace_decay")}
-        target = lambda_returns(value, batch.reward, batch.discount, batch.step_type, **settings)
+        gamma = network.discount_between(batch.observation[:-1], batch.observation[1:])
+        rows, decay = (batch.reward, batch.discount, batch.step_type), self.value_of("trace_decay")
+        target = lambda_returns(value, *rows, gamma=gamma, lambda_=decay)
         return AlphaZeroBatch.of(
             {
                 "observation": batch.observation[:-1],

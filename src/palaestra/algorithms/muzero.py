@@ -17,18 +17,10 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    DataSource,
-    Plan,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    StepType,
-    seeded_initialisation,
-)
-from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
+from palaestra.core import Batch, ConfigError, DataSource, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core.plan import Replay
+from palaestra.core.time_step import StepType
+from palaestra.nn import PLAYER, CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy
 
@@ -40,7 +32,8 @@ class MuZeroConfig(AlgorithmConfig):
     """Hyperparameters of `MuZero`."""
 
     alternating: bool = False
-    """Whether two players take turns: a reward is that of the player who moved, and the next one's value a loss."""
+    """Whether two players take turns, strictly: a reward is that of the player who moved, and the next one's value a
+    loss."""
     num_simulations: Positive[int] = 25
     """Steps of the model in each search."""
     num_considered: Positive[int] = 16
@@ -97,10 +90,7 @@ class MuZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """What shapes the networks, and the search."""
-        least_range = self.least_value_range * self.max_return
-        search = (self.num_simulations, self.num_considered, self.value_scale, least_range)
-        discount = -self.gamma if self.alternating else self.gamma
-        return PlanningOptions(discount, self.max_return, self.num_atoms, search, state_size=self.state_size)
+        return parts.planning_options(self, state_size=self.state_size)
 
 
 class MuZeroBatch(Batch):
@@ -145,13 +135,14 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
     ) -> None:
         config, seeds = parts.settings(MuZeroConfig, config, seeds, network)
         (layers,) = config.network.parts("network")
+        if config.alternating and isinstance(observation_spec, dict) and PLAYER in observation_spec:
+            raise ConfigError("MuZero's model cannot say who moves next, and observations have `player`; use alphazero")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(
                 observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
             )
-        adam = OptimizerOption(
-            "adamw", {"lr": config.learning_rate, "weight_decay": config.weight_decay}, config.max_grad_norm
-        )
+        settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        adam = OptimizerOption("adamw", settings, config.max_grad_norm)
         model = CoreModel({"network": policy.network}, {"network": adam})
         targets = Targets({"target_network": "network"}, tau=config.tau)
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)

@@ -14,6 +14,7 @@ from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
 from palaestra.ops import categorical_projection
 
 __all__ = [
+    "PLAYER",
     "LearnedModel",
     "PlanningNetwork",
     "PlanningOptions",
@@ -23,6 +24,8 @@ __all__ = [
     "allowed_logits",
 ]
 
+PLAYER = "player"
+"""The key of an observation that says who moves next, in games where somebody may move twice."""
 _SLOPE = 0.001  # ε of equation (10) in Pohlen et al.
 
 
@@ -188,7 +191,7 @@ class SimulatorModel(PlanningNetwork):
     Silver et al. 2018, "AlphaZero", https://doi.org/10.1126/science.aar6404.
 
     Args:
-        observation_spec: of one observation.
+        observation_spec: of one observation; the key `player`, where it has one, says who moves next.
         num_actions: A, choices.
         config: of the network.
         options: with a simulator.
@@ -201,6 +204,7 @@ class SimulatorModel(PlanningNetwork):
         self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig, options: PlanningOptions
     ) -> None:
         super().__init__(num_actions, options)
+        self._says_player = isinstance(observation_spec, dict) and PLAYER in observation_spec and options.discount < 0
         self.network = Network(observation_spec, num_actions + options.num_atoms, config)
         what = "a TensorEnvironment with state_of, whose observation tells the whole state,"
         if not options.simulator:
@@ -224,9 +228,25 @@ class SimulatorModel(PlanningNetwork):
         return self.simulator.state_of(observation), self.predict(observation)
 
     def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
-        state, reward, over = self.simulator.transition(state, action)
-        root = self.root(self.simulator.observe(state))
-        return root._replace(reward=reward, discount=torch.where(over, 0.0, self.options.discount), state=state)
+        after, reward, over = self.simulator.transition(state, action)
+        seen = self.simulator.observe(after)
+        discount = self.discount_between(self.simulator.observe(state), seen)
+        return self.root(seen)._replace(reward=reward, discount=torch.where(over, 0.0, discount), state=after)
+
+    def discount_between(self, observation: Any, following: Any) -> Tensor | float:
+        """What the value of what follows counts for who moves first: negative where the other player moves next.
+
+        Args:
+            observation: leaves [..., *observation]; the key `player` says who moves, else players take turns.
+            following: after one move of that player.
+
+        Returns:
+            [...], or one number where players take turns.
+        """
+        discount = self.options.discount
+        if not self._says_player:
+            return discount
+        return torch.where(observation[PLAYER] == following[PLAYER], -discount, discount)
 
 
 @final

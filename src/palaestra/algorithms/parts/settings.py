@@ -8,7 +8,7 @@ from torch import Tensor
 from palaestra.algorithms.algorithm import AlgorithmConfig
 from palaestra.core import RunSeeds
 from palaestra.core.errors import require_kind
-from palaestra.nn import EncoderOption, handed_over
+from palaestra.nn import EncoderOption, PlanningOptions, handed_over
 
 _ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
 
@@ -59,3 +59,17 @@ def replay_plan(config: Any) -> Any:
         return config.plan_with(mini_batch_length=1, burn_in=0)
     size = max(1, config.mini_batch_size // config.mini_batch_length)
     return config.plan_with(mini_batch_size=size, mini_batch_length=max(2, config.mini_batch_length))
+
+
+def planning_options(config: Any, *, state_size: int = 0, simulator: str = "") -> PlanningOptions:
+    """What shapes the networks of a search, and the search.
+
+    Args:
+        config: with the fields that AlphaZero and MuZero have.
+        state_size: see `PlanningOptions`.
+        simulator: see `PlanningOptions`.
+    """
+    least_range = config.least_value_range * config.max_return
+    search = (config.num_simulations, config.num_considered, config.value_scale, least_range)
+    discount = -config.gamma if config.alternating else config.gamma
+    return PlanningOptions(discount, config.max_return, config.num_atoms, search, state_size, simulator)

@@ -1,0 +1,147 @@
+"""AlphaZero in a game where a player may move twice in a row, against a solver that tries every move."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment, evaluate
+from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
+from palaestra.core import Batch, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.envs import TensorEnvironment
+from palaestra.nn import SearchSettings, gumbel_search
+
+NAME = "tests.algorithms.test_moving_twice:Pile"
+MOST = 7
+
+
+class Pile(TensorEnvironment):
+    """Take one to three of a pile; who takes one moves again, and who takes the last has lost."""
+
+    num_random = 1
+
+    @property
+    def observation_spec(self) -> Any:
+        mask = TensorSpec((3,), torch.bool)
+        return {"left": TensorSpec((MOST + 1,)), "player": DiscreteSpec(num=2), "action_mask": mask}
+
+    @property
+    def action_spec(self) -> Any:
+        return DiscreteSpec(num=3)
+
+    def fresh(self, uniform: Tensor) -> dict[str, Tensor]:
+        left = (uniform[:, 0] * (MOST - 2)).long() + 3
+        return {"left": left, "player": torch.zeros_like(left)}
+
+    def transition(self, state: dict[str, Tensor], action: Tensor) -> Any:
+        taken = torch.minimum(action.long() + 1, state["left"])
+        left = state["left"] - taken
+        player = torch.where(taken == 1, state["player"], 1 - state["player"])
+        return {"left": left, "player": player}, -(left == 0).float(), left == 0
+
+    def observe(self, state: dict[str, Tensor]) -> Any:
+        code = torch.nn.functional.one_hot(state["left"].clamp(min=0), MOST + 1).float()
+        mask = torch.arange(1, 4) <= state["left"].unsqueeze(-1).clamp(min=1)
+        return Batch.of({"left": code, "player": state["player"], "action_mask": mask})
+
+    def state_of(self, observation: Any) -> dict[str, Tensor]:
+        return {"left": observation["left"].argmax(-1), "player": observation["player"]}
+
+
+@functools.cache
+def worth(left: int) -> float:
+    """Of a pile, to who moves."""
+    return max(value for _, value in moves(left))
+
+
+def moves(left: int) -> Iterator[tuple[int, float]]:
+    for taken in range(1, min(3, left) + 1):
+        rest = left - taken
+        yield taken - 1, -1.0 if not rest else worth(rest) if taken == 1 else -worth(rest)
+
+
+def piles() -> tuple[Any, list[set[int]]]:
+    left = torch.arange(1, MOST + 1)
+    best = [{action for action, value in moves(n) if value == worth(n)} for n in left.tolist()]
+    return {"left": left, "player": torch.arange(MOST) % 2}, best
+
+
+def algorithm(**settings: Any) -> AlphaZero:
+    env = Pile(1)
+    config = AlphaZeroConfig(simulator=NAME, network=NetworkConfig(hidden_sizes=(16,), activation="relu"), **settings)
+    return AlphaZero(env.observation_spec, env.action_spec, config, RunSeeds(0))
+
+
+@torch.no_grad()
+def test_a_search_finds_the_moves_of_the_solver():
+    state, best = piles()
+    assert [n for n in range(1, MOST + 1) if worth(n) < 0] == [1, 2]  # where players take turns 1, 5 and 9
+    network: Any = algorithm().policy.network
+    torch.nn.init.zeros_(network.network.mlp.layers[-1].weight)
+    torch.nn.init.zeros_(network.network.mlp.layers[-1].bias)
+
+    def found(**changes: Any) -> list[int]:
+        for name, value in changes.items():
+            setattr(network, name, value)
+        root = network.root(network.simulator.observe(state))
+        return gumbel_search(root, network.expand, SearchSettings(200, value_scale=1.0)).action.tolist()
+
+    right = [action in one for action, one in zip(found(), best, strict=True)]
+    assert all(right)
+    wrong = [action in one for action, one in zip(found(_says_player=False), best, strict=True)]
+    assert not all(wrong), "the mutant: players take turns"
+
+
+@torch.no_grad()
+def test_returns_change_sides_where_the_other_player_moves_next():
+    """By hand, of one game of six moves: one row after the other, backwards."""
+    learner = algorithm(trace_decay=0.5)
+    player, reward = [0, 0, 1, 1, 1, 0], [0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
+    value = torch.tensor([0.1, -0.2, 0.3, 0.4, -0.5, 0.6])
+    observation = {
+        "left": torch.zeros(7, 1, MOST + 1),
+        "player": torch.tensor([*player, 1]).unsqueeze(-1),
+        "action_mask": torch.ones(7, 1, 3, dtype=torch.bool),
+    }
+    batch = Batch.of(
+        {
+            "observation": Batch.of(observation),
+            "action": Batch.of({"value": value.unsqueeze(-1), "policy": torch.full((6, 1, 3), 1 / 3)}),
+            "reward": torch.tensor([0.0, *reward]).unsqueeze(-1),
+            "discount": torch.tensor([1.0] * 6 + [0.0]).unsqueeze(-1),
+            "step_type": torch.tensor([0, 1, 1, 1, 1, 1, 2]).unsqueeze(-1),
+        }
+    )
+    expected = [-1.0]
+    for t in reversed(range(5)):
+        sign = 1.0 if player[t] == player[t + 1] else -1.0
+        expected.insert(0, sign * (0.5 * float(value[t + 1]) + 0.5 * expected[0]))
+    found = learner.preprocess(batch, None).value_target[:, 0]  # pyright: ignore[reportArgumentType]
+    assert found.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_it_learns_the_game():
+    """By four simulations the policy must know what it cannot see."""
+    env = create_environment(EnvConfig(name=NAME, num_envs=16), seed=0)
+    learner = algorithm(num_simulations=8, learning_rate=5e-3, unroll_length=8, mini_batch_length=4)
+    collector = Collector.of(env, learner)
+    for _ in range(100):
+        collector.unroll(8)
+        learner.update(collector.buffer)
+    state, best = piles()
+    network: Any = learner.policy.network
+    said = network.root(network.simulator.observe(state))
+    signs = torch.tensor([worth(n) for n in state["left"].tolist()])
+    assert (said.value.sign() == signs).float().mean() >= 0.85
+    assert evaluate(learner.policy, env, episodes=16).episodes == 16
+    assert len(best) == MOST
+
+
+def test_muzero_refuses_what_its_model_cannot_say():
+    env = Pile(1)
+    with pytest.raises(ConfigError, match=r"MuZero's model cannot say who moves next, .* use alphazero"):
+        MuZero(env.observation_spec, env.action_spec, MuZeroConfig(alternating=True))
