@@ -34,10 +34,9 @@ KERNEL = {  # which tells about this process and this machine
     "src/palaestra/envs/supervision/guard.py": {"open"},
     "src/palaestra/runs/records.py": {"Path('/proc/cpuinfo').read_text"},
     "src/palaestra/runtime/leaks.py": {
-        *("(_SELF / 'task' / task / 'children').read_text", "(_SELF / 'statm').read_text"),
+        *("(task / 'children').read_text", "(_SELF / 'statm').read_text"),
         *("(_SELF / 'task' / number / 'comm').read_text", "Path('/proc', number, 'comm').read_text"),
     },
-    "src/palaestra/runtime/ray_cluster.py": {"(task / 'children').read_text"},
 }
 OTHERS = {
     "src/palaestra/cli/completion.py": {  # files of this package

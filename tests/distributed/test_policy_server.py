@@ -142,7 +142,7 @@ def test_every_fragment_is_learned_from_once_and_counted_once(name, env):
         calls = sum(status.calls for status in runtime.status().values())
     assert result.status == "done"
     assert result.env_steps == collect.env_steps >= 400
-    used, waiting = sum(collect.lags.values()), collect.queue_length
+    used, waiting = sum(collect.lags.values()), collect.metrics()["workers/waiting_fragments"]
     begun = 4  # the first call of every actor
     assert used + waiting + len(collect.dropped) == calls - begun
     if isinstance(trainer.algorithm.plan, OnPolicy):
@@ -160,8 +160,8 @@ def test_the_queue_is_bounded_and_actors_wait_while_it_is_full():
         collect = trainer.collector
         for _ in range(20):
             trainer.train_iter()
-            assert collect.queue_length <= 2 + 3  # those that were under way when it was full
-            assert len(collect.group.busy) + collect.queue_length <= 2 + 4
+            assert collect.metrics()["workers/waiting_fragments"] <= 2 + 3  # those that were under way when it was full
+            assert len(collect.group.busy) + collect.metrics()["workers/waiting_fragments"] <= 2 + 4
 
 
 def test_an_update_may_wait_for_several_fragments():

@@ -71,7 +71,7 @@ def test_fifty_random_kills_end_no_run_and_lose_nothing_unnamed():
     assert len(kill.victims) == KILLS
     assert {name.split("-")[0] for name in kill.victims} == {"actor", "policy", "grad"}
     used = sum(collect.lags.values())
-    assert len(asked) == used + len(collect.dropped) + collect.queue_length + busy
+    assert len(asked) == used + len(collect.dropped) + collect.metrics()["workers/waiting_fragments"] + busy
     assert len({dropped[:3] for dropped in collect.dropped}) == len(collect.dropped)
     assert algorithm.policy_version == used
     assert algorithm.num_gradient_steps == used

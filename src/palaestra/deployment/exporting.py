@@ -14,19 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DiscreteSpec,
-    PalaestraError,
-    StepType,
-    TimeStep,
-    did_you_mean,
-    import_extra,
-    tree_paths,
-)
+from palaestra.core import Batch, ConfigError, PalaestraError, StepType, TimeStep, did_you_mean, import_extra
 from palaestra.core.files import fingerprint, whole_folder, write_json
-from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.core.tree import tree_paths
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
 from palaestra.runs.records import package_version

@@ -36,10 +36,8 @@ class JsonNest:
 
     def __init__(self, spec: SpecTree) -> None:
         self.spec = spec
-        items = (
-            {} if isinstance(spec, TensorSpec) else dict(spec.items() if isinstance(spec, dict) else enumerate(spec))
-        )
-        self._children = {str(key): JsonNest(child) for key, child in items.items()}
+        children: Any = spec.items() if isinstance(spec, dict) else enumerate(spec) if isinstance(spec, tuple) else ()
+        self._children = {str(key): JsonNest(child) for key, child in children}
         if isinstance(spec, TensorSpec):
             dtype = numpy_dtype(spec.dtype)
             self._allowed, self._kind = _KINDS[dtype.kind]

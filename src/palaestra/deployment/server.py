@@ -109,6 +109,9 @@ class PolicyApp:
         self.in_progress += 1
         try:
             self._require_told(request)
+            if handle != self._health and not self._authorised(request):
+                needed = "this server needs its token: Authorization: Bearer ..."
+                raise RefusedError(401, needed, www_authenticate="Bearer")
             status, body = 200, await handle(request)
             if isinstance(body, dict):
                 body = json.dumps(body, allow_nan=False, separators=(",", ":"))
@@ -147,12 +150,7 @@ class PolicyApp:
         given = request.headers.get("authorization", "")
         return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
 
-    def _require_token(self, request: Any) -> None:
-        if not self._authorised(request):
-            raise RefusedError(401, "this server needs its token: Authorization: Bearer ...", www_authenticate="Bearer")
-
     async def _act(self, request: Any) -> dict[str, Any]:
-        self._require_token(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON: Content-Type: application/json")
         call = self._understood(await self._body(request))
@@ -248,7 +246,6 @@ class PolicyApp:
     # -- what is told
 
     async def _schema(self, request: Any) -> dict[str, Any]:
-        self._require_token(request)
         policies = {name: served.schema(self.config.max_batch_size) for name, served in self.served.items()}
         dialect = "https://json-schema.org/draft/2020-12/schema"
         return {"$schema": dialect, "agents": self.agents, "policies": policies}
@@ -261,7 +258,6 @@ class PolicyApp:
         return {"status": status} | ({"problems": problems} if problems and self._authorised(request) else {})
 
     async def _metrics(self, request: Any) -> str:
-        self._require_token(request)
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:

@@ -76,11 +76,12 @@ class DistributedPolicyManager(PolicyManager):
             raise ConfigError("hosts and gradient workers need one runtime, since one process waits for all of them")
         self._algorithms, self._runtime = dict(algorithms), runtime
         self._workers, self._timeout_s = gradient_workers, timeout_s
-        self._hosts: dict[str, str] = {}
+        self.hosts: dict[str, str] = {}
+        """By policy name: id of its host in the runtime."""
         for number in range(count):
             mine = {name: self._algorithms[name] for name in list(self._algorithms)[number::count]}
             host = runtime.start(host_factory(mine), name="policy-host", resources=resources)
-            self._hosts |= dict.fromkeys(mine, host)
+            self.hosts |= dict.fromkeys(mine, host)
         self._versions = dict.fromkeys(self._algorithms, 0)
         self._held: dict[str, tuple[int, int]] = {}
         """By policy: the state version that its host has, and the incarnation of the host that has it."""
@@ -91,11 +92,6 @@ class DistributedPolicyManager(PolicyManager):
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
         """By policy name: this process's copies, with the newest weights."""
         return self._algorithms
-
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """By policy name: id of its host in the runtime."""
-        return self._hosts
 
     def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, UpdateInfo | NonFiniteError]:
         """One update of each named policy, all at the same time; other policies stay as they are.
@@ -134,7 +130,7 @@ class DistributedPolicyManager(PolicyManager):
         return _Job(name, source, HostTask(self._versions[name], generator, algorithm.progress), drawn)
 
     def _begin(self, job: _Job) -> None:
-        host, name, task = self._hosts[job.policy], job.policy, job.task
+        host, name, task = self.hosts[job.policy], job.policy, job.task
         if self._workers is not None:
             task = task._replace(seat=self._workers.begin(name, task, job.drawn))
         incarnation, state = self._incarnation(host), None
@@ -212,7 +208,7 @@ class DistributedPolicyManager(PolicyManager):
 
     def close(self) -> None:
         """Ends the hosts and the gradient workers; the runtime stays."""
-        for host in dict.fromkeys(self._hosts.values()):
+        for host in dict.fromkeys(self.hosts.values()):
             self._runtime.stop(host)
         if self._workers is not None:
             self._workers.close()

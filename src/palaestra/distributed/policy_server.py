@@ -13,7 +13,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay, spec_leaves
 from palaestra.distributed.config import AsynchronousConfig, DistributedConfig
 from palaestra.distributed.replay_shards import ReplayShards, ShardedReplay
-from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams, mean_lag
+from palaestra.distributed.rollout_manager import RolloutManager, WorkerStreams
 from palaestra.distributed.worker import ActingParts, Fragment
 from palaestra.distributed.worker_group import Worker
 from palaestra.rollout import CollectInfo
@@ -238,8 +238,8 @@ class PolicyServer(WorkerStreams):
         self._queue_size = self._asynchronous.queue_size or config.num_workers
         self._taken: list[_Waiting] = []  # of an unroll that is not over
         self._replayed = set[int]()  # workers whose fragment may be learned from once more, before there is another
-        self._since_last_row: Counter[int] = Counter()
-        self._paused = False
+        self.unfinished = False
+        """Whether an unroll was ended by `pause`."""
 
     # -- collecting
 
@@ -255,13 +255,13 @@ class PolicyServer(WorkerStreams):
             RemoteError: an actor's environment or policy failed.
         """
         began, waited_s = time.perf_counter(), 0.0
-        self._paused = False
+        self.unfinished = False
         self.begin()
         steps, names = self._pace.fragment_steps(length), sorted(random)
         self._serve(steps, names, _GLANCE_S, 0)
         while not self._taken_enough():
             if time.monotonic() >= self.group.limit_s:
-                self._paused = True
+                self.unfinished = True
                 return CollectInfo(0) if self._pace.on_policy else self._stored_away(began, waited_s)
             began_s = time.perf_counter()
             self._serve(steps, names, _SLICE_S, self._pace.wanted(len(self._taken)))
@@ -278,7 +278,7 @@ class PolicyServer(WorkerStreams):
                 continue
             waiting = arrived._replace(fragment=fragment)
             self.lags[lag] += 1
-            self._since_last_row[lag] += 1
+            self._lags[lag] += 1
             self._taken.append(waiting)
             self._store_in(self.continued, [waiting], by_actor=True)
             self.pass_on([waiting.fragment])
@@ -347,34 +347,16 @@ class PolicyServer(WorkerStreams):
         """Ends a running unroll as soon as it can; its fragments stay for the next one."""
         self.group.limit_s = time.monotonic()
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether an unroll was ended by `pause`."""
-        return self._paused
-
     # -- how things are
 
-    @property
-    def resume(self) -> str:
-        """How a run resumes from a checkpoint: "statistical", with new episodes."""
-        return "statistical"
-
-    @property
-    def queue_length(self) -> int:
-        """Fragments that wait to be learned from."""
-        return len(self._queue)
+    resume = "statistical"
+    """How a run resumes from a checkpoint: with new episodes."""
 
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what waits, what was dropped, how old data was since the last call."""
-        lags, self._since_last_row = self._since_last_row, Counter()
-        return {
-            **super().metrics(),
-            "workers/waiting_fragments": len(self._queue),
-            "workers/fragments": sum(self.lags.values()),
-            "workers/lag_mean": mean_lag(lags),
-            "workers/lag_max": float(max(lags, default=0)),
-            **{f"workers/lag_{name}": count for name, count in _histogram(lags).items()},
-        }
+        bins = {f"workers/lag_{name}": count for name, count in _histogram(self._lags).items()}
+        waiting, used = len(self._queue), sum(self.lags.values())
+        return {**super().metrics(), "workers/waiting_fragments": waiting, "workers/fragments": used, **bins}
 
     def opponents(self) -> dict[int, list[Tensor]]:
         """Nothing: actors, each with its own pool of self-play, are at work all the time."""
@@ -384,18 +366,14 @@ class PolicyServer(WorkerStreams):
 
     def state(self) -> dict[str, Any]:
         """Where collection is. Fragments on their way and in the queue are lost to a resumed run, and not counted."""
+        uncounted = self._taken if self._pace.on_policy else ()  # by a paused unroll, and in no buffer yet
         return {
-            "env_steps": self.env_steps - (self._uncounted if self._pace.on_policy else 0),
+            "env_steps": self.env_steps - sum(one.fragment.info.env_steps for one in uncounted),
             "ahead": self._pace.ahead,
             "lags": {str(lag): count for lag, count in self.lags.items()},
             "positions": [worker.position for worker in self.group.workers] or list(self.positions or ()),
             **self.attributes_state(),
         }
-
-    @property
-    def _uncounted(self) -> int:
-        """Env steps of fragments that a paused unroll has taken, and that are in no buffer yet."""
-        return sum(one.fragment.info.env_steps for one in self._taken)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; actors continue with the episodes after those that they had begun.

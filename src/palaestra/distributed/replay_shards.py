@@ -11,19 +11,11 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import (
-    MainMemory,
-    ReplayBuffer,
-    RowOptions,
-    Sampler,
-    Unroll,
-    Windows,
-    index_options,
-    index_rows,
-    row_index,
-    sampler_of,
-)
+from palaestra.buffers import MainMemory, ReplayBuffer, RowOptions, Sampler, Unroll, Windows
+from palaestra.buffers.drawn import row_index
+from palaestra.buffers.prioritized import sampler_of
 from palaestra.buffers.saving import fields_of, shards_of
+from palaestra.buffers.streams import index_options, index_rows
 from palaestra.core import Batch, CheckpointError, ConfigError, Plan, Replay, RowsLostError, ShapeError, files
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
@@ -166,11 +158,15 @@ class ReplayShards:
         for name, lanes, places in missing:
             self.replays[name].lose(number, lanes, places)
             rows += places.size
+        what = f"{rows:,} rows of a fragment were lost on their way to a shard of replay: {why}"
+        self._note(WorkerFault(call.worker, call.incarnation, what, "drop"), rows)
+
+    def _note(self, fault: WorkerFault, rows: int) -> None:
         self.lost_rows += rows
         self.losses += 1
-        what = f"{rows:,} rows of a fragment were lost on their way to a shard of replay: {why}"
-        self.faults.append(WorkerFault(call.worker, call.incarnation, what, "drop"))
-        _log.warning("%s, incarnation %d: %s", call.worker, call.incarnation, what)
+        self.faults.append(fault)
+        if fault.handled != "raise":
+            _log.warning("%s", fault)
 
     def _lose(self, number: int, why: str) -> None:
         """Puts an empty shard instead of one that has ended, and says what was lost."""
@@ -178,17 +174,14 @@ class ReplayShards:
         incarnation = self._runtime.status()[worker].incarnation
         for replay in self.replays.values():
             rows += replay.forget(number)
-        self.lost_rows += rows
         self.lost_shards += 1
-        self.losses += 1
         what = f"a shard of replay was lost, and with it the {rows:,} rows that it held: {why}"
         try:
             self._runtime.restart(worker, why)
         except WorkerDiedError as error:
-            self.faults.append(WorkerFault(worker, incarnation, f"{what}; {error}", "raise"))
+            self._note(WorkerFault(worker, incarnation, f"{what}; {error}", "raise"), rows)
             raise WorkersLostError(f"{worker}: {what}; {error}") from error
-        self.faults.append(WorkerFault(worker, incarnation, what, "restart"))
-        _log.warning("%s, incarnation %d: %s", worker, incarnation, what)
+        self._note(WorkerFault(worker, incarnation, what, "restart"), rows)
         mine = [call for call in self._pending if call.worker == worker]
         self._runtime.wait(mine, timeout_s=0.0)  # they have failed
         self._pending = [call for call in self._pending if call.worker != worker]

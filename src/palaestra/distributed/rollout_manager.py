@@ -96,6 +96,7 @@ class WorkerStreams:
         self.dropped_of: Counter[str] = Counter()
         """In how many fragments the rows of a policy were too old for it, by policy."""
         self._arrived = {name: Counter[int]() for name in policies}  # lags, since the last row of metrics
+        self._lags = Counter[int]()  # of whole fragments, likewise
         self._policies, self._num_envs = policies, num_lanes // config.num_workers
         self._weights = ActingWeights(policies)
         self._attributes: dict[int, dict[str, Any]] = {}
@@ -255,15 +256,17 @@ class WorkerStreams:
 
     def metrics(self) -> dict[str, float]:
         """Workers that are there, restarts and losses; of several policies, how old data was and what was too old."""
-        group, arrived = self.group, self._arrived
-        self._arrived = {name: Counter[int]() for name in arrived}
+        group, arrived, whole = self.group, self._arrived, self._lags
+        self._arrived, self._lags = {name: Counter[int]() for name in arrived}, Counter()
         several = arrived if len(arrived) > 1 else {}
         return {
+            "workers/lag_mean": _mean_lag(whole),
+            "workers/lag_max": float(max(whole, default=0)),
             "workers/there": len(group.idle) + len(group.busy),
             "workers/restarts": group.runtime.restarted,
             "workers/dropped": group.dropped.total,
             "workers/duplicates": group.runtime.duplicates,
-            **{f"workers/lag_mean/{name}": mean_lag(lags) for name, lags in several.items()},
+            **{f"workers/lag_mean/{name}": _mean_lag(lags) for name, lags in several.items()},
             **{f"workers/dropped/{name}": self.dropped_of[name] for name in several},
             **({} if self.shards is None else self.shards.metrics()),
         }
@@ -312,8 +315,7 @@ class RolloutManager(WorkerStreams):
         self.episodes: int | None = None
         """Whole episodes that each environment plays in an unroll, instead of a length."""
         self._quota = Quota()
-        self._fragments, self._lags = 0, Counter[int]()
-        self._exact = True
+        self._fragments, self._exact = 0, True
 
     # -- collecting
 
@@ -415,14 +417,7 @@ class RolloutManager(WorkerStreams):
 
     def metrics(self) -> dict[str, float]:
         """For a row of metrics: who is there, what was used and dropped, how old data was since the last call."""
-        lags, self._lags = self._lags, Counter()
-        return {
-            **super().metrics(),
-            "workers/late": len(self.group.busy),
-            "workers/fragments": self._fragments,
-            "workers/lag_mean": mean_lag(lags),
-            "workers/lag_max": float(max(lags, default=0)),
-        }
+        return {**super().metrics(), "workers/late": len(self.group.busy), "workers/fragments": self._fragments}
 
     def has_joined(self, worker: Worker, resume: str) -> None:
         self._exact = self._exact and resume == "exact"
@@ -483,7 +478,7 @@ class RolloutManager(WorkerStreams):
         self.positions = with_opponents(positions, state) or None
 
 
-def mean_lag(lags: Counter[int]) -> float:
+def _mean_lag(lags: Counter[int]) -> float:
     """Of so many fragments of each lag; 0 of none.
 
     Args:

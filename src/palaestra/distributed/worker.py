@@ -255,9 +255,8 @@ class RolloutWorker:
             info = collector.unroll(amount, random=random)
         info.episodes += collector.drain()
         pieces = {name: [_sent(*piece) for piece in b.pieces()] for name, b in self._buffers.items()}
-        log = self._parts.env.faults
-        faults = log.since(self._faults_told) + self._found_leaks()
-        self._faults_told = log.total
+        faults, log = self._found_leaks(), self._parts.env.faults
+        faults, self._faults_told = log.since(self._faults_told) + faults, log.total
         versions = {name: policy.version for name, policy in self._parts.policies.items()}
         firsts = {name: self._number * buffer.num_lanes for name, buffer in self._buffers.items()}
         pieces, parcels = self._shards.split(pieces, firsts)

@@ -292,14 +292,10 @@ class WorkerGroup:
             by_call[result.call].call = None
         return [(by_call[result.call], result) for result in results]
 
-    @property
-    def _longest_away_s(self) -> float:
-        """How long learning may take between two answers without being taken for silence of the workers."""
-        return min(self._config.timeout_s, self._config.recover_timeout_s) / 4
-
     def _is_back(self) -> None:
         now = time.monotonic()
-        self._deaf_s += max(0.0, now - self._heard_s - self._longest_away_s)
+        longest_s = min(self._config.timeout_s, self._config.recover_timeout_s) / 4  # that is not taken for silence
+        self._deaf_s += max(0.0, now - self._heard_s - longest_s)
         self._heard_s = now
 
     def _now(self) -> float:
@@ -307,9 +303,8 @@ class WorkerGroup:
         return time.monotonic() - self._deaf_s
 
     def _overdue(self, worker: Worker) -> bool:
-        return (
-            not self.runtime.works_here and self._now() - max(worker.asked_s, worker.waited_s) > self._config.timeout_s
-        )
+        silent_s = self._now() - max(worker.asked_s, worker.waited_s)
+        return not self.runtime.works_here and silent_s > self._config.timeout_s
 
     def _of(self, *states: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.state in states]

@@ -88,12 +88,9 @@ def pack_choices(choices: Sequence[Choice]) -> dict[str, Any]:
     """
     reported = [choice for choice in choices if choice.info is not None]
     return {
-        "first": [choice.first for choice in choices],
-        "version": [choice.version for choice in choices],
+        **{name: [getattr(choice, name) for choice in choices] for name in ("first", "version")},
         "told": [choice.info is not None for choice in choices],
-        "observation": stacked([choice.observation for choice in choices]),
-        "action": stacked([choice.action for choice in choices]),
-        "state": stacked([choice.state for choice in choices]),
+        **{name: stacked([getattr(choice, name) for choice in choices]) for name in ("observation", "action", "state")},
         "info": stacked([choice.info or [] for choice in reported]),
     }
 
@@ -117,10 +114,7 @@ def pack_rows(rows: Sequence[Row]) -> dict[str, Any]:
         rows: any number.
     """
     return {
-        "lane": [row.lane for row in rows],
-        "step_type": [row.step_type for row in rows],
-        "discount": [row.discount for row in rows],
-        "waiting": [row.waiting for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in ("lane", "step_type", "discount", "waiting")},
         "chosen": [row.choice is not None for row in rows],
         "observation": stacked([row.observation for row in rows]),
         "reward": stacked([[row.reward] for row in rows]),

@@ -142,10 +142,8 @@ class MultiAgentEnvs(Closeable):
             SpecError: actions are missing, too many, outside their space or forbidden.
         """
         self._failed.clear()
-        outcomes = [
-            self._stepped_or_restarted(number, lane, mine)
-            for number, (lane, mine) in enumerate(zip(self._lanes, actions, strict=True))
-        ]
+        lanes = enumerate(zip(self._lanes, actions, strict=True))
+        outcomes = [self._stepped_or_restarted(number, lane, mine) for number, (lane, mine) in lanes]
         self.restarted = frozenset(self._failed)
         return outcomes
 
@@ -315,18 +313,13 @@ class MultiAgentEnvs(Closeable):
             lane.log.clear()
             lane.check.clear()
         else:
-            outcome = self._replayed_episode(number, lane, state)
+            saved = ActionLog(self.agents)
+            saved.load_state(state["actions"])
+            lane.number -= 1
+            for actions in ({}, *saved.steps()):  # the first begins the episode
+                outcome = self._stepped(number, lane, actions)
         lane.attributes.wait_for(lane.env, waiting)
-        return outcome
-
-    def _replayed_episode(self, number: int, lane: _Lane, state: Mapping[str, Any]) -> MultiAgentStep:
-        saved = ActionLog(self.agents)
-        saved.load_state(state["actions"])
-        lane.number -= 1
-        outcome = self._stepped(number, lane, {})
-        for actions in saved.steps():
-            outcome = self._stepped(number, lane, actions)
-        if step_digest(outcome, self.agents) != state["digest"]:
+        if outcome is not None and step_digest(outcome, self.agents) != state["digest"]:
             raise EnvError(
                 f"{self.where(number)} does not replay: after the same seed and actions it shows something else. "
                 "All of its randomness must come from the seed of `begin_episode`, and nothing from earlier episodes. "

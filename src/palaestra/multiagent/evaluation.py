@@ -193,11 +193,7 @@ def play_multi_agent_envs(
 
 
 def _steps(
-    policies: Mapping[str, Policy],
-    envs: MultiAgentEnvs,
-    policy_specs: Mapping[str, PolicySpec],
-    *,
-    deterministic: bool = False,
+    policies: Mapping[str, Policy], envs: MultiAgentEnvs, policy_specs: Mapping[str, PolicySpec], *, deterministic: bool
 ) -> Generator[list[MultiAgentStep]]:
     """Steps environments without end."""
     count = envs.batch_size
@@ -273,7 +269,8 @@ def _play_at_random(
         for number, policy in enumerate(policies.values()):
             policy.seed(seed + number)
         with torch.inference_mode():
-            for (outcome,) in itertools.islice(_steps(policies, envs, policy_specs), steps + 1):
+            play = _steps(policies, envs, policy_specs, deterministic=False)
+            for (outcome,) in itertools.islice(play, steps + 1):
                 digests.append(step_digest(outcome, envs.agents))
                 idle -= set(outcome.time_steps)
                 ends += outcome.over

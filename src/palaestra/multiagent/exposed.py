@@ -150,9 +150,7 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
             self._note(outcome)
         self._actions: dict[str, Any] = {}
         if outcome.over:
-            for name in [
-                one for one in self._earned if one not in self.agents and one not in self._dead
-            ]:  # had no turn
+            for name in [one for one in self._earned if one not in (*self.agents, *self._dead)]:  # had no turn
                 self._enter(name)
                 self._seen[name] = neutral(self.env.agents[name].observation)
                 self.terminations[name], self.truncations[name] = True, False

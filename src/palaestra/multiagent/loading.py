@@ -69,9 +69,8 @@ class _PettingZooAdapter(_Foreign):
         try:
             names = list(env.possible_agents)
         except AttributeError:
-            raise ConfigError(
-                f"{env} does not say `possible_agents`, so the number of agents in buffers is unknown"
-            ) from None
+            unknown = f"{env} does not say `possible_agents`, so the number of agents in buffers is unknown"
+            raise ConfigError(unknown) from None
         env.reset(seed=0)
         # masks are part of observations, or given beside them; who is alive at first shows which
         self._mask_in_info = any(ACTION_MASK in self._info(name) for name in env.agents)
@@ -117,9 +116,8 @@ class ParallelAdapter(_PettingZooAdapter):
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
         observations, infos = self._env.reset(seed=seed)
-        return MultiAgentStep(
-            {str(name): core.restart(self._of(name, observations, infos)) for name in self._env.agents}
-        )
+        agents = self._env.agents
+        return MultiAgentStep({str(name): core.restart(self._of(name, observations, infos)) for name in agents})
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         given = {self._keys[name]: action for name, action in actions.items()}
@@ -135,7 +133,7 @@ class ParallelAdapter(_PettingZooAdapter):
         return MultiAgentStep(time_steps, not self._env.agents, unearned_rewards=unearned)
 
     def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
-        return self._observed(observations[name], infos.get(name, {}), self._agents[str(name)])
+        return self._observed(observations[name], infos.get(name, {}), self.agents[str(name)])
 
     def _info(self, name: Any) -> Mapping[str, Any]:
         return self._env.reset(seed=0)[1].get(name, {})
@@ -173,7 +171,7 @@ class AECAdapter(_PettingZooAdapter):
         while self._env.agents:
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
-            observation, dead = self._observed(seen, info, self._agents[name]), termination or truncation
+            observation, dead = self._observed(seen, info, self.agents[name]), termination or truncation
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
             else:
@@ -185,9 +183,8 @@ class AECAdapter(_PettingZooAdapter):
                 return MultiAgentStep(time_steps, unearned_rewards=unearned)
             self._env.step(None)
         cut_off = [name for name, step in time_steps.items() if step.truncated]
-        return MultiAgentStep(  # the value after the cut is that of who was selected first
-            time_steps, True, next_agents=cut_off[:1] or None, unearned_rewards=unearned
-        )
+        first = cut_off[:1] or None  # the value after the cut is that of who was selected first
+        return MultiAgentStep(time_steps, True, next_agents=first, unearned_rewards=unearned)
 
 
 @final
@@ -221,10 +218,10 @@ class TupleAdapter(_Foreign):
     def begin_episode(self, seed: int) -> MultiAgentStep:
         seen, _ = self._env.reset(seed=seed)
         self._steps = 0
-        return MultiAgentStep({name: core.restart(one) for name, one in zip(self._agents, seen, strict=True)})
+        return MultiAgentStep({name: core.restart(one) for name, one in zip(self.agents, seen, strict=True)})
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
-        given = tuple(actions.get(name, neutral(spec.action)) for name, spec in self._agents.items())
+        given = tuple(actions.get(name, neutral(spec.action)) for name, spec in self.agents.items())
         answer: Any = self._env.step(given)
         seen, rewards, ends, cuts, _ = answer
         if np.shape(rewards) != (len(given),):
@@ -234,7 +231,7 @@ class TupleAdapter(_Foreign):
         ends, cuts = (np.broadcast_to(flags, len(given)).tolist() for flags in (ends, cuts))  # one for all, or for each
         time_steps: dict[str, TimeStep] = {}
         unearned: dict[str, float] = {}
-        for slot, name in enumerate(self._agents):
+        for slot, name in enumerate(self.agents):
             if name in actions:
                 time_steps[name] = _ended(seen[slot], float(rewards[slot]), ends[slot], cuts[slot])
             else:

@@ -9,25 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palaestra.core import (
-    AtLeastOne,
-    ConfigError,
-    Fraction,
-    NotNegative,
-    did_you_mean,
-    numpy_dtype,
-    require_ranges,
-    spec_leaves,
-)
-from palaestra.core.spec import (
-    ACTION_MASK,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-)
+from palaestra.core import ConfigError, TensorSpec, did_you_mean, numpy_dtype, spec_leaves
+from palaestra.core.settings import AtLeastOne, Fraction, NotNegative, require_ranges
+from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree
 from palaestra.envs.contract.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
 from palaestra.policies import Policy

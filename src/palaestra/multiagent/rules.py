@@ -10,7 +10,7 @@ from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, Tensor
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.boundary import ActionReader
-from palaestra.envs.contract.nest import flatten, leaf_dtypes, problem, unflatten
+from palaestra.envs.contract.nest import flatten, leaf_arrays, leaf_dtypes, problem, unflatten
 from palaestra.envs.contract.rows import Specs
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
@@ -104,7 +104,10 @@ class StepCheck:
             self._follow(name, time_step)
             if wrong := problem(time_step.observation, self._agents[name].observation):
                 raise SpecError(f"the observation of agent {name!r} has {wrong}")
-            self._require_finite(name, time_step)
+            values = flatten(time_step.observation, self._agents[name].observation)
+            for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
+                if not np.isfinite(value).all():
+                    raise _not_finite(f"{path} = {value}", name)
         if outcome.over and self._running:
             raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
         if outcome.over and self._due:
@@ -117,18 +120,8 @@ class StepCheck:
             if name not in self._agents:
                 raise SpecError(f"unearned_rewards name {name!r}, which is none of the agents, {list(self._agents)}")
             if not np.isfinite(reward):
-                raise NonFiniteError(
-                    f"emitted the unearned reward {reward} for agent {name!r}; look at the environment"
-                )
+                raise _not_finite(f"the unearned reward {reward}", name)
         self.newest = outcome
-
-    def _require_finite(self, name: str, time_step: Any) -> None:
-        values = flatten(time_step.observation, self._agents[name].observation)
-        for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
-            if not np.isfinite(value).all():
-                raise NonFiniteError(
-                    f"emitted {path} = {value} for agent {name!r}; look at the environment, or clip what it emits"
-                )
 
     def _follow(self, name: str, time_step: Any) -> None:
         kind, discount, running = int(time_step.step_type), float(time_step.discount), name in self._running
@@ -137,15 +130,10 @@ class StepCheck:
         if running == (kind == StepType.FIRST):
             ought = "has begun, so MID or LAST is due" if running else "has not begun, so FIRST is due"
             raise SpecError(f"agent {name!r} got {StepType(kind).name}, but its episode {ought}")
-        if self._delayed and float(time_step.reward) != 0:
-            raise SpecError(
-                f"agent {name!r} got the reward {time_step.reward}, but this environment's rewards come late"
-            )
-        if kind == StepType.FIRST and float(time_step.reward) != 0:
-            raise SpecError(
-                f"agent {name!r} got the reward {time_step.reward} with FIRST, before it has acted; give it in "
-                "`unearned_rewards` of the step"
-            )
+        if float(time_step.reward) != 0 and (self._delayed or kind == StepType.FIRST):
+            first = " with FIRST, before it has acted; give it in `unearned_rewards` of the step"
+            why = ", but this environment's rewards come late" if self._delayed else first
+            raise SpecError(f"agent {name!r} got the reward {time_step.reward}{why}")
         if kind == StepType.LAST:
             self._running.discard(name)
         else:
@@ -160,17 +148,17 @@ class StepCheck:
             self._unpaid[name] += 1
         for name, rewards in outcome.late_rewards.items():
             if not np.isfinite(rewards).all():
-                raise NonFiniteError(
-                    f"emitted the late rewards {list(rewards)} for agent {name!r}; look at the environment"
-                )
-            if len(rewards) > self._unpaid.get(name, 0):
-                raise SpecError(
-                    f"agent {name!r} got {len(rewards)} late rewards for {self._unpaid.get(name, 0)} actions without"
-                )
+                raise _not_finite(f"the late rewards {list(rewards)}", name)
+            if len(rewards) > (unpaid := self._unpaid.get(name, 0)):
+                raise SpecError(f"agent {name!r} got {len(rewards)} late rewards for {unpaid} actions without")
             self._unpaid[name] -= len(rewards)
         if outcome.over and any(self._unpaid.values()):
             missing = {name: count for name, count in self._unpaid.items() if count}
             raise SpecError(f"the episode is over, and actions have no reward yet, by agent: {missing}")
+
+
+def _not_finite(what: str, name: str) -> NonFiniteError:
+    return NonFiniteError(f"emitted {what} for agent {name!r}; look at the environment, or clip what it emits")
 
 
 def step_digest(outcome: MultiAgentStep | None, agents: Mapping[str, AgentSpec]) -> str:
@@ -207,7 +195,6 @@ class ActionLog:
 
     def __init__(self, agents: Mapping[str, AgentSpec]) -> None:
         self._specs = {name: spec.action for name, spec in agents.items()}
-        self._dtypes = {name: leaf_dtypes(spec) for name, spec in self._specs.items()}
         self.clear()
 
     def clear(self) -> None:
@@ -224,13 +211,7 @@ class ActionLog:
         Returns:
             Copies of them in the dtypes of their specs, which an environment may change.
         """
-        step = {
-            name: [
-                np.array(leaf, dtype)
-                for leaf, dtype in zip(flatten(action, self._specs[name]), self._dtypes[name], strict=True)
-            ]
-            for name, action in actions.items()
-        }
+        step = {name: leaf_arrays(action, self._specs[name]) for name, action in actions.items()}
         if self.forgotten:
             self.forgotten += 1
         elif len(self._steps) == episodes.MOST_STEPS:
@@ -269,6 +250,6 @@ class ActionLog:
         self.forgotten = int(state.get("forgotten", 0))
         self._steps = [{} for _ in range(int(state["length"]))]
         for name, saved in state["agents"].items():
-            columns = [np.asarray(saved[str(leaf)]) for leaf in range(len(self._dtypes[name]))]
+            columns = [np.asarray(saved[str(leaf)]) for leaf in range(len(saved) - 1)]
             for row, step in enumerate(saved["when"]):
                 self._steps[int(step)][name] = [column[row] for column in columns]

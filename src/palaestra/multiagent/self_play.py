@@ -62,7 +62,8 @@ class SelfPlay:
             return
         self._snapshots[version] = self._frozen(version)
         self._pool = [*self._pool, version][-self._config.pool_size :]
-        self._forget_unused()
+        used = {*self._pool, *(version for seats in self._seats for version in seats.values())}
+        self._snapshots = {version: one for version, one in self._snapshots.items() if version in used}
 
     def adopt(self, pool: Mapping[int, Sequence[Tensor]]) -> None:
         """Goes on with the pool of another; episodes begin anew.
@@ -79,10 +80,6 @@ class SelfPlay:
         policy.version = version
         policy.seed(RunSeeds(self._seed).integer("acting", version))
         return MappedPolicy(policy, self._spec, self._num_envs, delayed=self._delayed)
-
-    def _forget_unused(self) -> None:
-        used = {*self._pool, *(version for seats in self._seats for version in seats.values())}
-        self._snapshots = {version: one for version, one in self._snapshots.items() if version in used}
 
     def seat(self, env: int, lane_seed: int, episode: int) -> None:
         """Draws who plays which agent in an episode that begins.

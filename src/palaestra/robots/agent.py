@@ -116,7 +116,12 @@ class AgentEnvironment:
     def _seen(self, time_step: TimeStep) -> TimeStep:
         self._steps = 0 if time_step.step_type == StepType.FIRST else self._steps + 1
         reward = np.array(time_step.reward, np.float32)[None]
-        self._require_finite(time_step, reward)
+        arrays = [leaf[None] for leaf in leaf_arrays(time_step.observation, self._spec)]
+        for failure in self._boundary.not_finite(arrays, reward):  # before an agent, a task or a buffer sees it
+            state = self.env.state_dict()
+            number = int(state["episode"][0])
+            place = number, episode_seed(int(state["lane_seed"][0]), number), self._steps, time_step.prev_action
+            raise Fault.of(Incident(failure), place, handled="raise", first_id=self._agent_id).error()
         row = TimeStep(
             step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
             reward=torch.from_numpy(reward),
@@ -127,20 +132,6 @@ class AgentEnvironment:
         episodes = self._tracker.finished() if over else self._tracker.reported()
         self.finished.extend(episode._replace(env_id=self._agent_id) for episode in episodes)
         return time_step
-
-    def _require_finite(self, time_step: TimeStep, reward: np.ndarray) -> None:
-        """Refuses NaN and infinity before an agent, a task or a buffer sees them.
-
-        Args:
-            time_step: bare.
-            reward: [1] or [1, k].
-        """
-        arrays = [leaf[None] for leaf in leaf_arrays(time_step.observation, self._spec)]
-        for failure in self._boundary.not_finite(arrays, reward):
-            state = self.env.state_dict()
-            number = int(state["episode"][0])
-            place = number, episode_seed(int(state["lane_seed"][0]), number), self._steps, time_step.prev_action
-            raise Fault.of(Incident(failure), place, handled="raise", first_id=self._agent_id).error()
 
 
 class Agent(ABC):

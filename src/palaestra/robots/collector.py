@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, Self, final
+from functools import cached_property, partial
+from typing import Any, Literal, final
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
 from palaestra.envs import EventLog, FaultPolicy, RestartBudget, SingleEnvironment
+from palaestra.envs.contract.environment import Closeable
 from palaestra.policies import Phase, Policy
 from palaestra.robots.agent import Agent, AgentError, AgentFactory, AgentFailure, AgentGroup, Permission
 from palaestra.robots.helpers import AgentHelper
@@ -18,16 +19,8 @@ from palaestra.robots.remote import RemoteAgentGroup
 from palaestra.robots.robot import Robot
 from palaestra.robots.serving import Communicator, ComputationWrapper, Kind, RobotConfig
 from palaestra.robots.task import act
-from palaestra.rollout import (
-    Clients,
-    CollectInfo,
-    Episode,
-    Evaluation,
-    continue_evaluation,
-    evaluation_noise,
-    evaluation_of,
-    pack,
-)
+from palaestra.rollout import Clients, CollectInfo, Episode, Evaluation, evaluation_of, pack
+from palaestra.rollout.evaluation import continue_evaluation, evaluation_noise
 from palaestra.runtime import Runtime
 
 __all__ = ["AgentFault", "RobotCollector", "evaluate_robot"]
@@ -63,7 +56,7 @@ class AgentFault:
 
 
 @final
-class RobotCollector:
+class RobotCollector(Closeable):
     """Runs a robot's agents against its tasks: `Trainer(RobotCollector(robot, ...), robot)`.
 
     An unroll lets every agent execute so many actions. Meanwhile tasks answer and learn as the agents ask them to; when
@@ -103,10 +96,8 @@ class RobotCollector:
         """Actions executed so far."""
         self.clients = Clients()
         """The agents, as the tasks' servers know them."""
-        self.wrappers = {
-            name: ComputationWrapper(name, task, self.config, clients=self.clients)
-            for name, task in robot.tasks.items()
-        }
+        wrapper = partial(ComputationWrapper, config=self.config, clients=self.clients)
+        self.wrappers = {name: wrapper(name, task) for name, task in robot.tasks.items()}
         """Of the tasks, by name."""
         for task in robot.tasks.values():
             task.make_buffer(num_agents)
@@ -227,13 +218,10 @@ class RobotCollector:
             begun = now if restarted else begun
             limit_s = self.config.timeout_s + (0.0 if now != begun or self._runtime is None else _START_S)
             if still_s > limit_s:
-                self._give_up(group, f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)")
-
-    def _give_up(self, group: AgentGroup | RemoteAgentGroup, why: str) -> None:
-        """Agents hang: they count as failed where their workers can be ended; threads cannot."""
-        if self.on_fault == "raise" or isinstance(group, AgentGroup):
-            raise AgentError(why)
-        group.give_up(group.busy, why)
+                why = f"the agents {group.busy} have not moved for {limit_s:g} s (robot.timeout_s)"
+                if self.on_fault == "raise" or isinstance(group, AgentGroup):
+                    raise AgentError(why)
+                group.give_up(group.busy, why)  # they count as failed where their workers can be ended; threads cannot
 
     def _unsettled(self, group: AgentGroup | RemoteAgentGroup) -> bool:
         with group.changed:
@@ -289,12 +277,6 @@ class RobotCollector:
                 _log.warning("%s", error)
         if group is not None and busy and (busy := group.stop(max(0.0, deadline - time.monotonic()))):
             _log.warning("the agents %s did not end within %g s and are left behind", busy, timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 @final

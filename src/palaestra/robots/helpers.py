@@ -161,8 +161,8 @@ class AgentHelper(ABC):
         Raises:
             RequestError: it failed.
         """
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        if pending is not None:
             self.metrics = self.communicator.finish(pending)
 
     def _require_own_thread(self, what: str) -> None:

@@ -157,10 +157,8 @@ class Robot(ABC):
 
     def state(self) -> dict[str, Any]:
         """Everything that tasks know, for a checkpoint; replay buffers are saved beside it."""
-        return {
-            name: {"algorithm": task.algorithm.state_tensors(), "task": task.state()}
-            for name, task in self.tasks.items()
-        }
+        tasks = self.tasks.items()
+        return {name: {"algorithm": task.algorithm.state_tensors(), "task": task.state()} for name, task in tasks}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.

@@ -168,6 +168,14 @@ class WorkerRecord:
         """Whether it lives no more, and is not about to be restarted."""
         return self.handle is None and self.due is None
 
+    def not_closed(self, failed: Failed) -> RemoteError:
+        """The error of an object that raised as it was closed.
+
+        Args:
+            failed: what it raised.
+        """
+        return RemoteError(f"{self.name}: close", failed.kind, failed.detail)
+
     def status(self, now: float) -> WorkerStatus:
         """How it is.
 

@@ -55,7 +55,7 @@ def usage() -> Usage | None:
     try:
         pages = int((_SELF / "statm").read_text().split()[1])
         files, threads = len(os.listdir(_SELF / "fd")) - 1, len(os.listdir(_SELF / "task"))  # one to list with
-        return Usage(files, threads, len(_children()), pages * os.sysconf("SC_PAGE_SIZE"))
+        return Usage(files, threads, len(children()), pages * os.sysconf("SC_PAGE_SIZE"))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -109,12 +109,17 @@ class LeakWatch:
         return f"{before} at first, {count} now: {', '.join(f'{number} times {name}' for name, number in most)}"
 
 
-def _children() -> list[str]:
-    """Process ids of children, of every thread that made some."""
+def children(process: Path = _SELF) -> list[str]:
+    """Process ids of children, of every thread that made some.
+
+    Args:
+        process: its folder in `/proc`.
+    """
     found: list[str] = []
-    for task in os.listdir(_SELF / "task"):
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile, or a kernel that does not tell
-            found += (_SELF / "task" / task / "children").read_text().split()
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in (process / "task").iterdir():
+            with contextlib.suppress(OSError):  # one of its threads has, or a kernel that does not tell
+                found += (task / "children").read_text().split()
     return found
 
 
@@ -133,7 +138,7 @@ def _threads() -> Iterator[str]:
 
 
 def _processes() -> Iterator[str]:
-    for number in _children():
+    for number in children():
         with contextlib.suppress(OSError):
             yield Path("/proc", number, "comm").read_text().strip()
 

@@ -337,7 +337,8 @@ class Factory:
             spawn.prepare(self._script)  # nothing, where it was done before
             make = pickle.loads(self._bytes)
         except (AttributeError, ImportError, OSError) as error:
-            raise ConfigError(IN_A_SCRIPT.format(_one_line(error))) from error
+            why = f"{type(error).__name__}: {error}".replace("\n", " ")
+            raise ConfigError(IN_A_SCRIPT.format(why)) from error
         if not self._script:
             raise ConfigError(IN_A_SCRIPT.format("there is no file to import it from"))
         return make()
@@ -380,8 +381,15 @@ def running_script() -> dict[str, Any]:
     return {key: value for key, value in known.items() if key in ("init_main_from_name", "init_main_from_path")}
 
 
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")
+def require_script() -> None:
+    """Refuses a script that is no file where every new process has to import it.
+
+    Raises:
+        ConfigError: says so.
+    """
+    script = running_script().get("init_main_from_path")
+    if script is not None and not os.path.exists(script):
+        raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
 
 
 class Request(NamedTuple):

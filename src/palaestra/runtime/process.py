@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -13,22 +12,10 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from palaestra.core import ConfigError
 from palaestra.core.computing import prefers_onednn
 from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, arrival
 from palaestra.runtime.memory import SharedArrays, aligned
-from palaestra.runtime.messages import (
-    IN_A_SCRIPT,
-    Failed,
-    Mapped,
-    Message,
-    Performer,
-    Request,
-    Shared,
-    SharedCache,
-    decode,
-    running_script,
-)
+from palaestra.runtime.messages import Failed, Mapped, Message, Performer, Request, SharedCache, decode, require_script
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 
@@ -68,9 +55,7 @@ class ProcessRuntime(Runtime):
         Raises:
             ConfigError: the script that runs is no file, and every new process has to import it.
         """
-        script = running_script().get("init_main_from_path")
-        if script is not None and not os.path.exists(script):
-            raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
+        require_script()
         name = f"{worker.name} (incarnation {worker.incarnation})" if worker.incarnation else worker.name
         given = worker.factory, prefers_onednn()
         process = SupervisedProcess(_serve, given, context="forkserver", name=name, preload=_PRELOAD)
@@ -89,7 +74,10 @@ class ProcessRuntime(Runtime):
         seat.shared.forget(len({*keys.values()}))
         once = [place for place, value in new.items() if value.message.size_bytes > _ONCE_BYTES]
         for place in once if len(self._alive) > 1 else ():
-            self._block(new[place]).send(seat.process, new.pop(place).key)
+            value = new.pop(place)
+            if value.key not in self._blocks:
+                self._blocks.put(value.key, _Mapping(value.message), value.message.size_bytes)
+            self._blocks[value.key].send(seat.process, value.key)
         self._blocks.forget(len(once))
         messages = [request.message, *(value.message for value in new.values())]
         needed = _size(messages)
@@ -98,11 +86,6 @@ class ProcessRuntime(Runtime):
             seat.process.send("requests")
             seat.requests.send(seat.process)
         seat.process.send((call.sequence, request.method, keys, list(new), seat.requests.write(messages)))
-
-    def _block(self, value: Shared) -> _Mapping:
-        if value.key not in self._blocks:
-            self._blocks.put(value.key, _Mapping(value.message), value.message.size_bytes)
-        return self._blocks[value.key]
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         seats: dict[Any, _Seat] = {}
@@ -200,12 +183,7 @@ class _Slab:
 
     def __init__(self) -> None:
         self.size = 0
-        self._arrays: SharedArrays | None = None
-
-    @property
-    def _bytes(self) -> np.ndarray:
-        assert self._arrays is not None
-        return self._arrays["bytes"]
+        self._arrays: Any = None  # `SharedArrays`, where it has grown
 
     def grow(self, size_bytes: int) -> None:
         self.close()
@@ -213,24 +191,23 @@ class _Slab:
         self._arrays = SharedArrays({"bytes": ((self.size,), np.uint8)})
 
     def send(self, process: SupervisedProcess) -> None:
-        assert self._arrays is not None
         self._arrays.send(process)
         self._arrays.seal()
 
     def receive(self, connection: Connection) -> None:
         self.close()
         self._arrays = SharedArrays.receive(connection)
-        self.size = len(self._bytes)
+        self.size = len(self._arrays["bytes"])
 
     def write(self, messages: list[Message]) -> Places:
-        memory, places = self._bytes, _places(messages)
+        memory, places = self._arrays["bytes"], _places(messages)
         for message, mine in zip(messages, places, strict=True):
             for (at, size), part in zip(mine, (message.header, *message.buffers), strict=True):
                 memory[at : at + size] = np.frombuffer(part, np.uint8)
         return places
 
     def read(self, places: Places) -> list[Message]:
-        return _found(self._bytes, places)
+        return _found(self._arrays["bytes"], places)
 
     def close(self) -> None:
         if self._arrays is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import PalaestraError
+from palaestra.runtime.leaks import children
 from palaestra.runtime.supervision import signals_blocked
 
 __all__ = ["ClusterError"]
@@ -70,7 +71,7 @@ class RayProcesses:
         for process in started:
             process.terminate = process.kill  # Ray would wait a second for each of them, which hears no SIGTERM
         for process in started:
-            for pid in _children(process.pid):
+            for pid in map(int, children(Path("/proc", str(process.pid)))):
                 with contextlib.suppress(ProcessLookupError):
                     self._lines.append(os.pidfd_open(pid))
         self._watch = self._watching()
@@ -96,16 +97,6 @@ class RayProcesses:
             self._watch.kill()
             self._watch.wait()
             self._watch = None
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that one has started and that live."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        for task in Path("/proc", str(pid), "task").iterdir():
-            with contextlib.suppress(OSError):  # one of its threads has
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def reach(address: str, timeout_s: float = _CONNECT_S) -> None:

@@ -6,20 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
-from palaestra.runtime.calls import (
-    Arrival,
-    Call,
-    PlacementGroup,
-    RemoteError,
-    RestartPolicy,
-    Result,
-    WorkerRecord,
-    WorkerStatus,
-)
+from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy, Result, WorkerRecord, WorkerStatus
 from palaestra.runtime.messages import Factory, Failed, Request
 from palaestra.runtime.supervision import WorkerDiedError, WorkerTimeoutError
 
@@ -176,7 +166,7 @@ class Runtime(ABC):
             failed: what `Performer.close` returned.
         """
         if failed is not None:
-            _log.warning("%s", RemoteError(f"{worker.name}: close", failed.kind, failed.detail))
+            _log.warning("%s", worker.not_closed(failed))
 
     # -- for users
 
@@ -362,9 +352,7 @@ class Runtime(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- incarnations
@@ -403,9 +391,10 @@ class Runtime(ABC):
         """Begins the incarnations that are due; returns the seconds to the next one."""
         now, soonest = time.monotonic(), float("inf")
         for record in list(self._due.values()):
-            if record.due is not None and record.due <= now:
+            assert record.due is not None
+            if record.due <= now:
                 self._begin(record)
-            elif record.due is not None:
+            else:
                 soonest = min(soonest, record.due - now)
         return soonest
 
