@@ -50,6 +50,7 @@ def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
     ("returns", "found"),
     [
         ([20, 440, 441, 130, 141], ["performance_collapse"]),
+        ([20, 440, 130, 141], ["performance_collapse"]),
         ([20, 440, 130, 300], []),
         ([20, 440, 130], []),
         ([400, 300, 200, 100], []),

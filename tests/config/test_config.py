@@ -7,6 +7,7 @@ import pytest
 from palaestra import DQNConfig, EnvConfig, ExperimentConfig, Linear, NetworkConfig, PPOConfig, RunConfig, TrainerConfig
 from palaestra.algorithms import ALGORITHMS
 from palaestra.config.config import config_to_mapping
+from palaestra.config.presets import tuned
 from palaestra.core import ConfigError, Piecewise
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvironmentWrapper, Wrap
@@ -168,6 +169,13 @@ def test_the_promised_presets_exist():
         ("dqn", "MountainCar-v0"),
         ("ppo", "Pendulum-v1"),
     } <= set(PRESETS)
+
+
+def test_a_pattern_of_environments_is_no_preset():
+    patterns = [key for key in tuned() if "*" in key[1]]
+    assert patterns
+    assert not [key for key in patterns if key in PRESETS]
+    assert all(PRESETS[key].env.name == key[1] for key in list(PRESETS)[:3])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
