@@ -38,7 +38,7 @@ from tools.mutation import PACKAGES, ROOT, Mutant, draw, inside_functions, page
 SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))).hexdigest()
 KEPT = ROOT / ".cache/mutants" / SOURCE[:12]
 PAGE = ROOT / "docs/mutants.md"
-FOLDERS = (*PACKAGES, "golden", "contracts")
+FOLDERS = (*PACKAGES, "golden", "contracts", "faults")
 BOUND_S = 30.0  # of tests, as long as they took on the unchanged library, for one mutant
 DEFAULTS = "tests/golden/test_losses.py::test_defaults_are_the_golden_ones"  # first for what runs at an import
 
