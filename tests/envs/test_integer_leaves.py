@@ -8,7 +8,7 @@ import hypothesis.extra.numpy as arrays
 import numpy as np
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver
@@ -57,6 +57,7 @@ def expected(value: int, low: int, high: int, known: bool) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(leaves())
+@example((spaces.Box(0, 2**63, (1,), np.uint64), np.array([2**63], np.uint64)))  # was seen as -2^63
 def test_integers_of_every_dtype_and_bounds_arrive_and_are_seen_by_their_range(leaf):
     space, value = leaf
     with LaneEnvironment(SerialDriver([GymEnvironment(Shows(space, value))]), lane_seeds=[1]) as env:

@@ -467,7 +467,8 @@ class Integers(nn.Module):
             return value
         if self.as_before:
             return value.float() if self.scale_before == 1 else value.float() * self.scale_before
-        return (value.to(torch.int64) - self.low).float() * self.scale + self.start
+        wide = torch.float64 if value.dtype == torch.uint64 else torch.int64  # which cannot hold all of uint64
+        return (value.to(wide) - self.low).float() * self.scale + self.start
 
 
 def _complete(module: Integers, weights: dict[str, Any], prefix: str, _: Any, whole: bool, *found: Any) -> None:
