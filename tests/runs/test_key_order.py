@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 import palaestra
-from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, spec_leaves
+from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, spec_leaves
 from palaestra.policies import load_policy, load_weights
 from palaestra.runs.lineage import begin_from, for_new_run
 from tests.experiments.parts import SMALL
@@ -92,3 +92,22 @@ def test_a_run_is_not_resumed_where_its_parts_have_changed_places(tmp_path, monk
     monkeypatch.setattr(Flips, "swapped", True)
     with pytest.raises(ConfigError, match=r"the order \['a', 'b'\], and the weights in .* are for \['b', 'a'\]"):
         palaestra.resume(run, trainer__total_env_steps=1000)
+
+
+def test_the_state_of_an_algorithm_is_not_put_on_parts_in_another_order():
+    two = DiscreteSpec(num=2)
+    observation = {"b": BoundedSpec((2,)), "a": BoundedSpec((2,))}
+    swapped = dict(reversed(observation.items()))
+    state = palaestra.PPO(observation, two).state_tensors()
+    same, other, action = (
+        palaestra.PPO(seen, done, seeds=palaestra.RunSeeds(1))
+        for seen, done in ((observation, two), (swapped, two), (observation, {"x": two}))
+    )
+    same.load_state_tensors(state)
+    assert torch.equal(same.state_tensors()["model." + next(iter(same.model.state_dict()))], next(iter(state.values())))
+    with pytest.raises(CheckpointError, match=r"the parts \[\['b', 'a'\], \[''\]\] of .* and here are \[\['a', 'b'\]"):
+        other.load_state_tensors(state)
+    with pytest.raises(CheckpointError, match="same keys in the same order"):
+        action.load_state_tensors(state)
+    del state["parts"]
+    same.load_state_tensors(state)  # of a version that did not say it

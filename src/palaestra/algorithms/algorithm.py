@@ -30,7 +30,7 @@ from palaestra.core.settings import (
     Positive,
     require_ranges,
 )
-from palaestra.core.spec import TensorSpec
+from palaestra.core.spec import TensorSpec, spec_leaves
 from palaestra.nn import CoreModel, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
@@ -210,10 +210,9 @@ class Algorithm(ABC, Generic[PolicyT]):
         targets: Targets | None = None,
     ) -> None:
         if policy.state_spec and not self.recurrent:
-            name = type(self).__name__
             raise ConfigError(
-                f"{name} learns no policy with a hidden state; leave it out, or use an algorithm that does, see "
-                "`palaestra list algorithms`"
+                f"{type(self).__name__} learns no policy with a hidden state; leave it out, or use an algorithm that "
+                "does, see `palaestra list algorithms`"
             )
         if model.has_batch_norm and not self.batch_norm:
             raise ConfigError(
@@ -224,6 +223,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.config: Any = config
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
+        # paths in observations and actions, by whose order inputs and outputs of networks count
+        self._parts = str([list(spec_leaves(spec)) for spec in (policy.observation_spec, policy.action_spec)])
         self.targets = targets or Targets({}, period=1)
         """Which components of the model follow which others."""
         self.targets.attach(model)
@@ -434,6 +435,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         state: dict[str, Any] = self.model.state_tensors()
         state |= {"policy_version": self.policy_version, "num_gradient_steps": self.num_gradient_steps}
         state |= {
+            "parts": self._parts,
             "generator.minibatches": self.minibatch_generator.get_state(),
             "generator.noise": self._noise_generator.get_state(),
             "generator.acting": self.policy.generator.get_state(),
@@ -451,6 +453,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         Raises:
             CheckpointError: something is missing or does not fit.
         """
+        if (saved := state.get("parts", self._parts)) != self._parts:  # older ones do not say it
+            text = (
+                f"the saved weights are for the parts {saved} of observations and actions, and here are {self._parts}"
+            )
+            raise CheckpointError(f"{text}; give spaces with the same keys in the same order")
         self.model.load_state_tensors(state)
         try:
             self.policy.version = int(state["policy_version"])
@@ -460,8 +467,7 @@ class Algorithm(ABC, Generic[PolicyT]):
             self.policy.load_generator_state(state["generator.acting"])
         except KeyError as error:
             raise CheckpointError(f"the saved algorithm has no {error}") from error
-        prefix = "normalizer."
-        saved = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        saved = {key.partition(".")[2]: value for key, value in state.items() if key.startswith("normalizer.")}
         if bool(saved) != (self.policy.normalizer is not None):
             which = "normalises observations, and this one does not" if saved else "does not normalise observations"
             raise CheckpointError(

@@ -169,10 +169,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 )
             for name, gradient in found.items():
                 values[name] = values[name] + gradient if name in values else gradient
-        reported = terms | metrics
-        for name, value in reported.items():
-            if value.requires_grad:
-                reported[name] = value.detach()
+        every = (terms | metrics).items()
+        reported = {name: value.detach() if value.requires_grad else value for name, value in every}
         valid = vars(batch).get("valid")
         return Gradients(values, num_rows(batch) if valid is None else valid.sum(), reported, priority, moments)
 
@@ -213,8 +211,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             one, weights = gradients[0], [float(shard.num_valid) for shard in gradients]
             metrics = combine_gradients([shard.metrics for shard in gradients], weights)
             norms = self.model.apply_gradients([shard.values for shard in gradients], weights)
-        for name, norm in norms.items():
-            metrics[f"gradient_norm/{name}"] = norm
+        metrics |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
         if not all(map(math.isfinite, norms.values())):
             self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1
@@ -341,8 +338,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
         Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
         """
-        if self._moves:
-            batch = self.on_device(batch)
+        batch = self.on_device(batch)
         if self.policy.normalizer is None:
             for name in ("observation", "next_observation"):
                 value = vars(batch).get(name)
@@ -434,8 +430,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     @property
     def targets_follow_inside(self) -> bool:
         """Whether targets follow inside of `one_step`: on a GPU, which would have to be waited for."""
-        after_each = bool(self.targets.follows) and self.targets.period == 1
-        return after_each and self.device.type == "cuda" and not self.mixes_rows
+        follows = self.device.type == "cuda" and not self.mixes_rows and self.targets.period == 1
+        return follows and bool(self.targets.follows)
 
     def _require_losses(self, losses: Any) -> None:
         called = f"{type(self).__name__}.losses returned"
@@ -447,12 +443,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             if wrong := [name for name, value in values.items() if not isinstance(value, Tensor)]:
                 kind_of = type(values[wrong[0]]).__name__
                 raise ConfigError(f"{called} {kind} whose {wrong[0]!r} is a {kind_of}; give a tensor of one number")
-        for component in {part for name in losses.terms for part in self.trains.get(name, (name,))}:
-            if component not in self.model.optimizers:
-                raise ConfigError(
-                    f"{type(self).__name__}.losses returned a term that trains {component!r}, but the optimizers are "
-                    f"{sorted(self.model.optimizers)}; every term needs one, or an entry in `trains`"
-                )
+        trained = {part for name in losses.terms for part in self.trains.get(name, (name,))}
+        if unknown := sorted(trained - self.model.optimizers.keys()):
+            raise ConfigError(
+                f"{called} a term that trains {unknown[0]!r}, but the optimizers are {sorted(self.model.optimizers)}; "
+                "every term needs one, or an entry in `trains`"
+            )
 
 
 class _UpdateData:
@@ -469,11 +465,10 @@ class _UpdateData:
 
     def passes(self) -> Iterable[Minibatches]:
         """Minibatches to learn from, those of a pass together; none if no row counts."""
-        if self._empty:
-            return ()
-        renew = self._prepared if self._algorithm.preprocesses_each_epoch else None
-        generator = self._algorithm.minibatch_generator
-        return equal_minibatches(self.batch, self._algorithm.plan, generator=generator, renew=renew)
+        algorithm = self._algorithm
+        renew = self._prepared if algorithm.preprocesses_each_epoch else None
+        generator = algorithm.minibatch_generator
+        return () if self._empty else equal_minibatches(self.batch, algorithm.plan, generator=generator, renew=renew)
 
     def _prepared(self) -> Batch:
         return self._algorithm.prepared(self._rewarded, self.drawn, self._source)
