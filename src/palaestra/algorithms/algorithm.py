@@ -240,11 +240,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.minibatch_generator = seeds.generator("minibatches")
         """Decides what is drawn from a source, and in which order it is learned from."""
         self._noise_generator = seeds.generator("noise")
-        self._scheduled = {
-            name: (value, torch.tensor(value(0.0)))
-            for name, value in vars(config).items()
-            if isinstance(value, Linear | Piecewise)
-        }
+        schedules = ((name, value) for name, value in vars(config).items() if isinstance(value, Linear | Piecewise))
+        self._scheduled = {name: (value, torch.tensor(value(0.0))) for name, value in schedules}
         policy.seed(seeds.integer("acting"))
         if isinstance(policy, NetworkPolicy):
             model.attach_policy(policy)

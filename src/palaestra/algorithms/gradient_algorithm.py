@@ -169,8 +169,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                 )
             for name, gradient in found.items():
                 values[name] = values[name] + gradient if name in values else gradient
-        every = (terms | metrics).items()
-        reported = {name: value.detach() if value.requires_grad else value for name, value in every}
+        reported = terms | metrics
+        for name, value in reported.items():
+            if value.requires_grad:
+                reported[name] = value.detach()
         valid = vars(batch).get("valid")
         return Gradients(values, num_rows(batch) if valid is None else valid.sum(), reported, priority, moments)
 
@@ -211,7 +213,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             one, weights = gradients[0], [float(shard.num_valid) for shard in gradients]
             metrics = combine_gradients([shard.metrics for shard in gradients], weights)
             norms = self.model.apply_gradients([shard.values for shard in gradients], weights)
-        metrics |= {f"gradient_norm/{name}": norm for name, norm in norms.items()}
+        for name, norm in norms.items():
+            metrics[f"gradient_norm/{name}"] = norm
         if not all(map(math.isfinite, norms.values())):
             self.require_finite_gradients(metrics)
         self.num_gradient_steps += 1

@@ -166,11 +166,7 @@ class MixtureSource:
                 buffer.write_back(indices[mine] - first, priority[mine])
 
     def set_progress(self, progress: float) -> None:
-        """Moves the schedules of all buffers.
-
-        Args:
-            progress: env steps taken divided by the run's total, in [0, 1].
-        """
+        """Moves the schedules of all buffers to a point of the run, in [0, 1]."""
         for buffer in self.buffers:
             buffer.set_progress(progress)
 

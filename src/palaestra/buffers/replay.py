@@ -321,11 +321,7 @@ class ReplayBuffer:
         return rows, index.view(RowNumbers)
 
     def set_progress(self, progress: float) -> None:
-        """Moves the schedules of the sampler.
-
-        Args:
-            progress: env steps taken divided by the run's total, in [0, 1].
-        """
+        """Moves the schedules of the sampler to a point of the run, in [0, 1]."""
         self.sampler.set_progress(progress)
 
     # -- checkpoints and files

@@ -1,7 +1,7 @@
 """What a writer and a reader share: the streams of many lanes, their storage and their write positions."""
 
 from collections.abc import Mapping
-from typing import Any, Required, TypedDict
+from typing import Any, NamedTuple, Required, Self, TypedDict
 
 import numpy as np
 import torch
@@ -299,6 +299,18 @@ class WritePositions:
         """
         return self.cursors[lanes] * self.num_lanes + lanes
 
+    def before_open(self, rows: int, lanes: np.ndarray) -> np.ndarray:
+        """Row numbers of so many rows before the open ones, and of these, in time order.
+
+        Args:
+            rows: T; those that a ring has no place for any more are of newer rows.
+            lanes: [n] which lanes.
+
+        Returns:
+            [T+1, n].
+        """
+        return (self.cursors[lanes] - np.arange(rows, -1, -1)[:, None]) % self.ring_size * self.num_lanes + lanes
+
     def numbers_at(self, places: np.ndarray) -> np.ndarray:
         """Row numbers of places of all lanes.
 
@@ -430,6 +442,64 @@ class WritePositions:
         self.has_changes = bool((self.kept != _ALL).any())
 
 
+class RowLayout(NamedTuple):
+    """What rows consist of, and how long the rings are in which they lie, as options ask for it."""
+
+    rows: int
+    """Complete rows that a lane can hold at first."""
+    spare: int
+    """Places behind the oldest row whose content stays."""
+    specs: dict[str, Any]
+    """Of every field, by name."""
+    state_spec: dict[str, TensorSpec]
+    """Of the hidden state, by name; empty without one."""
+
+    @classmethod
+    def of(cls, capacity: int | None, num_lanes: int, options: RowOptions) -> Self:
+        """The layout of a buffer; knows no storage.
+
+        Args:
+            capacity: see `Streams`.
+            num_lanes: see `Streams`.
+            options: see `Streams`.
+
+        Raises:
+            ConfigError: see `Streams`.
+            TypeError: see `Streams`.
+        """
+        growing = capacity is None
+        if num_lanes < 1 or (capacity is not None and capacity < num_lanes):
+            raise ConfigError(f"capacity {capacity} has no room for one row in each of {num_lanes} lanes")
+        _require_options(options)
+        if (period := options.get("state_period", 1)) < 1 or (growing and period > 1):
+            raise ConfigError(f"state_period is {period}; it must be at least 1, and 1 where the buffer grows")
+        # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
+        spare = 0 if growing else _frames(options["observation_spec"]) - 1
+        if (stack_num := options.get("stack_num", 1)) < 1 or (stack_num > 1 and (growing or spare)):
+            raise ConfigError(
+                f"stack_num is {stack_num}; it must be at least 1, and 1 where the buffer grows (capacity=None), or "
+                "where the spec says `stacked`, as with the wrapper FrameStack"
+            )
+        spare += stack_num - 1
+        if (where := options.get("storage")) is not None and where.mapped:
+            if growing or options.get("complete_episodes_only"):
+                raise ConfigError("mapped files hold a buffer of fixed capacity without complete_episodes_only")
+            spare += 1  # so that a row which is half written lies where none is counted
+        extras = {name: options.get(f"{name}_spec") for name in EXTRA_FIELDS}
+        specs: dict[str, Any] = {
+            "step_type": TensorSpec((), torch.int32),
+            "reward": options.get("reward_spec") or TensorSpec(()),
+            "discount": TensorSpec(()),
+            "observation": options["observation_spec"],
+            "action": options["action_spec"],
+            "policy_version": TensorSpec((), torch.int32),
+            "policy_info": dict(options.get("info_spec") or {}),
+            **{name: dict(spec) for name, spec in extras.items() if spec},
+        }
+        rows = _FIRST_ROWS if capacity is None else capacity // num_lanes
+        return cls(rows, spare, specs, dict(options.get("state_spec") or {}))
+
+
 class Streams:
     """The storage of rows and hidden states with the write positions of its lanes, as options describe them.
 
@@ -444,51 +514,19 @@ class Streams:
     """
 
     def __init__(self, capacity: int | None, num_lanes: int, options: RowOptions) -> None:
-        if num_lanes < 1 or (capacity is not None and capacity < num_lanes):
-            raise ConfigError(f"capacity {capacity} has no room for one row in each of {num_lanes} lanes")
-        _require_options(options)
+        layout, where = RowLayout.of(capacity, num_lanes, options), options.get("storage")
         self.options, self.num_lanes, self.growing = options, num_lanes, capacity is None
         self.complete_only = options.get("complete_episodes_only", False)
-        info_spec, state_spec = options.get("info_spec") or {}, options.get("state_spec") or {}
-        self.info_fields, self.state_period = tuple(info_spec), options.get("state_period", 1)
-        if self.state_period < 1 or (self.growing and self.state_period > 1):
-            raise ConfigError(
-                f"state_period is {self.state_period}; it must be at least 1, and 1 where the buffer grows"
-            )
-        observation_spec, where = options["observation_spec"], options.get("storage")
-        # an unroll is handed out as it lies in memory, so a buffer that grows for it keeps whole stacks
-        spare = 0 if capacity is None else _frames(observation_spec) - 1
-        self.stack_num, self.sample_avail = options.get("stack_num", 1), options.get("sample_avail", False)
-        if self.stack_num < 1 or (self.stack_num > 1 and (self.growing or spare)):
-            raise ConfigError(
-                f"stack_num is {self.stack_num}; it must be at least 1, and 1 where the buffer grows (capacity=None), "
-                "or where the spec says `stacked`, as with the wrapper FrameStack"
-            )
-        spare += self.stack_num - 1
-        if where is not None and where.mapped:
-            if self.growing or self.complete_only:
-                raise ConfigError("mapped files hold a buffer of fixed capacity without complete_episodes_only")
-            spare += 1  # so that a row which is half written lies where none is counted
-        rows = _FIRST_ROWS if capacity is None else capacity // num_lanes
-        first = 0 if self.stack_num > 1 else None
-        self.positions = WritePositions(num_lanes, rows, spare, self.state_period if state_spec else 1, first)
-        extras = {name: options.get(f"{name}_spec") for name in EXTRA_FIELDS}
-        specs: dict[str, Any] = {
-            "step_type": TensorSpec((), torch.int32),
-            "reward": options.get("reward_spec") or TensorSpec(()),
-            "discount": TensorSpec(()),
-            "observation": observation_spec,
-            "action": options["action_spec"],
-            "policy_version": TensorSpec((), torch.int32),
-            "policy_info": dict(info_spec),
-            **{name: dict(spec) for name, spec in extras.items() if spec},
-        }
+        self.info_fields, self.sample_avail = tuple(layout.specs["policy_info"]), options.get("sample_avail", False)
+        self.state_period, self.stack_num = options.get("state_period", 1), options.get("stack_num", 1)
+        period, first = self.state_period if layout.state_spec else 1, 0 if self.stack_num > 1 else None
+        self.positions = WritePositions(num_lanes, layout.rows, layout.spare, period, first)
         size = self.positions.ring_size
-        self.storage = LaneStorage(size, num_lanes, specs, stacks=self.growing, storage=where)
+        self.storage = LaneStorage(size, num_lanes, layout.specs, stacks=self.growing, storage=where)
         self.states: LaneStorage | None = None
         """Hidden states; one for each of `state_period` places."""
-        if state_spec:
-            slots, state = -(-size // self.state_period), {"state": dict(state_spec)}
+        if layout.state_spec:
+            slots, state = -(-size // self.state_period), {"state": layout.state_spec}
             self.states = LaneStorage(slots, num_lanes, state, name="states", storage=where)
         self.log: np.ndarray | None = None
         """Of mapped files: place and number of rows of each lane, as they are after the newest complete write."""

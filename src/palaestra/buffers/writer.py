@@ -206,9 +206,9 @@ class StreamWriter:
             self._extend_one_by_one(rows, which, steps)
             return
         kept = steps if streams.growing else min(steps, positions.rows + positions.spare)
-        written = [pair for name in fields for pair in checked(name, rows[name], steps + 1, len(which))]
-        given = ["action", *(["policy_version"] if "policy_version" in rows else [])]
-        given += ["policy_info"] if "policy_info" in rows and streams.info_fields else []
+        # [kept + 1, B, ...] and [kept, B, ...]: rows before these would be overwritten at once
+        arrived = [pair for name in fields for pair in checked(name, rows[name], steps + 1, len(which))]
+        given = [name for name in _ACTED if name in rows and self._storage.specs[name]]
         acted = [pair for name in given for pair in checked(name, rows[name], steps, len(which))]
         hidden = streams.states.checked("state", rows["state"], steps, len(which)) if streams.states is not None else []
         self.open(TimeStep(**{name: rows[name][0] for name in fields}), env_id)
@@ -218,19 +218,15 @@ class StreamWriter:
             self._grow()
         streams.write_log(at_most=positions.ring_size - 1 - kept)
         positions.advance(which, steps)
-        numbers = positions.newest(kept, and_open=True) if env_id is None and not hidden else None
-        if isinstance(numbers, slice):
-            before: Any = slice(numbers.start, numbers.stop - 1)
-        else:
-            places = (positions.cursors[which] - np.arange(kept, -1, -1)[:, None]) % positions.ring_size
-            numbers = places * streams.num_lanes + which  # [kept + 1, B]
-            before = numbers[:-1]
-        self._storage.write([(path, part[steps - kept :]) for path, part in written], numbers)
-        self._storage.zero([name for name in ("policy_version", "policy_info") if name not in rows], before)
-        self._storage.write([(path, part[steps - kept :]) for path, part in acted], before)
+        together = positions.newest(kept, and_open=True) if env_id is None and not hidden else None
+        to: Any = together if isinstance(together, slice) else positions.before_open(kept, which)  # [kept + 1, B]
+        to_acted: Any = slice(to.start, to.stop - 1) if isinstance(to, slice) else to[:-1]
+        self._storage.write([(path, part[steps - kept :]) for path, part in arrived], to)
+        self._storage.zero([name for name in _ACTED if name not in rows], to_acted)
+        self._storage.write([(path, part[steps - kept :]) for path, part in acted], to_acted)
         if hidden and kept:
             flat = [(path, part[steps - kept :].reshape(-1, *part.shape[2:])) for path, part in hidden]
-            self._write_state(flat, before.reshape(-1))
+            self._write_state(flat, to_acted.reshape(-1))
         streams.write_log()
 
     def _extend_one_by_one(self, rows: Batch, which: np.ndarray, steps: int) -> None:
@@ -343,15 +339,13 @@ class StreamWriter:
         positions.exchange(which[positions.opened[which]])
         positions.open(which)
         positions.advance(which, steps)
-        places = (
-            positions.cursors[which] - np.arange(min(steps, positions.rows), 0, -1)[:, None]
-        ) % positions.ring_size
-        self._storage.step_types[places * len(self._lanes) + which] = LAST
-        self._storage.step_types[positions.numbers(which)] = step_type[-1]
+        numbers = positions.before_open(min(steps, positions.rows), which)
+        self._storage.step_types[numbers] = LAST
+        self._storage.step_types[numbers[-1]] = step_type[-1]
         positions.restarts += 1  # samplers begin anew
         self._skipped[which] = True
         self._streams.write_log()
-        return places
+        return numbers[:-1] // len(self._lanes)
 
     # -- hidden states
 

@@ -68,11 +68,7 @@ class Piecewise:
         _require_finite("piecewise", *(point[1] for point in self.points))
 
     def __call__(self, progress: float) -> float:
-        """Value at a point of the run.
-
-        Args:
-            progress: env steps taken divided by the run's total, in [0, 1].
-        """
+        """Value at a point of the run, in [0, 1]."""
         for (x0, y0), (x1, y1) in itertools.pairwise(self.points):
             if progress < x1:
                 return y0 + (y1 - y0) * (max(0.0, progress) - x0) / (x1 - x0)
