@@ -1,4 +1,4 @@
-"""Writes the golden losses, the first 10 of each algorithm on small environments, and all default settings.
+"""Writes the golden losses, the first 10 of each algorithm on small environments, and its default settings.
 
     python tests/golden/generate.py                     # show what they are now, write nothing
     python tests/golden/generate.py --overwrite ppo     # accept them, after a change that is meant to move them
@@ -64,19 +64,19 @@ def losses_by_kind(name: str) -> dict[str, list[float]]:
     return {kind: first_losses(name, kind) for algorithm, kind in CASES if algorithm == name}
 
 
+def defaults(kind: Any) -> dict[str, str]:
+    """Every setting of a configuration, as it is where nothing is said."""
+    return {field.name: repr(getattr(kind(), field.name)) for field in dataclasses.fields(kind)}
+
+
 def default_settings() -> dict[str, dict[str, str]]:
-    """Every setting of every algorithm and of a run, as it is where nothing is said."""
+    """Those of a run; those of an algorithm are in its own file."""
     from palaestra import EnvConfig
-    from palaestra.algorithms import ALGORITHMS
     from palaestra.distributed import DistributedConfig
     from palaestra.training import TrainerConfig
 
-    kinds = {name: kind.config_class for name, kind in ALGORITHMS.items()}
-    kinds |= {"env": EnvConfig, "trainer": TrainerConfig, "distributed": DistributedConfig}
-    return {
-        name: {field.name: repr(getattr(kind(), field.name)) for field in dataclasses.fields(kind)}
-        for name, kind in kinds.items()
-    }
+    kinds = {"env": EnvConfig, "trainer": TrainerConfig, "distributed": DistributedConfig}
+    return {name: defaults(kind) for name, kind in kinds.items()}
 
 
 def main() -> None:
@@ -92,7 +92,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("defaults", *ALGORITHMS):
-        content = default_settings() if name == "defaults" else losses_by_kind(name)
+        if name == "defaults":
+            content: Any = default_settings()
+        else:
+            content = {"settings": defaults(ALGORITHMS[name].config_class), **losses_by_kind(name)}
         text = json.dumps(content, indent=1) + "\n"
         sys.stdout.write(f"{name}: {text}")
         if {name, "all"} & set(options.overwrite):

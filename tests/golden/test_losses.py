@@ -6,7 +6,7 @@ import pytest
 
 from palaestra.algorithms import ALGORITHMS
 from tests.algorithms.parts import CASES, searches
-from tests.golden.generate import COUNT, default_settings, first_losses, golden_file
+from tests.golden.generate import COUNT, default_settings, defaults, first_losses, golden_file
 
 # Across machines sums are taken in another order; losses are of size 0.1 to 10, so 1e-6 is ten float32 roundings.
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
@@ -29,9 +29,12 @@ def test_the_first_losses_are_the_golden_ones(name, kind):
 def test_every_algorithm_has_a_golden_file_with_every_kind_of_action(name):
     path = golden_file(name)
     assert path.exists(), f"make it: python tests/golden/generate.py --overwrite {name}"
-    assert json.loads(path.read_text()).keys() == {kind for algorithm, kind in CASES if algorithm == name}
+    kinds = {kind for algorithm, kind in CASES if algorithm == name}
+    assert json.loads(path.read_text()).keys() == {"settings", *kinds}
 
 
 def test_defaults_are_the_golden_ones():
     """A default is what papers and presets are compared with: it does not move unnoticed."""
     assert default_settings() == json.loads(golden_file("defaults").read_text())
+    for name, kind in ALGORITHMS.items():
+        assert defaults(kind.config_class) == json.loads(golden_file(name).read_text())["settings"], name

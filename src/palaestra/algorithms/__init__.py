@@ -25,6 +25,7 @@ from palaestra.algorithms.iqn import *
 from palaestra.algorithms.maddpg import *
 from palaestra.algorithms.mappo import *
 from palaestra.algorithms.masac import *
+from palaestra.algorithms.munchausen_dqn import *
 from palaestra.algorithms.muzero import *
 from palaestra.algorithms.parts import *
 from palaestra.algorithms.ppg import *
@@ -69,6 +70,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "maddpg": MADDPG,
     "mappo": MAPPO,
     "masac": MASAC,
+    "munchausen_dqn": MunchausenDQN,
     "muzero": MuZero,
     "ppg": PPG,
     "ppo": PPO,
