@@ -1,7 +1,6 @@
 """Every small change that can be made to a Python file: an operator, number, condition or statement; and their page."""
 
 import ast
-import functools
 import random
 import subprocess
 from collections import Counter
@@ -152,14 +151,9 @@ def files_added(since: str = "") -> list[Path]:
     return sorted(ROOT / name for name in names if name.endswith(".py") and (ROOT / name).exists())
 
 
-@functools.cache
-def _all(since: str) -> list[Mutant]:
-    return [mutant for file in files_added(since) for mutant in mutants(file)]
-
-
 def draw(number: int, since: str = "") -> list[Mutant]:
     """So many of all mutants, at random; the same ones each time."""
-    return random.Random(0).sample(_all(since), number)
+    return random.Random(0).sample([mutant for file in files_added(since) for mutant in mutants(file)], number)
 
 
 def page(results: list[tuple[Mutant, str]], drawn: int) -> str:

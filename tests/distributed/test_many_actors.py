@@ -133,7 +133,6 @@ def crossings(server: Any) -> dict[str, tuple[int, int]]:
     ("policies", "shards", "joined"),
     [
         (("even", "odd"), None, False),
-        (("even", "odd"), None, True),
         (("odd",), None, False),
         (("odd",), None, True),
         (("odd",), 3, False),
