@@ -79,6 +79,25 @@ def test_recall_pays_the_cue_and_nothing_else():
     assert np.mean(constant) == pytest.approx(1 / 3, abs=0.08)
 
 
+def test_recall_pays_a_number_by_how_near_it_is_to_the_cue():
+    paid = {}
+    for seed in range(10):
+        for answer in (-1.0, 0.5, 1.0):
+            env = Recall(2, delay=2, continuous=True)
+            cue = int(env.reset(seed=seed)[0].argmax())
+            rewards = [env.step(np.array([answer], np.float32))[1] for _ in range(3)]
+            paid[cue, answer] = rewards
+    assert {key: rewards[-1] for key, rewards in paid.items()} == {
+        (0, -1.0): 1.0,
+        (0, 0.5): 0.25,
+        (0, 1.0): 0.0,
+        (1, -1.0): 0.0,
+        (1, 0.5): 0.75,
+        (1, 1.0): 1.0,
+    }
+    assert all(rewards[:-1] == [0.0, 0.0] for rewards in paid.values())
+
+
 def test_recall_shows_every_cue_the_same_afterwards():
     """So a policy without memory has the same distribution of answers for all cues, 1/k of them right."""
     seen = {}
