@@ -123,7 +123,7 @@ def test_a_queue_that_is_full_leaves_rows_out_with_one_warning(monkeypatch, capl
         for step in range(50):
             service.metrics({"env_steps": step})
         gate.set()
-        with pytest.raises(TimeoutError, match=r"4\d call\(s\) could not be made"):
+        with pytest.raises(TimeoutError, match=r"^4\d call\(s\) could not be made"):
             service.close()
     assert caplog.text.count("does not keep up") == 1
     assert 3 <= len(service.sent) <= 5
