@@ -3,6 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
+unexport PYTHONDONTWRITEBYTECODE # else each of hundreds of processes compiles PyTorch
 
 # The first interpreter that is Python 3.11 or newer. Choose another with `make PYTHON=/path/to/python ...`.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
