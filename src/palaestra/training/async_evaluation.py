@@ -225,13 +225,7 @@ def _begin(*, onednn: bool) -> None:
 
 def _copied(acting: Acting) -> Acting:
     """Policies of their own memory; generators cannot be copied, and an evaluation draws from one of its own."""
-    policies = named_policies(acting).values()
-    memo = {id(p.generator): torch.Generator(device=p.generator.device) for p in policies}
-    explorations = [policy.exploration for policy in policies]
-    for policy in policies:
-        policy.exploration = None
-    try:
-        return copy.deepcopy(acting, memo).to("cpu")  # other processes evaluate on the CPU
-    finally:
-        for policy, exploration in zip(policies, explorations, strict=True):
-            policy.exploration = exploration
+    memo: dict[int, Any] = {}
+    for policy in named_policies(acting).values():
+        memo |= {id(policy.generator): torch.Generator(device=policy.generator.device), id(policy.exploration): None}
+    return copy.deepcopy(acting, memo).to("cpu")  # other processes evaluate on the CPU
