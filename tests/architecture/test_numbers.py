@@ -212,7 +212,7 @@ ROOMS = {
     "cli": Room(16, 1339),
     "compat": Room(4, 345),
     "config": Room(6, 747),
-    "core": Room(16, 2028),
+    "core": Room(16, 2015),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),
     "envs": Room(57, 7192, "0026"),
@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(12, 2491),
     "runtime": Room(11, 1666),
     "testing": Room(4, 521, "0026"),
-    "training": Room(15, 2267),
+    "training": Room(15, 2265),
 }
 """The size of each package when the rooms were opened."""
 

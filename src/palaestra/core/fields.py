@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +13,23 @@ from palaestra.core.errors import ShapeError
 from palaestra.core.tree import array_of
 
 __all__: list[str] = []
+
+
+_Operator: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _operators(function: _Operator, inplace: _Operator) -> tuple[_Operator, _Operator, _Operator]:
+    """Methods of an operator: with the batch on its left, on its right, and in place."""
+
+    def left(batch: Any, other: Any) -> Any:
+        return (
+            batch.map(function, other) if isinstance(other, Fields) else batch.map(lambda leaf: function(leaf, other))
+        )
+
+    def right(batch: Any, other: Any) -> Any:
+        return batch.map(lambda leaf: function(other, leaf))
+
+    return left, right, lambda batch, other: _compute_inplace(batch, other, inplace)
 
 
 class Fields:
@@ -43,29 +60,10 @@ class Fields:
         shapes = [value.shape if isinstance(value, Fields) else np.shape(value) for value in self.__dict__.values()]
         return [min(sizes) for sizes in zip(*shapes, strict=False)]
 
-    def __add__(self, other: Any) -> Self:
-        return _computed(self, other, operator.add)
-
-    def __sub__(self, other: Any) -> Self:
-        return _computed(self, other, operator.sub)
-
-    def __mul__(self, other: Any) -> Self:
-        return _computed(self, other, operator.mul)
-
-    def __truediv__(self, other: Any) -> Self:
-        return _computed(self, other, operator.truediv)
-
-    def __radd__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number + leaf)
-
-    def __rsub__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number - leaf)
-
-    def __rmul__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number * leaf)
-
-    def __rtruediv__(self, other: Any) -> Self:
-        return _computed(self, other, lambda leaf, number: number / leaf)
+    __add__, __radd__, __iadd__ = _operators(operator.add, operator.iadd)
+    __sub__, __rsub__, __isub__ = _operators(operator.sub, operator.isub)
+    __mul__, __rmul__, __imul__ = _operators(operator.mul, operator.imul)
+    __truediv__, __rtruediv__, __itruediv__ = _operators(operator.truediv, operator.itruediv)
 
     def __neg__(self) -> Self:
         return self.map(operator.neg)
@@ -78,18 +76,6 @@ class Fields:
         return fields.keys() == others.keys() and all(_equal(value, others[key]) for key, value in fields.items())
 
     __hash__ = object.__hash__
-
-    def __iadd__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.iadd)
-
-    def __isub__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.isub)
-
-    def __imul__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.imul)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return _compute_inplace(self, other, operator.itruediv)
 
 
 def require_same_fields(batch: Fields, others: Sequence[Any]) -> None:
@@ -177,10 +163,6 @@ def joined(batches: Sequence[Any], torch_join: Callable[..., Any], numpy_join: C
         except (RuntimeError, TypeError, ValueError) as error:
             raise ShapeError(f"field {key!r} cannot be joined: {error}") from None
     return type(first).of(fields)
-
-
-def _computed(batch: Fields, other: Any, function: Callable[[Any, Any], Any]) -> Any:
-    return batch.map(function, other) if isinstance(other, Fields) else batch.map(lambda leaf: function(leaf, other))
 
 
 def _compute_inplace(batch: Any, other: Any, function: Callable[[Any, Any], Any]) -> Any:

@@ -163,12 +163,13 @@ class _RunLogger(NetworkLogger):
     Args:
         package: see `NetworkLogger`; its extra has the same name.
         directory: of the run; its name is the run's name, after the group's if it is in one.
+        config: settings to show with the run.
         options: of `init`.
     """
 
-    def __init__(self, package: str, directory: Path, **options: Any) -> None:
+    def __init__(self, package: str, directory: str | Path, config: Mapping[str, Any] | None, **options: Any) -> None:
         super().__init__(package, package)
-        self._options = {"name": _named(directory)[0], "resume": "allow", **options}
+        self._options = {"name": _named(directory)[0], "resume": "allow", "config": dict(config or {}), **options}
         self._run: Any = None
 
     def open(self, position: Mapping[str, int]) -> None:
@@ -203,17 +204,15 @@ class WandbLogger(_RunLogger):
         mode: Literal["online", "offline"] = "online",
     ) -> None:
         folder = Path(directory).absolute()
-        options = {"config": dict(config or {}), "mode": mode, "id": _named(folder)[1], "dir": str(folder)}
-        super().__init__("wandb", folder, project=project, **options)
+        options = {"project": project, "mode": mode, "id": _named(folder)[1], "dir": str(folder)}
+        super().__init__("wandb", folder, config, **options)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
-        values = {
-            name: self.package.Histogram(np_histogram=(value.counts, value.edges))
-            if isinstance(value, Histogram)
-            else value
-            for name, value in row.items()
-        }
+        values = dict(row)
+        for name, value in row.items():
+            if isinstance(value, Histogram):
+                values[name] = self.package.Histogram(np_histogram=(value.counts, value.edges))
         self._run.log(values, step=env_steps)
 
 
@@ -320,8 +319,7 @@ class TrackioLogger(_RunLogger):
         config: Mapping[str, Any] | None = None,
         space_id: str | None = None,
     ) -> None:
-        options = {"config": dict(config or {}), "space_id": space_id}
-        super().__init__("trackio", Path(directory).absolute(), project=project, **options)
+        super().__init__("trackio", directory, config, project=project, space_id=space_id)
 
     def send(self, row: Mapping[str, Any], env_steps: int) -> None:
         """See `NetworkLogger.send`."""
