@@ -91,12 +91,9 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     gym_env.action_space.seed(seed)
     result = gym_env.step(sample_allowed(gym_env.action_space, result[0]))
     wrong = _unlike(result, 5)
-    yield Finding(
-        "step returns (observation, reward, terminated, truncated, info)",
-        wrong,
-        "five values, the last of them a dict",
-        "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)",
-    )
+    rule = "step returns (observation, reward, terminated, truncated, info)"
+    fix = "the last is a dict; an old `done` is split into terminated (the task ended) and truncated (it was cut off)"
+    yield Finding(rule, wrong, "five values, the last of them a dict", fix)
     if wrong:
         return
     kinds = [type(flag).__name__ for flag in result[2:4] if not isinstance(flag, bool | np.bool_)]
@@ -106,13 +103,10 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     yield Finding("A reward is a number", odd, "a float", fix, "warning")
     rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
     yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
-    yield Finding(
-        "Observations are not overwritten by later steps",
-        "an array returned earlier has changed since" if _overwrites(gym_env, seed) else "",
-        "a new array from every step",
-        "return a copy; this library copies what it gets, but wrappers and other libraries may not",
-        "warning",
-    )
+    got = "an array returned earlier has changed since" if _overwrites(gym_env, seed) else ""
+    fix = "return a copy; this library copies what it gets, but wrappers and other libraries may not"
+    rule = "Observations are not overwritten by later steps"
+    yield Finding(rule, got, "a new array from every step", fix, "warning")
     spec = spec_from_space(gym_env.observation_space)
     dtypes = zip((np.asarray(leaf).dtype for leaf in flatten(result[0], spec)), leaf_dtypes(spec), strict=True)
     odd = next((f"{given}, the space says {dtype}" for given, dtype in dtypes if given != dtype), "")
@@ -216,23 +210,16 @@ def stream_rules(env: Any, stream: Stream, again: Stream, different: Stream) -> 
         again: with the same seed and actions.
         different: with others.
     """
-    yield Finding(
-        "discount is 0 or 1, and 0 only with LAST",
-        next(_unpaired(stream), ""),
-        "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)",
-        "a layer changed step_type or discount: use core.termination, truncation or transition",
-    )
+    rule, pairs = "discount is 0 or 1, and 0 only with LAST", "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)"
+    fix = "a layer changed step_type or discount: use core.termination, truncation or transition"
+    yield Finding(rule, next(_unpaired(stream), ""), pairs, fix)
     jumps = (
         f"step type {int(after.step_type)} after {int(before.step_type)}, at step {number}"
         for number, (before, after) in enumerate(itertools.pairwise(stream), start=1)
         if (before.step_type == 2) != (after.step_type == 0)
     )
-    yield Finding(
-        "An episode is FIRST, MID, ..., LAST, and the step after LAST ignores its action and is FIRST",
-        next(jumps, ""),
-        "FIRST after LAST, else MID or LAST",
-        "let begin_episode return FIRST",
-    )
+    rule = "An episode is FIRST, MID, ..., LAST, and the step after LAST ignores its action and is FIRST"
+    yield Finding(rule, next(jumps, ""), "FIRST after LAST, else MID or LAST", "let begin_episode return FIRST")
     earned = (
         f"reward {step.reward}, prev_action {step.prev_action}"
         for step in stream
@@ -244,24 +231,18 @@ def stream_rules(env: Any, stream: Stream, again: Stream, different: Stream) -> 
     misfits = _misfits((step.observation for step in stream), env.observation_spec)
     yield Finding("Observations fit their spec and are finite", next(misfits, ""), "what the spec says", fix)
     misfits = _misfits((np.asarray(step.reward, np.float32) for step in stream), env.reward_spec)
-    yield Finding(
-        "Rewards fit their spec and are finite", next(misfits, ""), "what the spec says", "return one finite float"
-    )
+    rule, fix = "Rewards fit their spec and are finite", "return one finite float"
+    yield Finding(rule, next(misfits, ""), "what the spec says", fix)
     where = _parting(stream, again)
-    yield Finding(
-        "The same seed and actions give the same stream",
-        "" if where is None else f"they differ from time step {where} on",
-        "two equal streams from two instances",
-        "draw every random number from self.np_random, which super().reset(seed=seed) seeds; "
-        "keep no state across episodes. Else a resumed run is not the run that was interrupted",
+    rule, got = "The same seed and actions give the same stream", f"they differ from time step {where} on"
+    fix = (
+        "draw every random number from self.np_random, which super().reset(seed=seed) seeds; keep no state across "
+        "episodes. Else a resumed run is not the run that was interrupted"
     )
-    yield Finding(
-        "Another seed gives another stream",
-        "two equal ones, with different actions as well" if _parting(stream, different) is None else "",
-        "two different streams",
-        "nothing, if the task is the same every time; else use self.np_random in reset",
-        "warning",
-    )
+    yield Finding(rule, "" if where is None else got, "two equal streams from two instances", fix)
+    got = "two equal ones, with different actions as well" if _parting(stream, different) is None else ""
+    fix = "nothing, if the task is the same every time; else use self.np_random in reset"
+    yield Finding("Another seed gives another stream", got, "two different streams", fix, "warning")
 
 
 def _unpaired(stream: Stream) -> Iterator[str]:
@@ -293,56 +274,41 @@ def end_rules(env: Any, stream: Stream, short: Stream | None) -> Iterator[Findin
     truncated = [length for length, step in lasts if step.discount != 0]
     infos = [step.env_info for _, step in lasts if step.discount == 0 and isinstance(step.env_info, dict)]
     reported = sum(bool(info.get(_REPORTED)) for info in infos)
-    yield Finding(
-        "Episodes end, or there is a time limit",
-        "" if terminated or truncated or _has_limit(env) else f"none in {len(stream)} time steps",
-        "an episode that ends",
-        "register the environment with max_episode_steps, or set env.max_episode_steps in the config",
-        "warning",
-    )
+    rule, got = "Episodes end, or there is a time limit", f"none in {len(stream)} time steps"
+    got = "" if terminated or truncated or _has_limit(env) else got
+    fix = "register the environment with max_episode_steps, or set env.max_episode_steps in the config"
+    yield Finding(rule, got, "an episode that ends", fix, "warning")
     limit, count = _heap(terminated)
     hidden = limit > 1 and all(cut > limit for cut in truncated)
-    yield Finding(
-        "A time limit is reported as truncated, not as terminated",
-        f"{count} of {len(terminated)} episodes terminated at step {limit} exactly, and none later" if hidden else "",
-        "episodes that terminate at different steps, or truncated=True at a limit",
-        f"if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
-        f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well",
-        "warning",
-        seen=bool(lasts),
+    got = f"{count} of {len(terminated)} episodes terminated at step {limit} exactly, and none later" if hidden else ""
+    rule = "A time limit is reported as truncated, not as terminated"
+    needed = "episodes that terminate at different steps, or truncated=True at a limit"
+    fix = (
+        "if that is a time limit: return truncated=True there, or, where the code cannot be changed, wrap with "
+        f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well"
     )
-    yield Finding(
-        "An end that info calls a time limit is truncated",
-        f"discount 0 at {reported} such ends" if reported else "",
-        f"discount 1 where info[{_REPORTED!r}] is true",
-        "return terminated=False, truncated=True there: the old `done` meant both",
-        seen=bool(lasts),
-    )
+    yield Finding(rule, got, needed, fix, "warning", seen=bool(lasts))
+    rule, needed = "An end that info calls a time limit is truncated", f"discount 1 where info[{_REPORTED!r}] is true"
+    got = f"discount 0 at {reported} such ends" if reported else ""
+    fix = "return terminated=False, truncated=True there: the old `done` meant both"
+    yield Finding(rule, got, needed, fix, seen=bool(lasts))
     yield from _stuck_rule(stream)
     if short is None:
         return
-    yield Finding(
-        "An episode that is cut off is LAST with discount 1",
-        _not_cut_off(short),
-        f"(LAST, 1) at step {SHORT}",
-        "a layer changes discount or step_type where it must not; see the table of episode ends",
-    )
+    rule, needed = "An episode that is cut off is LAST with discount 1", f"(LAST, 1) at step {SHORT}"
+    fix = "a layer changes discount or step_type where it must not; see the table of episode ends"
+    yield Finding(rule, _not_cut_off(short), needed, fix)
 
 
 def _stuck_rule(stream: Stream) -> Iterator[Finding]:
     masked = [step for step in stream if isinstance(step.observation, dict) and ACTION_MASK in step.observation]
-    stuck = [
-        number
-        for number, step in enumerate(masked)
-        if step.step_type != 2 and not np.any(step.observation[ACTION_MASK])
-    ]
+    pairs = ((number, step) for number, step in enumerate(masked) if step.step_type != 2)
+    stuck = [number for number, step in pairs if not np.any(step.observation[ACTION_MASK])]
+    got = f"none in {len(stuck)} of {len(masked)} time steps, the first of them number {stuck[0]}" if stuck else ""
+    rule = "An action_mask allows some action, unless the step is LAST"
+    fix = "where nothing can be done, end the episode, or allow an action that does nothing"
     if masked:
-        yield Finding(
-            "An action_mask allows some action, unless the step is LAST",
-            f"none in {len(stuck)} of {len(masked)} time steps, the first of them number {stuck[0]}" if stuck else "",
-            "at least one 1 in the mask",
-            "where nothing can be done, end the episode, or allow an action that does nothing",
-        )
+        yield Finding(rule, got, "at least one 1 in the mask", fix)
 
 
 def _lasts(stream: Stream) -> Iterator[tuple[int, TimeStep]]:
