@@ -108,7 +108,7 @@ class PolicyRecord:
     def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:
         self._algorithm, self._most_skipped, self._directory = algorithm, most_skipped, directory
         self.averages = Averages()
-        self._rows = torch.zeros((), dtype=torch.int64)  # on a GPU where they were counted there
+        self._rows: int | Tensor = 0  # on a GPU where they were counted there
         self._begun: tuple[UpdateInfo, int] | None = None  # with the env steps of then
         self.skipped_in_a_row = 0
         """Since the last update that was applied."""
@@ -153,7 +153,8 @@ class PolicyRecord:
             return
         self.skipped_in_a_row = 0
         self.averages.add(update.records)
-        self._rows = self._rows + torch.as_tensor(update.rows).long()
+        # a number stays one: to make tensors of it takes longer than all else here
+        self._rows = self._rows + (update.rows.long() if isinstance(update.rows, Tensor) else update.rows)
 
     def skip(self, error: NonFiniteError, env_steps: int) -> None:
         """An update was not applied.
@@ -220,7 +221,7 @@ class PolicyRecord:
             state: from `state`.
         """
         self.averages.load_state(state["averages"])
-        self._rows, self._begun = torch.tensor(state["rows_trained"]), None
+        self._rows, self._begun = state["rows_trained"], None
         self.skipped_in_a_row, self.skipped = state["skipped"]
         self.acts_randomly = state["acts_randomly"]
 
