@@ -255,10 +255,8 @@ class CheckpointStore:
     def _previous(self) -> tuple[Path | None, dict[str, Any]]:
         """The newest checkpoint whose manifest can be read, and the fingerprints of its files."""
         for path in reversed(self.steps()):
-            try:
+            with suppress(CheckpointError):
                 return path, _manifest(path)[1]
-            except CheckpointError:
-                continue
         return None, {}
 
 
