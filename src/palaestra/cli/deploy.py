@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from palaestra import deployment
 from palaestra.cli.options import JsonOptions, RunOptions
-from palaestra.core import AtLeastOne, require_ranges
+from palaestra.core import AtLeastOne
 from palaestra.deployment import ExportFormat
 
 
@@ -72,7 +72,6 @@ class ShareOptions(RunOptions):
 
 def share(name: str, options: ShareOptions) -> int:
     """Makes a folder for others of a run's best policy."""
-    require_ranges(options, "--")
     shared = deployment.share(name, **options.chosen())
     options.show(_record(shared), str(shared))
     return 0

@@ -21,7 +21,7 @@ from palaestra.config.config import Setting, algorithms_with, meant, settings_of
 from palaestra.config.values import value_from_words
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
-from palaestra.core.settings import members_of
+from palaestra.core.settings import members_of, require_ranges
 from palaestra.envs import EnvConfig
 from palaestra.experiments import ExperimentConfig, config_from_mapping, preset
 
@@ -149,6 +149,7 @@ def read(command: Command, typed: list[str]) -> Callable[[], int]:
         text = short_help(base, title) if is_short else long_help(command, base, title)
         return lambda: print(text, end="") or 0
     options = parse(defaults_of(command, given, rest), rest)
+    require_ranges(options, "--")
     if command.takes_many:
         before_last = len(command.arguments) - 1
         given = [*given[:before_last], given[before_last:]]

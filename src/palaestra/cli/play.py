@@ -12,7 +12,7 @@ import numpy as np
 
 from palaestra import experiments
 from palaestra.cli.options import RunOptions
-from palaestra.core import AtLeastOne, ConfigError, import_extra, require_ranges
+from palaestra.core import AtLeastOne, ConfigError, import_extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,6 @@ class PlayOptions(RunOptions):
 
 def play(name: str, options: PlayOptions) -> int:
     """Shows the policy of a run in a window, or films it."""
-    require_ranges(options, "--")
     if options.output is not None and Path(options.output).suffix not in (".mp4", ".gif"):
         raise ConfigError(f"--output is {options.output!r}; give a file that ends with .mp4 or .gif")
     directory = experiments.find_run(name, options.root)

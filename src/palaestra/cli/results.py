@@ -11,7 +11,7 @@ from rich.console import Console
 from palaestra import experiments
 from palaestra.analysis.curves import Axis, Statistic, require_plot_name, shown_metric
 from palaestra.cli.options import RunOptions, print_table
-from palaestra.core import AtLeastOne, ConfigError, require_ranges
+from palaestra.core import AtLeastOne, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class EvalOptions(RunOptions):
 
 def evaluate(names: list[str], options: EvalOptions) -> int:
     """Evaluates the policies of runs."""
-    require_ranges(options, "--")
     chosen = options.chosen()
     result = experiments.evaluate_runs(names, deterministic=not chosen.pop("stochastic"), **chosen)
     options.show(asdict(result), str(result))

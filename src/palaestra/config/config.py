@@ -293,15 +293,9 @@ def algorithms_with(name: str) -> list[str]:
 
 
 _ELSEWHERE = {
-    "a3c": "a2c",
-    "appo": "impala",
-    "bc": "behaviour_cloning",
-    "dt": "decision_transformer",
-    "es": "evolution_strategies",
-    "pg": "reinforce",
-    "tqc": "quantile_sac",
-    "vpg": "reinforce",
-}
+    "a3c": "a2c", "appo": "impala", "bc": "behaviour_cloning", "dt": "decision_transformer",
+    "es": "evolution_strategies", "pg": "reinforce", "tqc": "quantile_sac", "vpg": "reinforce",
+}  # fmt: skip
 """What other libraries call our algorithms."""
 
 

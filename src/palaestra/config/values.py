@@ -21,16 +21,10 @@ from palaestra.core.settings import members_of
 __all__ = ["closest", "dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
 
 _NEEDED = {
-    "int": "a whole number is needed",
-    "float": "a number is needed",
-    "bool": "true or false is needed",
-    "string": "a text is needed",
-    "list": "a list is needed",
-    "tuple": "a list is needed",
-    "dict": "a mapping of names to values is needed",
-    "none": "null",
-}
-
+    "int": "a whole number is needed", "float": "a number is needed", "bool": "true or false is needed",
+    "string": "a text is needed", "list": "a list is needed", "tuple": "a list is needed",
+    "dict": "a mapping of names to values is needed", "none": "null",
+}  # fmt: skip
 ELSEWHERE = {
     new: old.split()
     for new, old in {
