@@ -194,9 +194,8 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
             ),
         )
     if isinstance(spec, BoundedSpec):
-        low, high = (
-            torch.tensor(bound, dtype=torch.double).expand(spec.shape) for bound in (spec.minimum, spec.maximum)
-        )
+        ends = spec.minimum, spec.maximum
+        low, high = (torch.tensor(bound, dtype=torch.double).expand(spec.shape) for bound in ends)
         near = 0.01 * (high - low)
         share = float((((actions - low) <= near) | ((high - actions) <= near)).double().mean())
         if share > 0.98:

@@ -166,9 +166,7 @@ def _say(*lines: str) -> None:
 def _report(done: experiments.RunResult) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
     info = experiments.RunDirectory(done.directory).info
-    lines = []
-    if result.evaluation is not None:
-        lines.append(f"evaluation  {result.evaluation}")
+    lines = [] if result.evaluation is None else [f"evaluation  {result.evaluation}"]
     if result.best_return is not None:
         lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
     if "resume" in info:
@@ -202,7 +200,6 @@ def _report_group(done: experiments.GroupResult) -> int:
         lines.append(f"next        palaestra resume {group}")
     else:
         lines.append(f"next        palaestra plot {group}")
-        lines.append(f"            palaestra eval {group}")
-        lines.append(f"            palaestra report {group}")
+        lines += [f"            palaestra {verb} {group}" for verb in ("eval", "report")]
     _say(*lines)
     return done.exit_code

@@ -122,14 +122,9 @@ class TrainingEvaluation:
 
     def __call__(self, acting: Policy | torch.nn.ModuleDict) -> Evaluation:
         """Evaluates the policy, or all of them by name where there are several."""
-        trainer = self.config.trainer
-        return self.evaluation(
-            training.named_policies(acting),
-            episodes=trainer.eval_episodes,
-            seed=self.config.run.seed,
-            time_limit_s=trainer.eval_time_limit_s,
-            keep=True,
-        )
+        trainer, seed, policies = self.config.trainer, self.config.run.seed, training.named_policies(acting)
+        limit_s = trainer.eval_time_limit_s
+        return self.evaluation(policies, episodes=trainer.eval_episodes, seed=seed, time_limit_s=limit_s, keep=True)
 
     def close(self) -> None:
         """Closes the environments of this process; those of another end with it."""
@@ -244,14 +239,13 @@ def make_trainer(
         limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent
         timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s
         evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=timeout_s)
+    kept = {"keep": config.trainer.keep_checkpoints, "copies": config.trainer.copied_segments}
     return training.Trainer(
         collecting.collector,
         learner.manager_on(collecting.runtime),
         config.trainer,
         evaluate=evaluate,
-        checkpoints=RunDirectory(path).checkpoints(
-            keep=config.trainer.keep_checkpoints, copies=config.trainer.copied_segments
-        ),
+        checkpoints=RunDirectory(path).checkpoints(**kept),
         loggers=[*own, *loggers],
         callbacks=[training.Health(), KeepEvaluations(path), *collecting.views, *make_callbacks(config), *callbacks],
     )

@@ -366,10 +366,8 @@ def collect_agents(
     with create_multi_agent_envs(env.for_evaluation(env.num_envs), seed=seed) as envs:
         for number, policy in enumerate(policies.values()):
             policy.generator.manual_seed(RunSeeds(seed).integer("acting", number))
-        records = {
-            name: _unbounded(policies[name], spec, envs.batch_size * spec.lanes_per_env)
-            for name, spec in policy_specs.items()
-        }
+        lanes = {name: envs.batch_size * spec.lanes_per_env for name, spec in policy_specs.items()}
+        records = {name: _unbounded(policies[name], spec, lanes[name]) for name, spec in policy_specs.items()}
         collector = MultiAgentCollector(envs, policy_specs, policies, records=records)
         while collector.env_steps < steps:
             collector.unroll(-(-(steps - collector.env_steps) // envs.batch_size))

@@ -83,15 +83,9 @@ class RobotLearner(Learner):
             )
         remote = config.distributed.runtime not in (None, "local")  # threads of this process otherwise
         with learner.make_runtime(config.distributed) if remote else nullcontext() as runtime:
-            collector = RobotCollector(
-                self.robot,
-                functools.partial(load_lane, env),
-                env.num_envs,
-                seed=config.run.seed,
-                config=config.robot,
-                runtime=runtime,
-                num_workers=config.distributed.num_workers,
-            )
+            make_env, number = functools.partial(load_lane, env), config.distributed.num_workers
+            own: dict[str, Any] = {"seed": config.run.seed, "config": config.robot}
+            collector = RobotCollector(self.robot, make_env, env.num_envs, **own, runtime=runtime, num_workers=number)
             collector.on_fault, collector.max_restarts = env.on_fault, env.max_restarts
             with collector:
                 yield Collecting(collector, collector, views=(WorkersView(collector),))

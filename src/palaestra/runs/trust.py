@@ -17,6 +17,7 @@ from palaestra.envs.suites import envpool
 from palaestra.multiagent import loading
 
 _KEY_SIZE = 32
+_INSTEAD = "If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
 _LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("minari:", "d4rl:")}
 """What a setting begins with where it names something of a library's, and no code."""
 
@@ -41,8 +42,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     if not (own or trusts(directory)) and (reaches := [*_reaches(config)]):
         raise ConfigError(
             f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
-            f"elsewhere: {'; '.join(reaches)}. If you know where the run comes from, give --trust, or call "
-            "palaestra.core.trust(directory)"
+            f"elsewhere: {'; '.join(reaches)}. {_INSTEAD}"
         )
     if not names:
         return
@@ -54,8 +54,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
         )
     raise ConfigError(
         f"the run {directory} was not made by you on this machine, and names code that is neither part of "
-        f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. If you know "
-        "where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+        f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. {_INSTEAD}"
     )
 
 
@@ -83,7 +82,7 @@ def require_plain(directory: Path) -> None:
             elif entry.is_symlink() and not own:
                 raise ConfigError(
                     f"{printable(entry.path)} is a link, through which a stranger's run could reach your files. "
-                    "If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
+                    f"{_INSTEAD}"
                 )
             elif (path := Path(entry.path)).exists() and not (path.is_file() or path.is_dir()):
                 raise ConfigError(f"{printable(entry.path)} is a pipe or a device; a run has files alone: remove it")
