@@ -87,7 +87,8 @@ def made_of(
     except ConfigError as error:
         team = getattr(kind, "team", False)
         others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)
-        near = [one for one in others if name in one or ALGORITHMS[one].config_class.plan_class is settings.plan_class]
+        plan = getattr(settings, "plan_class", None)
+        near = [one for one in others if name in one or ALGORITHMS[one].config_class.plan_class is plan]
         others = [*sorted(near, key=lambda one: name not in one), *(one for one in others if one not in near)]
         hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
         raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
