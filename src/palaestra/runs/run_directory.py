@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from palaestra.config.config import ExperimentConfig, as_yaml, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
@@ -309,14 +309,14 @@ def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Pa
         with suppress(OSError):  # it holds nothing yet, or it is somebody else's by now
             target.rmdir()
         if isinstance(error, CheckpointError) and target.is_dir():  # who was given the same name was quicker
-            raise _taken(target) from error
+            _refuse_taken(target)
         raise
 
 
-def _taken(path: Path) -> ConfigError:
+def _refuse_taken(path: Path) -> NoReturn:
     is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
     instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
-    return ConfigError(f"the run directory {path} exists already; choose another name{instead}")
+    raise ConfigError(f"the run directory {path} exists already; choose another name{instead}") from None
 
 
 def _claimed(config: ExperimentConfig, suffix: str) -> Path:
@@ -334,7 +334,7 @@ def _claimed(config: ExperimentConfig, suffix: str) -> Path:
             if config.run.name and path.is_dir() and not any(path.iterdir()):
                 return path
             if config.run.name:
-                raise _taken(path) from None
+                _refuse_taken(path)
             number += 1
             path = root / f"{stem}_{number}"
         except OSError as error:
