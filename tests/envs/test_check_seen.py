@@ -62,7 +62,7 @@ def test_rules_of_ends_are_not_called_kept_where_no_episode_ended():
 
 
 def test_steps_can_be_given_on_the_command_line_and_are_counted(capsys, monkeypatch):
-    monkeypatch.setattr("palaestra.cli.inspect._TELL_S", 0.0)
+    monkeypatch.setattr("palaestra.cli.options._TELL_S", 0.0)
     with pytest.raises(SystemExit, match="0"):
         main(["check-env", "palaestra.envs.tiny:Endless", "--steps", "40"])
     shown = capsys.readouterr()
