@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from palaestra.analysis.curves import one_run
 from palaestra.analysis.report import line_chart, round_ticks
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
@@ -183,3 +184,11 @@ def test_a_notebook_shows_a_table_and_a_curve(tmp_path):
     assert str(done.directory) in html
     assert len(repr(done)) < 250
     assert "done after 96 env steps" in repr(done)
+
+
+def test_thousands_have_a_letter_from_ten_of_them_on_and_millions_from_one():
+    curves = [one_run(np.array([[0, 0], [end, 1]])) for end in (5e3, 5e4, 2e6)]
+    charts = [line_chart([curve], title="x", size=(300, 150)) for curve in curves]
+    assert ">4000</text>" in charts[0]
+    assert ">40k</text>" in charts[1]
+    assert ">1M</text>" in charts[2]

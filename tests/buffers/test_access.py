@@ -33,6 +33,13 @@ def test_a_row_has_every_field_as_it_was_stored():
     assert torch.equal(buffer.observation[torch.tensor([0, 1])], buffer.take("observation", [0, 1]))
 
 
+def test_numbers_that_count_back_stand_beside_others():
+    buffer, _ = filled(40, 2, 9)
+    both = buffer[[0, -1]].observation
+    assert both.tolist() == [int(buffer[0].observation), int(buffer[-1].observation)]
+    assert both[0] != both[1]
+
+
 def test_parts_of_a_nest_are_read_by_name():
     """TS-09."""
     buffer = ReplayBuffer(6, 2, observation_spec=NESTED, action_spec=DiscreteSpec(num=2))

@@ -96,3 +96,8 @@ def test_a_wrong_value_is_named_by_its_place(name, value, said):
 def test_the_first_wrong_of_many_is_named():
     with pytest.raises(ValueError, match=r"observation\[1\]\[2\] is '3'"):
         JsonNest(SPECS["vector"]).read([[1, 2, 3], [1, 2, "3"]], many=True)
+
+
+def test_values_of_another_dtype_are_written_as_those_of_the_spec():
+    (row,) = JsonNest(TensorSpec((2,), torch.int64)).write(torch.tensor([[1.0, 2.0]]))
+    assert json.dumps(row) == "[1, 2]"
