@@ -164,6 +164,10 @@ def _sum(policy):
         ({"robot__timeout_s": 5.0}, "settings of robot are for robots, and ppo is none"),
         ({"algorithm__network__recurrent_size": 64}, "network.recurrent_size is 64, and .*recurrent None, so that it"),
         (
+            {"algorithm__mini_batch_length": 2},
+            "algorithm.mini_batch_length is 2, and .*recurrent None, so that it would",
+        ),
+        (
             {"algorithm__network__recurrent": "lstm", "algorithm__network__attention_window": 8},
             "attention_window is 8, and algorithm.network.recurrent lstm, .* it is for attention",
         ),

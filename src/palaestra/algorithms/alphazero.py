@@ -50,7 +50,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
-    """Sequences in a minibatch."""
+    """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     mini_batch_length: AboveOne[int] = 16
     """Time steps in a sequence; a value beyond them is the network's."""
     unroll_length: Positive[float] = 32

@@ -31,7 +31,7 @@ class DDPGConfig(AlgorithmConfig):
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
-    """Transitions in a minibatch."""
+    """Transitions in a minibatch; with a memory as many sequences as hold so many: divided by `mini_batch_length`."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu"))

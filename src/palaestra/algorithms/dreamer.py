@@ -49,7 +49,7 @@ class DreamerConfig(AlgorithmConfig):
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 16
-    """Sequences in a minibatch."""
+    """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     mini_batch_length: AboveOne[int] = 32
     """Time steps in a sequence that are learned from; states are stored once in as many."""
     burn_in: int = 4

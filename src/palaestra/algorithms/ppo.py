@@ -45,7 +45,7 @@ class PPOConfig(AlgorithmConfig):
     num_epochs: Positive[int] = 4
     """Passes over each unroll."""
     mini_batch_size: Positive[int] = 256
-    """Rows in a minibatch."""
+    """Rows in a minibatch; with a memory as many sequences as hold so many: divided by `mini_batch_length`."""
     mini_batch_length: Positive[int] = 16
     """Time steps in a sequence, for a recurrent network, at most those of an unroll; without one, rows are learned from
     one by one."""

@@ -39,7 +39,7 @@ class SACConfig(AlgorithmConfig):
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 256
-    """Transitions in a minibatch."""
+    """Transitions in a minibatch; with a memory as many sequences as hold so many: divided by `mini_batch_length`."""
     gamma: Fraction[Schedule] = 0.99
     """Discount per env step, in [0, 1]."""
     n_step: Positive[int] = 1

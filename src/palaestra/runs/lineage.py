@@ -60,13 +60,11 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
 
 
-_LSTM, _ATTENTION = ("lstm", "gru"), ("attention",)
-_MEMORIES = {
-    "recurrent_size": (*_LSTM, *_ATTENTION),
-    "recurrent_span": _LSTM,
-    **dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), _ATTENTION),
-}
-"""Settings of `NetworkConfig`, and the memories that have them."""
+_CELLS: dict[str, tuple[str, ...]] = {"recurrent_size": ("lstm", "gru", "attention"), "recurrent_span": ("lstm", "gru")}
+_ATTENTION = dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), ("attention",))
+_SEQUENCES = dict.fromkeys(("mini_batch_length", "burn_in"), ("lstm", "gru", "attention", "own"))
+_MEMORIES = {**_CELLS, **_ATTENTION, **_SEQUENCES}
+"""Settings of `NetworkConfig` or of an algorithm, and the memories that have them."""
 
 
 _OWN_WEIGHTS = {name for name, kind in LAYERS.items() if kind.starts_itself} | {"noisy"}
@@ -79,12 +77,13 @@ def _refuse_idle(algorithm: Any) -> None:
     network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
     recurrent = getattr(network, "recurrent", None)
     for name, kinds in _MEMORIES.items() if network is not None else ():
-        value = getattr(network, name)
-        if value != getattr(defaults.network, name) and recurrent not in kinds:
-            raise ConfigError(
-                f"algorithm.network.{name} is {value}, and algorithm.network.recurrent {recurrent}, so that it would "
-                f"do nothing; it is for {', '.join(kinds)}"
-            )
+        inside = hasattr(network, name)
+        owner, usual = (network, defaults.network) if inside else (algorithm, defaults)
+        value, default = getattr(owner, name, None), getattr(usual, name, None)
+        idle = recurrent not in kinds and value != default
+        if idle and (inside or value != getattr(algorithm.plan, name, None)):  # some learn sequences without a memory
+            why = f"algorithm.network.recurrent {recurrent}, so that it would do nothing; it is for {', '.join(kinds)}"
+            raise ConfigError(f"algorithm.{'network.' if inside else ''}{name} is {value}, and {why}")
     own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
     if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
         raise ConfigError(
