@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(52, 5060),
+    "algorithms": Room(52, 5053),
     "analysis": Room(10, 1979),
     "buffers": Room(14, 2568),
     "cli": Room(16, 1326),
@@ -218,10 +218,10 @@ ROOMS = {
     "envs": Room(57, 7192, "0026"),
     "experiments": Room(5, 1051),
     "multiagent": Room(14, 1989),
-    "nn": Room(20, 2838),
+    "nn": Room(20, 2835),
     "ops": Room(11, 738),
     "palaestra": Room(2, 101),
-    "policies": Room(15, 1875),
+    "policies": Room(15, 1874),
     "robots": Room(9, 1373),
     "rollout": Room(8, 1423),
     "runs": Room(12, 2476),
