@@ -73,7 +73,11 @@ def assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Compares bit by bit."""
     assert first.keys() == second.keys()
     for name, value in first.items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(second[name])), name
+        other = second[name]
+        equal = (
+            value == other if isinstance(value, str) else torch.equal(torch.as_tensor(value), torch.as_tensor(other))
+        )
+        assert equal, name
 
 
 class Pays(gymnasium.Env[np.ndarray, np.int64]):
