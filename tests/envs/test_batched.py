@@ -14,8 +14,8 @@ from palaestra.envs.tiny import TensorCartPole
 from palaestra.envs.wrappers import (
     ClipObservation,
     FrameStack,
+    NonEpisodic,
     NormalizeAction,
-    NormalizeReward,
     RewardMap,
     ScaleReward,
     SparseReward,
@@ -194,10 +194,8 @@ def test_alf_46_layers_of_a_batch_are_resumed_exactly():
 def test_alf_46_wrappers_that_are_for_one_environment_are_refused_by_name():
     """ALF-46: those of Gymnasium, those that keep something, and what is no layer of a batch."""
     name = "palaestra.envs.tiny:TensorCartPole"
-    with pytest.raises(
-        ConfigError, match=r"NormalizeReward cannot go around a TensorCartPole, .* write a BatchedWrapper"
-    ):
-        NormalizeReward(TensorCartPole(1, lane_seeds=[1]))
+    with pytest.raises(ConfigError, match=r"NonEpisodic cannot go around a TensorCartPole, .* write a BatchedWrapper"):
+        NonEpisodic(TensorCartPole(1, lane_seeds=[1]))
     with pytest.raises(ConfigError, match=r"Gymnasium's wrappers, such as .*ClipReward.*; use time step wrappers"):
         create_environment(EnvConfig(name=name, gym_wrappers=("ClipReward",)))
     with pytest.raises(ConfigError, match="made a int of a batched environment"):

@@ -133,7 +133,10 @@ def test_mistakes_are_named_before_anything_is_made(tmp_path):
         ({"agents__policies": {"other": "random"}}, "agents.policies names other, but the policies are shared"),
         ({"agents__policies": {"shared": "random"}}, "none of the policies shared learns"),
         ({"agents__policies": {"shared": {"algorithm": "dqn", "gama": 1}}}, "did you mean 'gamma'"),
-        ({"agents__policies": {"shared": "ddpg"}}, r"ddpg does not fit the policy 'shared'.*Algorithms that fit: a2c"),
+        (
+            {"agents__policies": {"shared": "ddpg"}},
+            r"ddpg does not fit the policy 'shared'.*that fit: .*a2c",
+        ),
         ({"env__vectorization": "process"}, "environments are stepped in this process"),
         ({"env__max_episode_steps": 5}, "env.max_episode_steps is 5, but .* has many agents"),
         ({"env__kwargs": {"agents": 5}}, "cannot be called with"),

@@ -59,8 +59,8 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "an offline algorithm without data": (
         "train cql Pendulum-v1",
         2,
-        "ConfigError cql learns from data and collects none; name some by offline.data: a folder, or minari:DATASET. "
-        "Such a folder comes from `palaestra data collect random Pendulum-v1 FOLDER --steps 10000`, or from "
+        "ConfigError cql learns from data and collects none; name some by offline.data: a folder, minari:DATASET or "
+        "d4rl:FILE. `palaestra data collect random Pendulum-v1 FOLDER --steps 10000` makes such a folder, as does "
         "`palaestra data export RUN FOLDER`",
     ),
     "data that is not there": (
@@ -182,7 +182,8 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "not one of the choices": (
         "train ppo CartPole-v1 --env.vectorization threads",
         2,
-        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'thread', 'process' or 'native' is needed",
+        "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'thread', 'process', 'native' or 'batch' is "
+        "needed",
     ),
     "a value for nothing": (
         "train ppo CartPole-v1 --env.kwargs size",

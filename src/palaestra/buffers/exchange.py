@@ -123,7 +123,7 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
         ShapeError: something is missing, or does not fit the specs or the number of transitions.
 
     Examples:
-        >>> from palaestra.core import DiscreteSpec, Replay
+        >>> from palaestra.core import DiscreteSpec, Replay, TensorSpec
         >>> data = {"obs": [[0.0], [1.0]], "action": [1, 0], "reward": [1.0, 1.0], "next_obs": [[1.0], [2.0]]}
         >>> data |= {"terminated": [False, True], "truncated": [False, False]}
         >>> buffer = from_arrays(data, observation_spec=TensorSpec((1,)), action_spec=DiscreteSpec(num=2))
