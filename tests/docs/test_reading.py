@@ -6,7 +6,7 @@ from tests.architecture.source import LAYERS, ROOT
 
 PAGE = (ROOT / "docs/concepts/reading.md").read_text(encoding="utf-8")
 FIRST, REST = PAGE.split("## Then the rooms")
-LINES_OF_AN_HOUR = 815
+LINES_OF_AN_HOUR = 800
 
 
 def paths(text: str) -> list[str]:

@@ -111,18 +111,10 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     @abstractmethod
     def losses(self, batch: Any) -> Losses:
-        """The algorithm. Reads weights, changes none, draws nothing.
-
-        Args:
-            batch: one minibatch.
-        """
+        """The algorithm, on one minibatch. Reads weights, changes none, draws nothing."""
 
     def diagnostics(self, batch: Any) -> dict[str, Tensor]:
-        """Once per update, on all of its data: what to report besides the metrics of `losses`.
-
-        Args:
-            batch: after `preprocess`.
-        """
+        """Once per update, on all of its data after `preprocess`: what to report besides the metrics of `losses`."""
         return {}
 
     # -- what every gradient algorithm does
@@ -131,10 +123,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     def is_due(self, term: str) -> bool:
         """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
 
-        Compiled code has one graph for each set of terms that are due together.
-
-        Args:
-            term: its name. With a period of p it is due in every p-th step, first in step p.
+        With a period of p a term is due in every p-th step, first in step p. Compiled code has a graph for each set of
+        terms that are due together.
         """
         return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
 
@@ -390,10 +380,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 
     @final
     def one_step(self, batch: Batch) -> tuple[tuple[dict[str, Tensor], Tensor | None, Tensor | int], Any]:
-        """A gradient step, with nothing asked; part of one graph when it is compiled.
-
-        Args:
-            batch: one minibatch.
+        """A gradient step on one minibatch, with nothing asked; part of one graph when it is compiled.
 
         Returns:
             Metrics, priorities and valid rows as `StepResult` has them, and what batch normalisations saw.
