@@ -1,5 +1,6 @@
 """Tests of `palaestra.envs.contract.gym_environment`."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -151,3 +152,17 @@ def test_a_reward_that_was_forgotten_is_malformed():
     """F7: of the `None` that a step without `return` gives, numpy makes NaN."""
     with pytest.raises(EnvError, match=r"environment 1 .*(\n.*)*the reward is None, which is no number"):
         beside(None)
+
+
+def test_a_machine_without_a_screen_is_told_how_to_draw():
+    """F27: MuJoCo says only that a library is not loaded."""
+
+    class Blind(gymnasium.Env[np.ndarray, np.int64]):
+        observation_space = gymnasium.spaces.Box(0, 1, (1,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def render(self):
+            raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+    with pytest.raises(EnvError, match=r"no screen to draw on .*; set the environment variable MUJOCO_GL=egl"):
+        GymEnvironment(Blind()).render()

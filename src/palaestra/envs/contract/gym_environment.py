@@ -133,12 +133,19 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         """The picture that the environment draws.
 
         Raises:
-            EnvError: it was made without `render_mode="rgb_array"`.
+            EnvError: it was made without `render_mode="rgb_array"`, or there is no screen to draw on.
         """
         try:
             picture = self.gym_env.render()
         except NotImplementedError:
             picture = None
+        except Exception as error:
+            if "OpenGL" not in str(error):
+                raise
+            raise EnvError(
+                f"{self.gym_env} found no screen to draw on ({error}); set the environment variable MUJOCO_GL=egl, or "
+                "MUJOCO_GL=osmesa, before the program starts"
+            ) from None
         if not isinstance(picture, np.ndarray):
             raise EnvError(
                 f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "

@@ -5,6 +5,7 @@ environment gives the model and the starts of episodes; here is only what is com
 same order of operations.
 """
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.envs.contract.gym_environment import GymEnvironment
 from palaestra.envs.simulators.mujoco import MujocoBatch
 from palaestra.envs.suites.gym import find_spec, single
 
@@ -107,11 +109,9 @@ class GymnasiumMujoco(MujocoBatch):
     def render(self) -> np.ndarray:
         """A picture of environment 0, uint8 [H, W, 3]."""
         env: Any = single(self.name, {**self._kwargs, "render_mode": "rgb_array"}, None).env.unwrapped
-        self.batch.get_data(0, env.data)
-        try:
-            return env.render()
-        finally:
-            env.close()
+        with contextlib.closing(GymEnvironment(env)) as drawn:
+            self.batch.get_data(0, env.data)
+            return drawn.render()
 
     # -- the task
 
