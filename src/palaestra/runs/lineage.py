@@ -298,8 +298,9 @@ _FIXED = (
     *("agents.judged", "run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
-_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s")
-"""Of these, what says how faults are handled: a run that an environment's fault has ended can go on with others."""
+_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s", "env.num_threads")
+"""Of these, how faults are handled, so that a run that an environment's fault has ended can go on with others, and how
+many threads step: that changes no bit."""
 
 
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:

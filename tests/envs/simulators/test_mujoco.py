@@ -167,7 +167,7 @@ def test_a_run_is_the_same_in_lanes_and_in_a_batch_and_after_a_resume(tmp_path):
         run = palaestra.train("ppo", "Hopper-v5", callbacks=stop, **settings)
         if kind == "resumed":
             assert run.result.env_steps < 256
-            run = palaestra.resume(run.directory)
+            run = palaestra.resume(run.directory, env__num_threads=3)
         assert run.result.env_steps >= 256
         weights[kind] = run.policy.state_dict()
     for name, expected in weights["serial"].items():
