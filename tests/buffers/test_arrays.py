@@ -1,5 +1,7 @@
 """Tests of transitions in the field's usual layout: `palaestra.buffers.from_arrays`, and `ReplayBuffer.add`."""
 
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ def test_transitions_of_a_plain_loop_become_the_rows_that_they_were():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"reward": [1.0, 1.0]}, "2 rewards, 1 of terminated and 1 of truncated"),
+        ({"reward": [1.0, 1.0]}, "obs have the shape"),
         ({"next_obs": None}, "the data lack next_obs; needed are obs, action"),
         ({"obs": [[1.0]]}, "obs"),
     ],
@@ -133,3 +135,40 @@ def test_sac_learns_from_the_transitions_of_a_plain_loop():
             algorithm.update(buffer)
     after = np.mean([played(False, True) for _ in range(50)])
     assert after > before / 2 and after > -0.35
+
+
+PLAIN = {"observation_spec": TensorSpec((2,)), "action_spec": DiscreteSpec(num=3)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"terminated": "False"}, "terminated are <U5, but bool is needed"),
+        ({"terminated": math.nan}, "terminated are float64, but bool is needed"),
+        ({"truncated": 0.99}, "truncated are float64, but bool is needed"),
+        ({"truncated": {}}, "truncated are object, but bool is needed"),
+        ({"action": 5}, "action have the value 5, which is none of DiscreteSpec"),
+        ({"action": -1}, "action have the value -1"),
+        ({"action": None}, "action are object, but int64 is needed"),
+        ({"reward": "1"}, "reward are <U1, but float32 is needed"),
+    ],
+)
+def test_values_that_no_transition_has_are_refused(wrong, message):
+    """They were taken without a word: a text counted as an end, and an action of its own made learning fail later."""
+    right = {"obs": [0.0, 0.0], "action": 1, "reward": 1.0, "next_obs": [0.0, 1.0], "terminated": 0, "truncated": False}
+    ReplayBuffer(10, 1, **PLAIN).add(**right)
+    with pytest.raises(ShapeError, match=message):
+        ReplayBuffer(10, 1, **PLAIN).add(**{**right, **wrong})
+    with pytest.raises(ShapeError, match=message):
+        from_arrays({name: [value] for name, value in {**right, **wrong}.items()}, **PLAIN)
+
+
+def test_sums_of_sums_of_row_numbers_are_not_taken_modulo():
+    """TS-21: of one lane it would be right, and of two another row."""
+    buffer = ReplayBuffer(20, 1, **PLAIN)
+    for number in range(10):
+        buffer.add([number, 0.0], 0, 0.0, [number + 1, 0.0], False)
+    _, index = buffer.sample(4, generator=torch.Generator())
+    for rows in (index, np.asarray(index).view(type(index)) if isinstance(index, np.ndarray) else index):
+        with pytest.raises(TypeError, match="following"):
+            (rows + 1 + 1) % len(buffer)

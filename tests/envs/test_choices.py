@@ -11,8 +11,9 @@ from gymnasium import spaces
 import palaestra
 from palaestra import EnvConfig
 from palaestra.core import ConfigError, DiscreteSpec, MultiDiscreteSpec, SpecError
-from palaestra.envs import GymEnvironment, NativeVectorEnvironment, check, load
+from palaestra.envs import GymEnvironment, NativeVectorEnvironment, check, load, plain_choices
 from palaestra.envs.contract.spaces import plain
+from palaestra.policies import save_policy
 
 SPACES = {
     "start": spaces.MultiDiscrete([2, 3], start=[5, -1]),
@@ -25,6 +26,9 @@ SPACES = {
         a=spaces.Box(0, 1, (1,), np.int32),
     ),
 }
+
+
+PLAIN = ("palaestra.envs:plain_choices",)
 
 
 class Told(gymnasium.Env):
@@ -77,6 +81,7 @@ def test_every_kind_of_choice_is_learned(kind, algorithm, tmp_path):
         algorithm,
         f"{__name__}:Told",
         env__kwargs={"kind": kind},
+        env__gym_wrappers=PLAIN,
         env__num_envs=4,
         trainer__total_env_steps={"dqn": 640, "ppo": 2_560}[algorithm],
         trainer__eval_episodes=20,
@@ -91,7 +96,8 @@ def test_every_kind_of_choice_is_learned(kind, algorithm, tmp_path):
 
 @pytest.mark.parametrize("vectorization", ["serial", "process"])
 def test_batches_of_them_are_stepped_and_check_env_is_content(vectorization):
-    config = EnvConfig(name=f"{__name__}:Told", kwargs={"kind": "matrix"}, num_envs=2, vectorization=vectorization)
+    told = {"name": f"{__name__}:Told", "kwargs": {"kind": "matrix"}, "gym_wrappers": PLAIN}
+    config = EnvConfig(num_envs=2, vectorization=vectorization, **told)
     with palaestra.create_environment(config) as env:
         assert env.action_spec == env.observation_spec.__class__(nvec=(2, 2, 2, 2))
         env.reset()
@@ -102,7 +108,8 @@ def test_batches_of_them_are_stepped_and_check_env_is_content(vectorization):
 
 
 def test_specs_say_what_is_chosen():
-    specs = {kind: load(f"{__name__}:Told", kwargs={"kind": kind}).action_spec for kind in SPACES}
+    made = {kind: load(f"{__name__}:Told", kwargs={"kind": kind}, gym_wrappers=PLAIN) for kind in SPACES}
+    specs = {kind: env.action_spec for kind, env in made.items()}
     assert specs["start"] == MultiDiscreteSpec(nvec=(2, 3)) and specs["box"] == MultiDiscreteSpec(nvec=(2, 3))
     assert specs["small box"] == DiscreteSpec(num=3) == specs["number"]
     assert list(specs["nest"]) == ["z", "a"]  # the order of the space
@@ -121,14 +128,30 @@ def test_boxes_of_every_dtype_and_their_ends(dtype):
     assert plain(wide, actions=True) == (wide, None)
 
 
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_policy_acts_in_the_environment_that_it_learned_in(kind, tmp_path):
+    """Choices were counted from 0 without a word, so that a saved policy gave others than its environment has."""
+    with pytest.raises((ConfigError, SpecError), match=r"--env.gym-wrappers palaestra.envs:plain_choices"):
+        palaestra.train("ppo", f"{__name__}:Told", env__kwargs={"kind": kind}, run__directory=str(tmp_path))
+    env = plain_choices(Told(kind))
+    spec = GymEnvironment(env)
+    policy = palaestra.PPO(spec.observation_spec, spec.action_spec).policy
+    save_policy(policy, tmp_path / "policy")
+    observation, _ = env.reset(seed=0)
+    action = palaestra.load_policy(tmp_path / "policy")(observation)
+    assert env.action_space.contains(action)
+    env.step(action)
+
+
 def test_what_cannot_be_chosen_is_refused_with_the_way_out():
     class Wide(Told):
         def __init__(self) -> None:
-            super().__init__("box")
+            super().__init__("start")
             self.action_space = spaces.Box(0, 10_000, (2,), np.int64)
 
-    with pytest.raises(ConfigError, match=r"No policy takes boxes of integers with more than 4,096 values"):
-        palaestra.PPO(GymEnvironment(Wide()).observation_spec, GymEnvironment(Wide()).action_spec)
-    with pytest.raises(SpecError, match="use vectorization=serial or process") as caught:
+    env = GymEnvironment(plain_choices(Wide()))
+    with pytest.raises(ConfigError, match=r"No policy takes boxes of integers; --env.gym-wrappers"):
+        palaestra.PPO(env.observation_spec, env.action_spec)
+    with pytest.raises(SpecError, match="vectorization=serial or process") as caught:
         NativeVectorEnvironment(gymnasium.vector.SyncVectorEnv([lambda: Told("matrix")]))
-    assert len(str(caught.value)) < 300  # it printed all elements
+    assert len(str(caught.value)) < 400  # it printed all elements

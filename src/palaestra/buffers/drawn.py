@@ -74,6 +74,10 @@ class Windows(Batch):
     """[N] int64, the start's row in the buffer, for `write_back`."""
 
 
+FLAG = TensorSpec((), torch.bool)
+"""Of `terminated` and `truncated`."""
+
+
 def _refuse_modulo(self: Any, *others: Any) -> Any:
     raise TypeError(
         "row numbers were taken modulo something, as in buffer[(i + 2) % len(buffer)]; that would be another row, "
@@ -103,7 +107,15 @@ class RowNumbers(np.ndarray):
 
 
 class _Index(Tensor):
-    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors
+    __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors, but for sums
+
+    def __add__(self, other: Any) -> Tensor:
+        return self.add(other).as_subclass(MovedIndex)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.sub(other).as_subclass(MovedIndex)
+
+    __radd__ = __add__
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.as_subclass(Tensor).clone().as_subclass(type(self))
@@ -118,14 +130,6 @@ class MovedIndex(_Index):
 
 class RowIndex(_Index):
     """Row numbers as a tensor, the `index` of what is drawn; what is made of them is plain, but for sums."""
-
-    def __add__(self, other: Any) -> Tensor:
-        return self.add(other).as_subclass(MovedIndex)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self.sub(other).as_subclass(MovedIndex)
-
-    __radd__ = __add__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
@@ -204,9 +208,8 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) ->
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
         try:
             parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
-            return Batch.of(
-                {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
-            )
+            cast = {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
+            return Batch.of(cast)
         except (KeyError, IndexError, TypeError):
             raise ShapeError(f"{name} do not have the parts of {spec}") from None
     array, leading = np.asarray(value), () if rows is None else (rows,)
@@ -214,15 +217,18 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) ->
         array = _pictures(name, array, spec.shape)
     if array.shape != (*leading, *spec.shape):
         raise ShapeError(f"{name} have the shape {array.shape}, but {(*leading, *spec.shape)} is needed")
-    dtype = numpy_dtype(spec.dtype)
+    dtype, numeric = numpy_dtype(spec.dtype), array.dtype.kind in "biuf"
     with np.errstate(invalid="ignore"):  # NaN as an integer
-        cast = array.astype(dtype)
+        cast = array.astype(dtype) if numeric else array
     rounded = array.dtype.kind == dtype.kind == "f"
-    if not (rounded or np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)):
+    if not (rounded or (numeric and (np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)))):
         raise ShapeError(
             f"{name} are {array.dtype}, but {dtype} is needed, which cannot hold their values; give data of this "
             "environment, or convert them first"
         )
+    low, high = (cast, cast) if dtype.kind == "f" or spec.bounds is None else spec.bounds
+    if (bad := (cast < low) | (cast > high)).any():
+        raise ShapeError(f"{name} have the value {cast[bad][0]}, which is none of {spec}")
     return torch.from_numpy(cast).unsqueeze(len(leading))  # [rows, 1, ...] or [1, ...]
 
 

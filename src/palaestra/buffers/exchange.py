@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import cast_rows
+from palaestra.buffers.drawn import FLAG, cast_rows
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, import_extra
+from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra
 from palaestra.core.tree import tree_leaves, tree_map, tree_select
 
 __all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions"]
@@ -41,9 +41,8 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         raise ShapeError("the buffer holds no rows, so there is nothing to take over")
     stack_num, counts = buffer.options.get("stack_num", 1), buffer.positions.counts[lanes]
     rows = [buffer.in_time_order(lane, frames=stack_num - 1) for lane in lanes]
-    longest = int(counts.max())
     kept: dict[str, Any] = {name: value for name, value in buffer.options.items() if name in _KEPT}
-    made = ReplayBuffer(longest * len(lanes), len(lanes), action_spec=action_spec, **kept)
+    made = ReplayBuffer(int(counts.max()) * len(lanes), len(lanes), action_spec=action_spec, **kept)
     if len({*map(len, rows)}) == 1:
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
     else:
@@ -132,23 +131,20 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
     """
     if missing := [name for name in _TRANSITION if name not in data]:
         raise ShapeError(f"the data lack {', '.join(missing)}; needed are {', '.join(_TRANSITION)}, N of each")
-    reward, terminated, truncated = (np.asarray(data[name]).reshape(-1) for name in ("reward", *_TRANSITION[4:]))
-    count = len(reward)
-    if not count or len(terminated) != count or len(truncated) != count:
-        lengths = f"{count} rewards, {len(terminated)} of terminated and {len(truncated)} of truncated"
-        raise ShapeError(f"{lengths} were given; one of each is needed for every transition, and one transition")
-    seen = cast_rows("obs", data["obs"], observation_spec, count)  # [N, 1, ...]
-    after = cast_rows("next_obs", data["next_obs"], observation_spec, count)
-    action = cast_rows("action", data["action"], action_spec, count)
-    over = terminated.astype(bool) | truncated.astype(bool)
+    if not (count := np.size(data["reward"])):
+        raise ShapeError("there are no rewards; at least one transition is needed")
+    given = {**data, **{name: np.reshape(data[name], -1) for name in ("reward", "terminated", "truncated")}}
+    specs = zip(_TRANSITION, (observation_spec, action_spec, TensorSpec(()), observation_spec, FLAG, FLAG), strict=True)
+    seen, action, *others, after, ended, cut_off = (cast_rows(name, given[name], spec, count) for name, spec in specs)
+    reward, terminated, truncated = (one[:, 0].numpy() for one in (*others, ended, cut_off))  # [N, 1] to [N]
+    over = terminated | truncated
     for before, led in zip(tree_leaves(seen), tree_leaves(after), strict=True):
         over[:-1] |= (before[1:] != led[:-1]).flatten(1).any(1).numpy()
     over[-1] = True
     ends = np.flatnonzero(over)
     buffer = ReplayBuffer(count + len(ends), 1, observation_spec=observation_spec, action_spec=action_spec)
     for begin, last in zip([0, *(ends[:-1] + 1)], ends, strict=True):
-        at = slice(begin, last + 1)
-        cut = bool(truncated[last] or last < count - 1)
+        at, cut = slice(begin, last + 1), bool(truncated[last] or last < count - 1)
         rows = tree_map(lambda one, led, at=at: torch.cat([one[at], led[at][-1:]]), seen, after)
         buffer.extend(_fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at)))
     buffer.reader.fixed = True
@@ -176,7 +172,7 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     if not Path(path).is_file():  # a pipe would be waited for
         raise FileNotFoundError(f"there is no file {path} (looked in {Path.cwd()})")
     with h5py.File(path, "r") as file:
-        data = {key: np.asarray(file[key]) for key in _D4RL if key in file}
+        data = {key: np.atleast_1d(np.asarray(file[key])) for key in _D4RL if key in file}
     lacking = [key for key in _D4RL[:4] if key not in data]
     if lacking or len(data) == 4 or len({len(rows) for rows in data.values()}) > 1 or not len(data["rewards"]):
         raise ShapeError(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import RowNumbers, Unroll, Windows, cast_rows, lane_step
+from palaestra.buffers.drawn import FLAG, RowNumbers, Unroll, Windows, cast_rows, lane_step
 from palaestra.buffers.lane_storage import FIRST, LAST, MID
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
@@ -175,9 +175,10 @@ class ReplayBuffer:
         storage, which = self._streams.storage, self.writer.lanes_of([lane])
         if more := [*self.info_fields, *storage.extras, *(["state"] if self.keeps_states else [])]:
             raise ShapeError(f"rows keep {', '.join(more)} besides, which a transition does not have; use append")
-        given = {"obs": obs, "next_obs": next_obs, "action": action, "reward": reward}
-        specs = [storage.specs[name] for name in ("observation", "observation", "action", "reward")]
-        seen, led, acted, earned = (cast_rows(*one, spec) for one, spec in zip(given.items(), specs, strict=True))
+        given = {"obs": obs, "next_obs": next_obs, "action": action, "reward": reward, "terminated": terminated}
+        specs = [*(storage.specs[name] for name in ("observation", "observation", "action", "reward")), FLAG, FLAG]
+        named = zip({**given, "truncated": truncated}.items(), specs, strict=True)
+        seen, led, acted, earned, ended, cut = (cast_rows(*one, spec) for one, spec in named)
         number = self.positions.numbers(which)
         running = self.positions.opened[lane] and bool(storage.step_types[number] != LAST)
         stands = to_device(Batch.of({"obs": storage.take("observation", number)}), "cpu") if running else None
@@ -185,8 +186,8 @@ class ReplayBuffer:
             if running:
                 self.end_streams(which)
             self.open(lane_step(FIRST, torch.zeros_like(earned), 1, seen), which)
-        kind = LAST if terminated or truncated else MID
-        self.append(acted, lane_step(kind, earned, 0 if terminated else 1, led), env_id=which)
+        kind = LAST if ended or cut else MID
+        self.append(acted, lane_step(kind, earned, 0 if ended else 1, led), env_id=which)
 
     # -- drawing
 

@@ -14,7 +14,7 @@ from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import Specs, not_five
 from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
 
-__all__ = ["GymEnvironment", "gym_env_of"]
+__all__ = ["GymEnvironment", "gym_env_of", "plain_choices"]
 
 # A NamedTuple's own constructor is a Python function that takes twice as long.
 _new = tuple.__new__
@@ -28,9 +28,6 @@ FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
 @final
 class GymEnvironment(HasSpecs, SingleEnvironment):
     """Converts a Gymnasium environment. Fixed: change the task below it, time steps above it.
-
-    A `MultiDiscrete` of several dimensions, or that starts elsewhere than at 0, is one row of choices from 0 on here.
-    So are the actions of a box of integers with at most 4,096 values over all elements; of one element, `Discrete`.
 
     `terminated` gives (LAST, 0), even if `truncated` is set as well; `truncated` alone gives (LAST, discount). Of one
     that resets itself at an end, and returns the next episode's first observation there, the LAST step shows what its
@@ -62,7 +59,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
                 raise SpecError(
                     f"{gym_env} has no {name}; set it in __init__, for example to gymnasium.spaces.Discrete(2)"
                 )
-        self.gym_env = gym_env = _plainly(gym_env)
+        self.gym_env = gym_env
         observation = spec_from_space(gym_env.observation_space, "observation_space")
         action = spec_from_space(gym_env.action_space, "action_space")
         space = gym_env.get_wrapper_attr("reward_space") if gym_env.has_wrapper_attr("reward_space") else None
@@ -172,8 +169,15 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         return array.astype(np.float32) if shape else float(array.item())
 
 
-def _plainly(gym_env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment with choices in one row, that begin at 0."""
+def plain_choices(gym_env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """A wrapper that makes one row of choices, from 0 on, of a `MultiDiscrete` of another shape or start.
+
+    So it does with actions that are a box of integers with at most 4,096 values over all elements; of one element it
+    makes `Discrete`. Policies, exports and data have the actions of the wrapped environment.
+
+    Args:
+        gym_env: that is wrapped, for example by `--env.gym-wrappers palaestra.envs:plain_choices`.
+    """
     space, translate = plain(gym_env.action_space, actions=True)
     if translate is not None:
         gym_env = gymnasium.wrappers.TransformAction(gym_env, translate, space)

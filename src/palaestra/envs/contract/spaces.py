@@ -27,6 +27,8 @@ LARGEST_BOUND = 1e6
 """A bound of floats beyond it means "none": nobody means the largest number of a dtype."""
 MOST_CHOICES = 4_096
 """Values of a box of integers, over all its elements, that are chosen among; more are no choice."""
+PLAIN_CHOICES = "--env.gym-wrappers palaestra.envs:plain_choices (with vectorization=serial or process)"
+"""What makes one row of choices of other spaces."""
 
 OLD_GYM = (
     "That is old Gym, Gymnasium's predecessor; ten lines convert such an environment: 'Environments of old Gym' in "
@@ -158,8 +160,7 @@ def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec
         first = int(space.start.reshape(-1)[0])
         raise SpecError(
             f"the space {_where(name)}is a MultiDiscrete of shape {space.shape}, whose first choice starts at {first}; "
-            "here it needs one dimension and starts of 0: flatten and shift it in a wrapper (which a single Gymnasium "
-            "environment is spared: use vectorization=serial or process)"
+            f"here it needs one dimension and starts of 0: give {PLAIN_CHOICES}"
         )
     return MultiDiscreteSpec(dtype=torch_dtype(space.dtype), nvec=tuple(int(n) for n in space.nvec))
 
