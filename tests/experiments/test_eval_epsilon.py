@@ -68,7 +68,7 @@ def share_of_random(policy: Any, name: str) -> float:
     policy.choose = noted
     try:
         with environment(name, 4) as env:
-            evaluate(policy, env, episodes=100)
+            assert evaluate(policy, env, episodes=100).deterministic == (policy.eval_epsilon == 0)
     finally:
         del policy.choose
     return others / total

@@ -153,6 +153,7 @@ def evaluate_agents(
         envs.seed(seeds)
     play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic)
     finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
+    deterministic = deterministic and not any(policy.eval_epsilon for policy in policies.values())
     return rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
 
 

@@ -128,8 +128,7 @@ class SelfPlay:
         returns, rewards = self._returns[env], outcome.rewards()
         for name in self._spec.agents:
             returns[name] = returns.get(name, 0.0) + rewards.get(name, 0.0)
-        own = _of(outcome, set(self._spec.agents) - set(seats))
-        return own, self._result(env) if outcome.over else {}
+        return _of(outcome, set(self._spec.agents) - set(seats)), self._result(env) if outcome.over else {}
 
     def _result(self, env: int) -> dict[str, float]:
         seats, returns = self._seats[env], self._returns[env]

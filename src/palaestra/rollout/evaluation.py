@@ -173,7 +173,7 @@ def evaluate(
             finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
     finally:
         env.interrupted = True
-    return evaluation_of(finished, list(seeds), deterministic=deterministic)
+    return evaluation_of(finished, list(seeds), deterministic=deterministic and not policy.eval_epsilon)
 
 
 def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[list[Episode]]:
