@@ -211,7 +211,7 @@ ROOMS = {
     "buffers": Room(14, 2568),
     "cli": Room(16, 1326),
     "compat": Room(4, 345),
-    "config": Room(6, 729),
+    "config": Room(6, 735),
     "core": Room(16, 2015),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),

@@ -185,6 +185,12 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "ConfigError env.vectorization is 'threads': 'auto', 'serial', 'thread', 'process', 'native' or 'batch' is "
         "needed",
     ),
+    "an unroll without end": (
+        "train ppo CartPole-v1 --algorithm.unroll-length 1000000000 --env.num-envs 2 --trainer.total-env-steps 1500",
+        2,
+        "ConfigError algorithm.unroll_length makes one unroll 2,000,000,000 env steps, and the run has 1,500 "
+        "(trainer.total_env_steps); give a shorter one",
+    ),
     "a value for nothing": (
         "train ppo CartPole-v1 --env.kwargs size",
         2,

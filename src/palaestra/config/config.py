@@ -28,6 +28,9 @@ from palaestra.training import TrainerConfig
 
 __all__ = ["ExperimentConfig", "config_from_mapping", "save_config"]
 
+_MOST_ROWS = 1_000_000
+"""Of one unroll, in a run that has fewer env steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
@@ -72,6 +75,12 @@ class ExperimentConfig:
                 f"algorithm_name is {self.algorithm_name!r} and algorithm is a {type(self.algorithm).__name__}; "
                 f"it must be a {needed.__name__}"
             )
+        rows = getattr(self.algorithm, "unroll_length", 1) * self.env.num_envs
+        if rows > max(_MOST_ROWS, self.trainer.total_env_steps):
+            yield (
+                f"algorithm.unroll_length makes one unroll {rows:,.0f} env steps, and the run has "
+                f"{self.trainer.total_env_steps:,} (trainer.total_env_steps); give a shorter one"
+            )
         is_async, number = self.distributed.mode == "async", self.trainer.episodes_per_iteration
         if self.asynchronous != AsynchronousConfig() and not is_async:
             yield f"{self.asynchronous} is for distributed.mode=async, which is {self.distributed.mode}"
@@ -86,9 +95,8 @@ class ExperimentConfig:
 
 def on_cpu(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration of a run for looking at what it left, on a machine that may have no GPU."""
-    return dataclasses.replace(
-        config, run=dataclasses.replace(config.run, device="cpu", compile=False, precision="float32")
-    )
+    run = dataclasses.replace(config.run, device="cpu", compile=False, precision="float32")
+    return dataclasses.replace(config, run=run)
 
 
 def config_to_mapping(config: Any) -> dict[str, Any]:
