@@ -102,7 +102,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
         ]
         self._seeds = lane_seeds_of(lane_seeds, batch_size)
         self._limit = max_episode_steps or _NEVER
-        self._env_id = torch.arange(batch_size)
+        self._env_id, self._lanes = torch.arange(batch_size), np.arange(batch_size)
         self._episode, self._steps = np.full(batch_size, -1), np.zeros(batch_size, np.int64)
         self._over = np.ones(batch_size, np.bool_)  # lanes that begin an episode in the next step
         self._sent: list[np.ndarray] | None = None
@@ -197,19 +197,21 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             raise EnvError("recv was called without send; every recv needs its send")
         actions, self._sent = self._sent, None
         over, size = self._over, self.batch_size
-        running, begun = np.flatnonzero(~over), np.flatnonzero(over)
-        reward, terminated = np.zeros(size), np.zeros(size, np.bool_)
+        begun = np.flatnonzero(over)
         self._steps += 1
         try:
-            if len(running):
-                given = unflatten((array[running] for array in actions), self._action)
-                reward[running], terminated[running] = self.transition(running, given)
-            if len(begun):
+            if not len(begun):  # most often
+                reward, terminated = self.transition(self._lanes, unflatten(iter(actions), self._action))
+            else:
+                running = np.flatnonzero(~over)
+                reward, terminated = np.zeros(size), np.zeros(size, np.bool_)
+                if len(running):
+                    given = unflatten((array[running] for array in actions), self._action)
+                    reward[running], terminated[running] = self.transition(running, given)
                 self._episode[begun] += 1
                 self._steps[begun] = 0
-                seeds = [episode_seed(self._seeds[lane], int(self._episode[lane])) for lane in begun]
-                self.fresh(begun, seeds)
-            arrays, info = self._arrays(), self._info()
+                self.fresh(begun, [episode_seed(self._seeds[lane], int(self._episode[lane])) for lane in begun])
+            arrays, info = self._arrays(), self._info(len(begun) > 0)
         except PalaestraError:
             self._over = np.ones(size, np.bool_)  # which lanes were stepped is not known
             raise
@@ -218,13 +220,16 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             kind, detail = describe(error)
             where = f"raised {kind} when environment 0 was at {self.place(0)}"
             raise EnvError(f"{type(self).__name__} {where}: {detail}") from error
+        terminated = np.asarray(terminated, np.bool_)
         last = terminated | ((self._steps >= self._limit) & ~over)
         step_type = np.where(over, 0, 1 + last).astype(np.int32)
+        reward = np.array(reward, np.float64)
         self.exact_reward = torch.from_numpy(reward)
         rows = Rows(step_type, reward.astype(np.float32), (~terminated).astype(np.float32), arrays)
         self._check(rows)
-        for array in actions:
-            array[begun] = 0
+        if len(begun):
+            for array in actions:
+                array[begun] = 0
         self._over = last
         if self.info:
             info = completed(info, step_type, self.info)
@@ -287,12 +292,12 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
                 )
         return [np.array(array, dtype, order="C") for array, (_, _, dtype) in zip(found, self._leaves, strict=True)]
 
-    def _info(self) -> Any:
+    def _info(self, partial: bool) -> Any:
         columns: dict[str, torch.Tensor] = {}
         for name, values in self.infos().items():
             single = values.ndim == 1
             for index, column in enumerate([values] if single else values.T):  # [B] of [B, k]
-                if not np.isnan(column).all():
+                if not (partial and np.isnan(column).all()):
                     columns[name if single else f"{name}/{index}"] = torch.from_numpy(np.array(column, np.float64))
         return Batch.of(columns) if columns else ()
 

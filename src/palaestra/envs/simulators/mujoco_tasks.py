@@ -87,7 +87,7 @@ class GymnasiumMujoco(MujocoBatch):
         """What `info` says at the start, which is what it says of places."""
         self._left[lanes] = self.position()[lanes]
         places = self.places()
-        self._infos = dict(self._infos) or {name: np.full_like(values, np.nan) for name, values in places.items()}
+        self._infos = {name: np.array(values, np.float64) for name, values in (self._infos or places).items()}
         for name, values in self._infos.items():
             values[lanes] = places[name][lanes] if name in places else np.nan
 
@@ -97,7 +97,7 @@ class GymnasiumMujoco(MujocoBatch):
         self._left = position
         terminated = self.terminated()
         reward, parts = self.reward(action, velocity, terminated)
-        self._infos = {name: np.array(values, np.float64) for name, values in ({**self.places(), **parts}).items()}
+        self._infos = {**self.places(), **parts}
         return reward, terminated
 
     def kept(self) -> Mapping[str, np.ndarray]:
