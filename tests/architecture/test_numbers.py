@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(16, 2015),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),
-    "envs": Room(57, 7192, "0026"),
+    "envs": Room(57, 7149, "0026"),
     "experiments": Room(5, 1051),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2835),
@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(12, 2476),
     "runtime": Room(11, 1666),
     "testing": Room(4, 521, "0026"),
-    "training": Room(15, 2265),
+    "training": Room(15, 2257),
 }
 """The size of each package when the rooms were opened."""
 
@@ -289,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_903, 4_500),  # decision 0026
+    "lines of imports and __all__": Limit(lines_of_imports, 4_732, 4_500),
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),
