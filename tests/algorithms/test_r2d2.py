@@ -93,7 +93,7 @@ def test_the_priority_of_a_sequence_mixes_its_largest_and_its_mean_error():
 
 def test_a_network_without_memory_is_refused_by_name():
     spec, action = TensorSpec((3,)), DiscreteSpec(num=2)
-    with pytest.raises(ConfigError, match=r"needs a memory \(lstm, gru, attention\).*else use DQN"):
+    with pytest.raises(ConfigError, match=r"needs a memory \(lstm, gru, attention, own\).*else use DQN"):
         R2D2(spec, action, R2D2Config(network=NetworkConfig()))
     with pytest.raises(ConfigError, match="sequences of at least 2 steps"):
         R2D2(spec, action, R2D2Config(mini_batch_length=1, burn_in=0))

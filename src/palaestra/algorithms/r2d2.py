@@ -126,8 +126,8 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
         if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="
-                f"{config.mini_batch_length}; it needs a memory (lstm, gru, attention) and sequences of at least 2 "
-                "steps, else use DQN"
+                f"{config.mini_batch_length}; it needs a memory (lstm, gru, attention, own) and sequences of at least "
+                "2 steps, else use DQN"
             )
         (q,) = config.network.parts("q")
         with seeded_initialisation(seeds.integer("initialisation")):
