@@ -65,8 +65,8 @@ def test_an_unbounded_spec_becomes_the_widest_box():
         (spaces.Text(5), "Text"),
         (spaces.Sequence(spaces.Discrete(2)), "pad it"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "flatten and shift"),
-        (spaces.MultiDiscrete([2, 3], start=[1, 0]), "flatten and shift"),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "plain_choices"),
+        (spaces.MultiDiscrete([2, 3], start=[1, 0]), "plain_choices"),
     ],
     ids=["text", "sequence", "graph", "matrix", "start"],
 )
