@@ -442,7 +442,7 @@ def _advice(spec: SpecTree) -> str:
     elif _is_continuous(spec):
         fits = "GaussianPolicy, and with finite bounds SquashedGaussianPolicy and DeterministicPolicy"
     elif any(_is_box(leaf) and not _is_continuous(leaf) for leaf in spec_leaves(spec).values()):
-        return "No policy takes boxes of integers; --env.gym-wrappers palaestra.envs:plain_choices makes small ones choices"
+        return "No policy takes boxes of integers; --env.gym-wrappers palaestra.envs:plain_choices makes some choices"
     else:
         fits = "CompositePolicy"
     return f"Policies that fit it: {fits}; `palaestra list algorithms` shows what learns in which action spaces"
