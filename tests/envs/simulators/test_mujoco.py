@@ -249,6 +249,8 @@ def test_what_a_batch_of_ones_own_does_wrong_is_said(wrong, message):
     env.wrong = wrong
     with pytest.raises(PalaestraError, match=message):
         env.step(torch.zeros(2))
+    env.wrong = ""
+    assert env.step(torch.zeros(2)).first.all()  # which lanes were stepped is not known
 
 
 def test_episodes_can_be_ended_from_outside():

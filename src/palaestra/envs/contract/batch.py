@@ -212,6 +212,13 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
                 self._steps[begun] = 0
                 self.fresh(begun, [episode_seed(self._seeds[lane], int(self._episode[lane])) for lane in begun])
             arrays, info = self._arrays(), self._info(len(begun) > 0)
+            terminated = np.asarray(terminated, np.bool_)
+            last = terminated | ((self._steps >= self._limit) & ~over)
+            step_type = np.where(over, 0, 1 + last).astype(np.int32)
+            reward = np.array(reward, np.float64)
+            self.exact_reward = torch.from_numpy(reward)
+            rows = Rows(step_type, reward.astype(np.float32), (~terminated).astype(np.float32), arrays)
+            self._check(rows)
         except PalaestraError:
             self._over = np.ones(size, np.bool_)  # which lanes were stepped is not known
             raise
@@ -220,13 +227,6 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             kind, detail = describe(error)
             where = f"raised {kind} when environment 0 was at {self.place(0)}"
             raise EnvError(f"{type(self).__name__} {where}: {detail}") from error
-        terminated = np.asarray(terminated, np.bool_)
-        last = terminated | ((self._steps >= self._limit) & ~over)
-        step_type = np.where(over, 0, 1 + last).astype(np.int32)
-        reward = np.array(reward, np.float64)
-        self.exact_reward = torch.from_numpy(reward)
-        rows = Rows(step_type, reward.astype(np.float32), (~terminated).astype(np.float32), arrays)
-        self._check(rows)
         if len(begun):
             for array in actions:
                 array[begun] = 0
