@@ -24,6 +24,7 @@ TINY: dict[str, Any] = {
     "num_epochs": 2,
     "gradient_steps": 2,
     "mini_batch_size": 10,
+    "mini_batch_sequences": 10,
     "capacity": 120,
     "learning_starts": 0,
     "target_period": 3,

@@ -16,7 +16,7 @@ from palaestra.nn import NetworkConfig
 from palaestra.policies import Phase, load_policy, save_policy
 from tests.algorithms.parts import ATTENTION, collected, environment
 from tests.cli.parts import exit_code, output
-from tests.experiments.data import SMALL, saved
+from tests.experiments.data import SEQUENCES, SMALL, saved
 
 FIRST, MID, LAST = (int(kind) for kind in StepType)
 BOX = BoundedSpec((2,), minimum=-np.ones(2), maximum=np.ones(2))
@@ -51,7 +51,7 @@ def stream(action_spec, rows=STREAM):
 
 
 def made(action_spec=BOX, **settings):
-    settings = {"network": ATTENTION, "mini_batch_size": 200, "mini_batch_length": 5, **settings}
+    settings = {"network": ATTENTION, "mini_batch_sequences": 200, "mini_batch_length": 5, **settings}
     return DecisionTransformer(TensorSpec((3,)), action_spec, DecisionTransformerConfig(**settings), RunSeeds(1))
 
 
@@ -179,7 +179,7 @@ def test_a_plain_loop_hands_over_rewards():
 def test_it_acts_in_any_nest_of_actions_with_masks():
     """Forbidden actions raise in this environment; the coded action before has room for every part."""
     env = environment("composite")
-    config = DecisionTransformerConfig(network=ATTENTION, mini_batch_length=2, mini_batch_size=8)
+    config = DecisionTransformerConfig(network=ATTENTION, mini_batch_length=2, mini_batch_sequences=8)
     algorithm = DecisionTransformer(env.observation_spec, env.action_spec, config)
     buffer = ReplayBuffer(
         200,
@@ -216,7 +216,7 @@ def test_a_saved_policy_asks_for_the_same_return_and_is_exported_with_its_reward
 @pytest.mark.slow
 def test_a_run_is_evaluated_for_another_return_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    changes = {**SMALL, "algorithm__network": ATTENTION, "algorithm__mini_batch_length": 4}
+    changes = {**SEQUENCES, "algorithm__network": ATTENTION, "algorithm__mini_batch_length": 4}
     data = saved(tmp_path / "data")
     done = palaestra.train("decision_transformer", "Pendulum-v1", offline__data=data, run__name="one", **changes)
     assert (done.result.status, done.result.env_steps) == ("done", 60)

@@ -172,7 +172,7 @@ class Transcription:
 
 @pytest.mark.parametrize(("kind", "free_nats"), [("discrete", 0.0), ("continuous", 0.3)])
 def test_losses_and_gradients_are_those_of_a_transcription_row_by_row(kind, free_nats):
-    algorithm, batch = minibatch_of(kind, mini_batch_size=4, free_nats=free_nats, max_return=100.0)
+    algorithm, batch = minibatch_of(kind, mini_batch_sequences=4, free_nats=free_nats, max_return=100.0)
     assert batch.first[1:].any() and not batch.discount.all()  # episodes end within
     with torch.no_grad():
         algorithm.return_range.low.fill_(-1.5)
@@ -202,7 +202,7 @@ def test_terms_train_their_own_component_only():
 
 def test_the_state_in_learning_is_the_one_in_acting():
     """Rows as they were collected, with the same random latents, lead to the states that were stored."""
-    algorithm, collector = collected("dreamer", "discrete", burn_in=0, mini_batch_length=4, mini_batch_size=6)
+    algorithm, collector = collected("dreamer", "discrete", burn_in=0, mini_batch_length=4, mini_batch_sequences=6)
     policy, env = algorithm.policy, collector.env
     step, state, states, rows = env.reset(), policy.initial_state(3), [], []
     for _ in range(9):

@@ -66,7 +66,7 @@ def test_the_row_after_the_unroll_is_bootstrapped_from_and_gets_no_gradient():
 
 def test_sequences_stay_whole_and_minibatches_take_lanes():
     """ALF-08: with a minibatch size the unroll is divided by environments, in new order every time."""
-    algorithm, collector, batch = prepared(mini_batch_size=1, num_epochs=2)
+    algorithm, collector, batch = prepared(mini_batch_sequences=1, num_epochs=2)
     parts = list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(0)))
     assert len(parts) == 6
     assert {tuple(part.observation.shape[:2]) for part in parts} == {(13, 1)}

@@ -67,6 +67,19 @@ def test_ts_21_row_numbers_modulo_the_length_are_refused():
     for given in (index, drawn, buffer.starts(1), buffer.episodes()[0], buffer.in_time_order(0), buffer.next(drawn)):
         with pytest.raises(TypeError, match=r"Write buffer.following\(i, 2\)"):
             _ = buffer[(given + 2) % len(buffer)]
+        for moved in (
+            given + 2,
+            2 + given,
+            given - 1,
+            given + 1 + 1,
+            np.add(given, 2) if isinstance(given, np.ndarray) else given.add(2),
+            copy.deepcopy(given).__iadd__(2),
+        ):
+            for read in (buffer.__getitem__, buffer.reward.__getitem__, buffer.next, lambda i: buffer.windows(i, 1)):
+                with pytest.raises(TypeError, match=r"added to row numbers.* Write buffer.following\(i, 1\)"):
+                    read(moved)
+            with pytest.raises(TypeError, match="added to row numbers"):
+                buffer.write_back(moved, np.ones(len(moved)))
         twice = buffer.next(buffer.next(given))
         assert type(buffer.following(given, 2)) is type(twice)
         assert np.array_equal(np.asarray(buffer.following(given, 2)), np.asarray(twice))

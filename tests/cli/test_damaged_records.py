@@ -1,5 +1,6 @@
 """Records that are damaged, edited or another run's: said, and never a raw error."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from palaestra.experiments import RunDirectory
 from palaestra.runs import records, run_directory
+from palaestra.runs.records import read_evaluations
 from tests.cli.parts import exit_code, output, train
 
 
@@ -66,6 +68,23 @@ def test_logs_that_are_what_the_run_left_are_not_mentioned(copy, caplog):
     for command in ("report a", "resume a --until 64", "report a", "diagnose a --episodes 0"):
         assert exit_code(*command.split()) in (0, 1)
     assert "is not what the run has left" not in caplog.text
+
+
+@pytest.mark.parametrize("command", ["report a", "stats a", "resume a --fork --until 64"])
+def test_evaluations_of_another_run_are_said_and_left_out(command, copy, caplog):
+    """They were read as the run's own, and became its best return. A fork has those of its parent as its own."""
+    best, (other, *_) = RunDirectory(copy).kept_return, Path("runs/b/evals").glob("*.json")
+    worse = json.loads(other.read_text()) | {"return_mean": 499.0}
+    (copy / "evals/1.json").write_text(json.dumps(worse))
+    assert exit_code(*command.split()) in (0, 1)
+    said = [record.message for record in caplog.records if "is no evaluation of this run" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("runs/a/evals/1.json")
+    assert RunDirectory(copy).kept_return == best
+    for fork in Path("runs").glob("a_fork"):
+        caplog.clear()
+        assert [*read_evaluations(fork)]
+        assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["monitor.csv", "progress.csv", "result.json"])

@@ -53,7 +53,8 @@ def test_a_decision_transformer_goes_online_and_resumes_bit_for_bit():
     memory = ("--algorithm.network.recurrent", "attention", "--algorithm.network.recurrent-size", "8")
     lengths = ("--algorithm.network.attention-window", "4", "--algorithm.mini-batch-length", "4")
     online = ("--offline.data", "demo", "--offline.updates", "20", "--offline.fraction", "0.5", *memory, *lengths)
-    train = ("train", "decision_transformer", "Pendulum-v1", *online, *SIZES, *SHORT)
+    sizes = [word.replace("batch-size", "batch-sequences") for word in SIZES]
+    train = ("train", "decision_transformer", "Pendulum-v1", *online, *sizes, *SHORT)
     assert exit_code(*train, "--run.name", "whole") == 0
     assert exit_code(*train, "--run.name", "cut", "--trainer.total-env-steps", "33") == 0
     assert exit_code("resume", "cut", "--until", "40") == 0

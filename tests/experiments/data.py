@@ -16,6 +16,9 @@ SMALL: dict[str, Any] = {
     "trainer__eval_episodes": 2,
     "run__tensorboard": False,
 }
+SEQUENCES = {"algorithm__mini_batch_sequences": 16, **SMALL}
+del SEQUENCES["algorithm__mini_batch_size"]
+"""For what draws sequences."""
 HYBRID = {"algorithm__learning_starts": 20, "algorithm__capacity": 100, "algorithm__gradient_steps": 1}
 
 

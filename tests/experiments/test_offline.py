@@ -22,7 +22,7 @@ from palaestra.testing.buffers import FIRST, LAST, MID
 from palaestra.training import Callback
 from tests.algorithms.parts import ATTENTION, slow_but_of
 from tests.buffers.model import step
-from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
+from tests.experiments.data import HYBRID, PENDULUM, SEQUENCES, SMALL, saved
 
 
 def config_of(algorithm, data, env=PENDULUM, **offline):
@@ -303,7 +303,7 @@ def test_an_algorithm_goes_on_with_steps_of_its_own(name, tmp_path):
         callbacks=[Watch()],
         offline__data=saved(tmp_path / "data", env),
         run__directory=str(tmp_path / "runs"),
-        **SMALL | ONLINE | more,
+        **(SEQUENCES if name == "decision_transformer" else SMALL) | ONLINE | more,
     )
     assert (done.result.status, done.result.env_steps) == ("done", 60)
     assert seen["data"] == 20

@@ -169,10 +169,12 @@ def run_contents(run: Path) -> dict[str, Any]:
     step, state = CheckpointStore(run / "checkpoints").load_newest()
     del state["trainer"]["seconds"]
     metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in logged(run)]
-    files = [run / "episodes.csv", *sorted((run / "evals").iterdir()), run / "policy" / "weights.safetensors"]
+    files = [run / "episodes.csv", run / "policy" / "weights.safetensors"]
+    evaluations = {path.name: json.loads(path.read_text()) | {"run": None} for path in (run / "evals").iterdir()}
     return {
         "step": step,
         "state": state,
         "metrics": metrics,
+        "evaluations": evaluations,
         "files": {str(path.relative_to(run)): path.read_bytes().hex() for path in files},
     }

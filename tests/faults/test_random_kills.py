@@ -45,7 +45,7 @@ class Killer:
 @pytest.mark.slow
 def test_fifty_random_kills_end_no_run_and_lose_nothing_unnamed():
     """F14, F17: no hang, every fragment used once or named, every update made once, and the run learns."""
-    settings = {"learning_rate": 3e-3, "unroll_length": 20, "num_epochs": 1, "mini_batch_size": None}
+    settings = {"learning_rate": 3e-3, "unroll_length": 20, "num_epochs": 1, "mini_batch_sequences": None}
     algorithm = make_algorithm("impala", CATCH, network=NetworkConfig(hidden_sizes=(32,)), **settings)
     with ProcessRuntime(RestartPolicy(max_restarts=1000, backoff_s=0.01, max_backoff_s=0.05)) as runtime:
         collect = server(runtime, algorithm, CATCH, actors=2)

@@ -11,10 +11,12 @@ from tests.faults.child import train
 from tests.faults.parts import differences, run_contents
 from tests.faults.test_resume import CUTS, DQN, SMALL, child
 
-OFFLINE = {"algorithm__mini_batch_size": 16, "algorithm__gradient_steps": 1, "algorithm__normalize_observation": True}
+STEPS = {"algorithm__gradient_steps": 1, "algorithm__normalize_observation": True}
+OFFLINE = STEPS | {"algorithm__mini_batch_size": 16}
 MEMORY = {"recurrent": "attention", "recurrent_size": 8, "attention_window": 5, "hidden_sizes": [8]}
 ENDS: dict[str, Any] = {"offline__fraction": 0.25}
-TRANSFORMER = OFFLINE | {"algorithm__mini_batch_length": 4, "algorithm__network": MEMORY}
+TRANSFORMER = STEPS | {"algorithm__mini_batch_sequences": 16, "algorithm__mini_batch_length": 4}
+TRANSFORMER |= {"algorithm__network": MEMORY}
 RUNS = {
     "offline-decision_transformer": ("decision_transformer", "CartPole-v1", TRANSFORMER),
     "then-hybrid-decision_transformer": (

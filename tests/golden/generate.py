@@ -36,7 +36,9 @@ def first_losses(name: str, kind: str) -> list[float]:
         "learning_rate": 1e-3,
         "entropy_cost": 0.01,
     }
-    algorithm = make(name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, capacity=400, **changes)
+    algorithm = make(
+        name, env, 11, kind=kind, unroll_length=24, mini_batch_size=24, mini_batch_sequences=24, capacity=400, **changes
+    )
     collector = collector_for(env, algorithm)
     terms: list[dict[str, float]] = []
     states_losses = isinstance(algorithm, GradientAlgorithm)

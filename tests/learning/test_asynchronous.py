@@ -9,7 +9,7 @@ from tests.algorithms.parts import environment
 from tests.distributed.actors import Overtaken, make_algorithm, server
 
 CATCH = EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 5}, num_envs=16)
-ON_POLICY = {"learning_rate": 3e-3, "unroll_length": 20, "num_epochs": 1, "mini_batch_size": None}
+ON_POLICY = {"learning_rate": 3e-3, "unroll_length": 20, "num_epochs": 1, "mini_batch_sequences": None}
 SETTINGS = {
     "impala": (ON_POLICY, {}, 45_000),
     "ppo": ({**ON_POLICY, "num_epochs": 2, "mini_batch_size": 80}, {"max_lag": 4}, 45_000),

@@ -19,7 +19,7 @@ R2D2 = {
     "learning_rate": 5e-3,
     "unroll_length": 8,
     "gradient_steps": 2,
-    "mini_batch_size": 16,
+    "mini_batch_sequences": 16,
     "mini_batch_length": 8,
     "burn_in": 4,
     "n_step": 3,

@@ -65,7 +65,7 @@ def test_discrete_cql_finds_the_end_of_the_chain_in_random_data(seed):
 def test_a_decision_transformer_does_what_the_return_asked_for_takes(seed):
     """Random data goes left as often as right. The best episode is over after 4 steps, and so is what was asked for."""
     memory = NetworkConfig(hidden_sizes=(32,), recurrent="attention", recurrent_size=16, attention_window=5)
-    settings = SMALL | {"network": memory, "mini_batch_length": 5, "mini_batch_size": 32}
+    settings = SMALL | {"network": memory, "mini_batch_length": 5, "mini_batch_sequences": 32}
     algorithm = learned_offline("decision_transformer", CHAIN, None, 60, seed=seed, **settings)
     assert algorithm.policy.target_return == 1.0
     assert evaluated(algorithm, CHAIN).return_mean == 1.0

@@ -85,7 +85,8 @@ class AlgorithmConfig:
     def plan_with(self, **more: Any) -> Plan:
         """A plan of `plan_class` with the values of all settings that are called as its fields are.
 
-        A switch `prioritized` stands for `Prioritized` with the settings `priority_alpha` and `priority_beta`.
+        A switch `prioritized` stands for `Prioritized` with the settings `priority_alpha` and `priority_beta`. A plan
+        counts sequences: settings that do call them `mini_batch_sequences`, and `mini_batch_size` is rows.
 
         Args:
             more: fields that no setting says, or that a setting of the same name says otherwise.
@@ -95,6 +96,8 @@ class AlgorithmConfig:
         settings: Any = self
         names = [field.name for field in dataclasses.fields(self.plan_class) if hasattr(self, field.name)]
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if hasattr(self, "mini_batch_sequences"):
+            values["mini_batch_size"] = settings.mini_batch_sequences
         if isinstance(values.get("prioritized"), bool):
             alpha, beta = settings.priority_alpha, settings.priority_beta
             values["prioritized"] = Prioritized(alpha=alpha, beta=beta) if settings.prioritized else None

@@ -55,7 +55,7 @@ class DecisionTransformerConfig(AlgorithmConfig):
     """Step size of Adam; a number or a schedule."""
     gradient_steps: Positive[int] = 1
     """Gradient steps in one update."""
-    mini_batch_size: Positive[int] = 64
+    mini_batch_sequences: Positive[int] = 64
     """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     mini_batch_length: AboveOne[int] = 20
     """K, time steps in a sequence."""

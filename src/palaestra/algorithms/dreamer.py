@@ -48,7 +48,7 @@ class DreamerConfig(AlgorithmConfig):
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
-    mini_batch_size: Positive[int] = 16
+    mini_batch_sequences: Positive[int] = 16
     """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     mini_batch_length: AboveOne[int] = 32
     """Time steps in a sequence that are learned from; states are stored once in as many."""

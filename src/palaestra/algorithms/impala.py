@@ -47,7 +47,7 @@ class IMPALAConfig(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     num_epochs: Positive[int] = 1
     """Passes over each unroll."""
-    mini_batch_size: Positive[int | None] = None
+    mini_batch_sequences: Positive[int | None] = None
     """Sequences in a minibatch; `None` is one from every environment, that is, the whole unroll."""
     rho_clip: Limit[float] = 1.0
     """Upper bound of the importance weights of errors; it decides which policy's value is learned."""

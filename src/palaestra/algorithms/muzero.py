@@ -51,8 +51,8 @@ class MuZeroConfig(AlgorithmConfig):
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
-    mini_batch_size: Positive[int] = 128
-    """Sequences in a minibatch."""
+    mini_batch_sequences: Positive[int] = 128
+    """Sequences in a minibatch, each of `model_steps` and `td_steps`, and a row."""
     model_steps: Positive[int] = 5
     """Steps that the model is unrolled in learning."""
     td_steps: Positive[int] = 5

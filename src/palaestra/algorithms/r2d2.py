@@ -39,7 +39,7 @@ class R2D2Config(AlgorithmConfig):
     """Gradient steps in one update."""
     num_epochs: Positive[int | None] = None
     """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
-    mini_batch_size: Positive[int] = 32
+    mini_batch_sequences: Positive[int] = 32
     """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""

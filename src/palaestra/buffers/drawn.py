@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.buffers.lane_storage import FIRST, LAST
-from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, import_extra, numpy_dtype
+from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, as_array, import_extra, numpy_dtype
 
 __all__ = ["RowIndex", "RowNumbers", "Unroll", "Windows", "row_index"]
 
@@ -86,36 +86,34 @@ def _refuse_modulo(self: Any, *others: Any) -> Any:
     )
 
 
-class MovedNumbers(np.ndarray):
-    """A sum of row numbers and something: not to be taken modulo."""
-
-    __mod__ = __imod__ = _refuse_modulo
-
-
 class RowNumbers(np.ndarray):
-    """Row numbers of a buffer: an array, but `(i + 2) % n` is refused, for a ring has more places than rows."""
+    """Row numbers of a buffer: an array whose sums are `MovedNumbers`."""
 
-    def _add(self, other: Any) -> np.ndarray:
-        return (np.asarray(self) + other).view(MovedNumbers)
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, out: Any = (), **named: Any) -> Any:
+        if ufunc is np.remainder and any(isinstance(one, MovedNumbers) for one in given):
+            _refuse_modulo(self)
+        named |= {"out": tuple(map(np.asarray, out))} if out else {}
+        found = getattr(ufunc, method)(
+            *(np.asarray(one) if isinstance(one, RowNumbers) else one for one in given), **named
+        )
+        return found.view(MovedNumbers) if ufunc in (np.add, np.subtract) and np.ndim(found) else found
 
-    def _subtract(self, other: Any) -> np.ndarray:
-        return (np.asarray(self) - other).view(MovedNumbers)
 
-    __add__: Any = _add
-    __radd__: Any = _add
-    __sub__: Any = _subtract
+class MovedNumbers(RowNumbers):
+    """Row numbers and something added: other rows, which only `following` finds. No buffer takes them."""
 
 
 class _Index(Tensor):
     __torch_function__: Any = nn.Parameter.__torch_function__  # operations give plain tensors, but for sums
 
-    def __add__(self, other: Any) -> Tensor:
-        return self.add(other).as_subclass(MovedIndex)
+    def add(self, other: Any, **named: Any) -> Tensor:
+        return torch.add(self, other, **named).as_subclass(MovedIndex)
 
-    def __sub__(self, other: Any) -> Tensor:
-        return self.sub(other).as_subclass(MovedIndex)
+    def sub(self, other: Any, **named: Any) -> Tensor:
+        return torch.sub(self, other, **named).as_subclass(MovedIndex)
 
-    __radd__ = __add__
+    __add__ = __radd__ = __iadd__ = add
+    __sub__ = __isub__ = sub
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.as_subclass(Tensor).clone().as_subclass(type(self))
@@ -133,6 +131,24 @@ class RowIndex(_Index):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def given_rows(index: Any) -> np.ndarray:
+    """Row numbers that a user gives, as an array.
+
+    Args:
+        index: of any kind that a buffer takes.
+
+    Raises:
+        TypeError: they are sums of row numbers and something.
+    """
+    if isinstance(index, MovedNumbers | MovedIndex):
+        raise TypeError(
+            "something was added to row numbers, as in buffer[i + 1]; those are rows of other lanes, of other episodes "
+            "or none, for lanes lie side by side in a ring. Write buffer.following(i, 1), or buffer.prev(i), which "
+            "stay in their episode; np.asarray(i) is a plain array"
+        )
+    return np.asarray(as_array(index))
 
 
 def row_index(rows: np.ndarray | Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import Unroll, Windows, all_valid, numbers_like, offsets, row_index
+from palaestra.buffers.drawn import Unroll, Windows, all_valid, given_rows, numbers_like, offsets, row_index
 from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
-from palaestra.core import Batch, ConfigError, ShapeError, as_array, did_you_mean
+from palaestra.core import Batch, ConfigError, ShapeError, did_you_mean
 from palaestra.ops import valid_starts
 
 __all__ = ["StreamReader"]
@@ -186,7 +186,7 @@ class StreamReader:
         """
         if index is Ellipsis or isinstance(index, slice):
             return self._sliced(slice(None) if index is Ellipsis else index)
-        rows = np.asarray(as_array(index))
+        rows = given_rows(index)
         if rows.dtype.kind == "i" and rows.size and (lowest := rows.min()) < 0:
             order = self.complete()
             if lowest < -len(order):
@@ -233,7 +233,7 @@ class StreamReader:
         Returns:
             [*index.shape, ...].
         """
-        return self.fetch(name, np.asarray(as_array(index)))
+        return self.fetch(name, given_rows(index))
 
     def next(self, index: Any) -> Any:
         """The rows one step later; a row that no step of its own episode follows stays where it is.
@@ -247,7 +247,7 @@ class StreamReader:
         Raises:
             IndexError: no row is there.
         """
-        rows = np.asarray(as_array(index))
+        rows = given_rows(index)
         self._require_rows(rows)
         stays = (rows == self.positions.numbers(rows % self.num_lanes)) | ~self.is_start(rows)
         return numbers_like(index, np.where(stays, rows, self.after(rows, 1)))
@@ -265,7 +265,7 @@ class StreamReader:
         Raises:
             IndexError: no row is there.
         """
-        rows = np.array(as_array(index))
+        rows = given_rows(index)
         for _ in range(steps):
             rows = self.next(rows)
         return numbers_like(index, rows)
@@ -282,7 +282,7 @@ class StreamReader:
         Raises:
             IndexError: no row is there.
         """
-        rows = np.asarray(as_array(index))
+        rows = given_rows(index)
         self._require_rows(rows)
         before = self.after(rows, -1)
         stays = (self.ages(rows) == 0) | ~self.is_start(before)
@@ -520,6 +520,7 @@ class StreamReader:
             index: [N] row numbers of `starts(n_step)`.
             n_step: n.
         """
+        index = given_rows(index)
         take, rows = self.fetch, index + offsets(n_step, self.num_lanes)  # [n+1, N]
         bootstrap = rows[1]
         kinds = self._storage.step_types.take(rows, None, None, "wrap")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import FLAG, RowNumbers, Unroll, Windows, cast_rows, lane_step
+from palaestra.buffers.drawn import FLAG, RowNumbers, Unroll, Windows, cast_rows, given_rows, lane_step
 from palaestra.buffers.lane_storage import FIRST, LAST, MID
 from palaestra.buffers.reader import Field, StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
@@ -28,7 +28,18 @@ from palaestra.buffers.saving import (
 from palaestra.buffers.storage import LoadedTensors, Storage
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
-from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
+from palaestra.core import (
+    Batch,
+    CheckpointError,
+    ConfigError,
+    Offline,
+    OnPolicy,
+    Plan,
+    Replay,
+    ShapeError,
+    as_array,
+    to_device,
+)
 
 __all__ = ["KeepsBuffer", "ListReplayBuffer", "ReplayBuffer", "buffer_of"]
 
@@ -294,7 +305,7 @@ class ReplayBuffer:
                 f"priorities of shape {list(priority.shape)} were given for rows of shape {list(indices.shape)}; one "
                 "for each row is needed"
             )
-        self.sampler.write_back(self._drawn_from, _array(indices), _array(priority))
+        self.sampler.write_back(self._drawn_from, given_rows(indices), np.asarray(as_array(priority)))
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Batch, np.ndarray]:
         """Rows as they were stored; for learning, `draw` gives windows that know how they end.
@@ -432,10 +443,6 @@ class ReplayBuffer:
             buffer.extend(piece, which)
         buffer.writer.keep(saved.positions.counts)
         return buffer
-
-
-def _array(given: Tensor | np.ndarray) -> np.ndarray:
-    return given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 
 
 def _numbered(rows_of: R) -> R:

@@ -266,7 +266,7 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
     except ConfigError as error:
         raise ConfigError(f"--{option}: {error}") from None
     group, _, last = name.rpartition(".")
-    others = algorithms_with(last) if group == "algorithm" else []
+    others = algorithms_with(last, (path.removeprefix("algorithm.") for path in known)) if group == "algorithm" else []
     other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
     raise ConfigError(f"unknown option --{option}{other or '; --help says which there are'}")
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,7 +231,7 @@ def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) ->
 def _instead(name: str, kind: type[Any], values: Mapping[str, Any], path: str) -> str:
     """What to write for an unknown key."""
     group = f"{path}." if path else ""
-    if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name)):
+    if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name, values)):
         return f"; it is a setting of {', '.join(others)}"
     known = {setting.path: setting for setting in settings_of(kind, values)}
     return meant(name, known, f"'{group}{{}}'") or f"; known{path and f' in {path}'}: {', '.join(values)}"
@@ -290,12 +290,15 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     return ""
 
 
-def algorithms_with(name: str) -> list[str]:
-    """The algorithms that have a setting of this name.
+def algorithms_with(name: str, known: Iterable[str]) -> list[str]:
+    """The algorithms that have a setting of this name; none where the present one has it by another.
 
     Args:
         name: of a field.
+        known: the fields of the present one.
     """
+    if closest(name, known, similar=False):
+        return []
     fields = {algorithm: kind.config_class.__dataclass_fields__ for algorithm, kind in ALGORITHMS.items()}
     return sorted(algorithm for algorithm, known in fields.items() if name.replace("-", "_") in known)
 
@@ -348,6 +351,23 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
         what = "is empty" if data is None else f"holds {type(data).__name__}"
         raise ConfigError(f"the configuration {path} {what}; a mapping of settings is needed")
     return data
+
+
+def by_todays_names(node: Any, algorithm: str = "") -> Any:
+    """What a run saved, of which older versions called `mini_batch_sequences` what counts rows elsewhere.
+
+    Args:
+        node: the settings, or some of them.
+        algorithm: that they are for, unless they name one.
+    """
+    if not isinstance(node, Mapping):
+        return node
+    named = [node[key] for key in ("algorithm", "algorithm_name") if isinstance(node.get(key), str)]
+    algorithm = [algorithm, *named][-1]
+    kind = getattr(ALGORITHMS.get(algorithm), "config_class", None)
+    today = {"mini_batch_size": "mini_batch_sequences"} if hasattr(kind, "mini_batch_sequences") else {}
+    parts = {today.get(name, name): value for name, value in node.items()}
+    return {name: value if name == "env" else by_todays_names(value, algorithm) for name, value in parts.items()}
 
 
 _parsed = functools.lru_cache(maxsize=32)(read_yaml)

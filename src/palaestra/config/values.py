@@ -33,6 +33,7 @@ ELSEWHERE = {
         "rollout_fragment_length train_batch_size train_batch_size_per_learner frames_per_batch "
         "step_per_collect update_every horizon",
         "mini_batch_size": "batch_size minibatch_size sgd_minibatch_size num_minibatches nminibatches",
+        "mini_batch_sequences": "mini_batch_size batch_size minibatch_size",
         "gradient_steps": "num_updates utd_ratio replay_ratio update_per_step updates_per_step num_updates_per_step",
         "num_epochs": "num_updates n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect "
         "num_updates_per_train_iter",

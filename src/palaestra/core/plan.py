@@ -52,7 +52,7 @@ class OnPolicy:
     num_epochs: Positive[int] = 1
     """How often the whole unroll is gone through."""
     mini_batch_size: Positive[int | None] = None
-    """Sequences in a minibatch; `None` is one sequence from every environment."""
+    """Sequences in a minibatch, as ALF counts; `None` is one sequence from every environment."""
     mini_batch_length: Positive[int | None] = None
     """Time steps in a sequence; `None` is the whole unroll. Surplus steps are cut off."""
     clear: bool = True
@@ -124,7 +124,7 @@ class Replay:
     num_epochs: Positive[int | None] = None
     """How often the whole buffer is gone through in one iteration, instead of `gradient_steps` minibatches."""
     mini_batch_size: Positive[int] = 32
-    """Sequences in a minibatch."""
+    """Sequences in a minibatch, as ALF counts: with a length of 1, rows."""
     mini_batch_length: Positive[int] = 1
     """Time steps in a sequence; 1 gives flat transitions."""
     learning_starts: NotNegative[int] = 0
@@ -188,7 +188,7 @@ class Offline:
     gradient_steps: Positive[int] = 1
     """Gradient steps in one iteration."""
     mini_batch_size: Positive[int] = 256
-    """Sequences in a minibatch."""
+    """Sequences in a minibatch, as ALF counts: with a length of 1, rows."""
     mini_batch_length: Positive[int] = 1
     """Time steps in a sequence; 1 gives flat transitions."""
     n_step: Positive[int] = 1

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from palaestra.config.config import ExperimentConfig, algorithm_class, flat_sett
 from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, require_device
 from palaestra.core.computing import num_cores
-from palaestra.core.files import replace_text
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker
 from palaestra.envs import TicTacToe
@@ -32,7 +30,7 @@ from palaestra.rollout import Evaluation
 from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
 from palaestra.runs.lineage import require_effect
 from palaestra.runs.making import attempt, choose_products, make_callbacks
-from palaestra.runs.records import network_lines
+from palaestra.runs.records import network_lines, write_evaluation
 from palaestra.runs.robot import RobotLearner
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.runs.single import SingleLearner
@@ -153,11 +151,10 @@ class KeepEvaluations(training.Callback):
             raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
 
     def _write(self, result: training.Evaluated) -> None:
-        text = json.dumps(result.evaluation.to_json(), indent=2) + "\n"
         kept = training.named_policies(result.policy) if result.best else {}
         folders = {training.policy_folder(self._path / "policy", name): policy for name, policy in kept.items()}
         save_policies({path: policy for path, policy in folders.items() if not isinstance(policy, RandomPolicy)})
-        replace_text(self._path / "evals" / f"{result.env_steps}.json", text)  # last, for it says that these are kept
+        write_evaluation(self._path, result.env_steps, result.evaluation.to_json())  # last: it says that these are kept
 
 
 def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> training.ConsoleLogger:

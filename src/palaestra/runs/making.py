@@ -134,7 +134,8 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
         return 1
     whole = int(getattr(config.algorithm, "unroll_length", 0)) * config.env.num_envs
-    rows = getattr(config.algorithm, "mini_batch_size", None) or whole
+    sizes = [getattr(config.algorithm, name, None) for name in ("mini_batch_size", "mini_batch_sequences")]
+    rows = sizes[0] or sizes[1] or whole
     widths = network.hidden_sizes if isinstance(network, NetworkConfig) else NetworkConfig().hidden_sizes
     return faster_threads(rows, widths, most, largest_picture(observation_spec))
 

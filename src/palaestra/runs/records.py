@@ -390,13 +390,35 @@ def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any]]) -> bo
     return True
 
 
+def _run_id(run: str | Path) -> Any:
+    """Which run a directory is of; `None` where that is not known."""
+    try:
+        return read_json(Path(run) / "run.json").get("id")
+    except (CheckpointError, AttributeError):
+        return None
+
+
+def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> None:
+    """Writes a file of a run's `evals/`, which names the run.
+
+    Args:
+        run: the run directory.
+        env_steps: of the run by then.
+        record: the result.
+    """
+    text = json.dumps({**record, "run": _run_id(run)}, indent=2)
+    replace_text(run / "evals" / f"{env_steps}.json", f"{text}\n")
+
+
 def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """Env steps and result of each of a run's evaluations, in order; damaged files are left out with a warning.
+    """Env steps and result of each of a run's evaluations, in order; others are left out with a warning.
+
+    These are damaged ones, and those of another run, by the name that older ones do not have.
 
     Args:
         run: the run directory.
     """
-    found = []
+    found, own = [], _run_id(run)
     for path in (Path(run) / "evals").glob("*.json"):
         if not path.stem.isdigit():
             continue
@@ -405,9 +427,11 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
             numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
             if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
                 raise ValueError("numbers are needed")
+            if own and record.get("run") not in (own, None):
+                raise ValueError(f"it is of the run {record['run']}, this one is {own}")
             found.append((int(path.stem), record))
         except (CheckpointError, ValueError, TypeError, KeyError) as error:
-            _log.warning("%s is no evaluation (%r) and is left out", path, error)
+            say_once(f"{path} is no evaluation of this run ({error!r}) and is left out")
     return sorted(found, key=lambda pair: pair[0])
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from palaestra.config.config import ExperimentConfig, as_yaml, config_from_mapping, read_config
+from palaestra.config.config import ExperimentConfig, as_yaml, by_todays_names, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
 from palaestra.core.files import damaged_files, fingerprint, replace_text, whole_folder
 from palaestra.core.reading import opened, parse_json, read_text
@@ -119,7 +119,7 @@ class RunDirectory:
             raise ConfigError(
                 f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
             )
-        return config_from_mapping(ExperimentConfig, data)
+        return config_from_mapping(ExperimentConfig, by_todays_names(data))
 
     @property
     def is_shared(self) -> bool:
