@@ -141,6 +141,13 @@ class Growing(Lstm):
         return y, {name: torch.cat((leaf, leaf), 1) for name, leaf in after.items()}
 
 
+class Lone(Lstm):
+    """Gives features alone, of which Python makes two where there are two rows."""
+
+    def forward(self, observation: Tensor, state: Any) -> Any:
+        return super().forward(observation, state)[0]
+
+
 class Unbatched(Lstm):
     def initial_state(self, batch_size: int) -> dict[str, Tensor]:
         return {"hidden": torch.zeros(SIZE)}
@@ -167,6 +174,7 @@ class Forgetful(nn.Module):
         ("ppo", NetworkConfig(recurrent="own"), "so give network.encoder, a network of your own with a memory"),
         ("ppo", NetworkConfig(encoder=nn.Flatten(), recurrent="own"), "Flatten has no `initial_state"),
         ("ppo", NetworkConfig(encoder=Growing, recurrent="own"), "one step must give as many numbers as it takes"),
+        ("ppo", NetworkConfig(encoder=Lone, recurrent="own"), r"gave Tensor; it must give \(features, state\)"),
         ("ppo", NetworkConfig(encoder=Unbatched, recurrent="own"), r"must be a dict of tensors \[2, ...\]"),
         ("ppo", NetworkConfig(encoder=Forgetful), "or to 'own' and give the encoder initial_state"),
         ("dqn", NetworkConfig(encoder=Lstm, recurrent="own"), "DQN learns no policy with a hidden state"),

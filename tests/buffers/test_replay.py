@@ -94,7 +94,8 @@ def test_ends_are_those_of_the_ops(seed):
         steps = n_step_end(windows.step_type)
         place, lane = windows.index // 3, windows.index % 3
         assert valid_starts(stream)[place, lane].all()
-        assert torch.equal(windows.next_observation, buffer.take("observation", windows.index + 3 * steps))
+        rows = np.asarray(windows.index) + 3 * steps.numpy()
+        assert torch.equal(windows.next_observation, buffer.take("observation", rows))
 
 
 def test_unrolls_are_views_where_rows_lie_together():

@@ -80,6 +80,7 @@ def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, caps
         ("train DreamerV3 CartPole-v1", "did you mean 'dreamer'?"),
         ("train a3c CartPole-v1", "unknown algorithm 'a3c' — did you mean 'a2c'?"),
         ("tune TQC Pendulum-v1", "did you mean 'quantile_sac'?"),
+        ("tune ppo CartPole-v1 --fresh-seeds 1", "--fresh-seeds is 1; it must be at least 2"),
     ],
 )
 def test_verbs_and_algorithms_of_other_libraries_lead_to_ours(typed, message, capsys):

@@ -47,6 +47,24 @@ def test_an_environment_that_resets_itself_is_found_whether_it_says_so_or_not(ke
     assert OWN not in broken(check("CartPole-v1", steps=60))
 
 
+def test_observations_that_are_drawn_alike_in_every_step_are_no_reset():
+    """It was warned of: one step before an end, a reset shows what the step would."""
+
+    class Drawn(Resets):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self._drawn(), {}
+
+        def step(self, action):
+            self.steps += 1
+            return self._drawn(), 1.0, self.steps == 5, False, {}
+
+        def _drawn(self):
+            return self.np_random.random(2).astype(np.float32)
+
+    assert OWN not in broken(check(lambda: Drawn(None), steps=60))
+
+
 def test_rules_of_ends_are_not_called_kept_where_no_episode_ended():
     report = check(lambda: Counter({}, noisy=True), steps=20)
     unseen = {finding.rule for finding in report.findings if not finding.seen}

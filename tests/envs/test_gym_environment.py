@@ -1,11 +1,15 @@
 """Tests of `palaestra.envs.contract.gym_environment`."""
 
+import functools
+import os
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from palaestra.core import EnvError, TensorSpec
+from palaestra.core import EnvError, SpecError, TensorSpec
 from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver
 from tests.envs.worlds import Counter, Drawing, Faulty, Reusing, Switches, counter
 
@@ -22,6 +26,9 @@ def test_the_two_flags_become_step_type_and_discount(end, pair):
     assert (time_step.step_type, time_step.discount) == pair
 
 
+DEEP = functools.reduce(lambda inside, _: {"a": inside}, range(5_000), {"x": 1.0})
+
+
 @pytest.mark.parametrize("found", [np.zeros(2), {"a": 1, "b": 2}, (np.zeros(1), 3)])
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_reset_of_old_versions_is_named(found, direct):
@@ -31,6 +38,25 @@ def test_a_reset_of_old_versions_is_named(found, direct):
     layer = GymEnvironment(env)
     with pytest.raises(EnvError, match=r"it must return \(observation, info\), and info is a dict"):
         LaneEnvironment(SerialDriver([layer]), lane_seeds=[1]).reset() if direct else layer.reset()
+
+
+@pytest.mark.parametrize(
+    ("begins", "steps", "words"),
+    [
+        (None, {}, r"returned \(observation, None\); it must return \(observation, info\), and info is a dict$"),
+        ({}, None, "info must be a dict, and is None"),
+        (DEEP, {}, "info has the entry 'a', with dicts in dicts more than 100 deep"),
+        ({}, DEEP, "info has the entry 'a', with dicts in dicts more than 100 deep"),
+    ],
+    ids=["None at reset", "None in a step", "deep at reset", "deep in a step"],
+)
+def test_a_first_look_at_info_that_is_none_says_so(begins, steps, words):
+    """With `env.info=*`; it ended in a traceback of the library."""
+    env = Counter({3: "terminated"})
+    env.reset = lambda **given: (Counter.reset(env, **given)[0], begins)
+    env.step = lambda action: (*Counter.step(env, action)[:4], steps)
+    with pytest.raises(SpecError, match=words):
+        _ = GymEnvironment(env).env_info_spec
 
 
 def test_the_reward_belongs_to_the_action_just_executed():
@@ -152,6 +178,29 @@ def test_a_reward_that_was_forgotten_is_malformed():
     """F7: of the `None` that a step without `return` gives, numpy makes NaN."""
     with pytest.raises(EnvError, match=r"environment 1 .*(\n.*)*the reward is None, which is no number"):
         beside(None)
+
+
+@pytest.mark.parametrize("given", [{}, {"DISPLAY": ":1"}, {"MUJOCO_GL": "osmesa"}], ids=["none", "screen", "chosen"])
+def test_mujoco_draws_without_a_screen_unless_somebody_has_chosen(given, monkeypatch):
+    """It asked for a window that nobody can open; what a process that starts later inherits stays what it was."""
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    seen = []
+
+    class Draws(gymnasium.Env[np.ndarray, np.int64]):
+        observation_space = gymnasium.spaces.Box(0, 1, (1,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def render(self):
+            seen.append(os.environ.get("MUJOCO_GL"))
+            return np.zeros((2, 2, 3), np.uint8)
+
+    GymEnvironment(Draws()).render()
+    assert seen == [given.get("MUJOCO_GL", None if given else "egl")]
+    assert os.environ.get("MUJOCO_GL") == given.get("MUJOCO_GL")
 
 
 def test_a_machine_without_a_screen_is_told_how_to_draw():

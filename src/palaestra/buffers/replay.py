@@ -28,18 +28,8 @@ from palaestra.buffers.saving import (
 from palaestra.buffers.storage import LoadedTensors, Storage
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.buffers.writer import StreamWriter
-from palaestra.core import (
-    Batch,
-    CheckpointError,
-    ConfigError,
-    Offline,
-    OnPolicy,
-    Plan,
-    Replay,
-    ShapeError,
-    as_array,
-    to_device,
-)
+from palaestra.core import Batch, CheckpointError, ConfigError, Offline, OnPolicy, Plan, Replay, ShapeError, to_device
+from palaestra.core.tree import as_array
 
 __all__ = ["KeepsBuffer", "ListReplayBuffer", "ReplayBuffer", "buffer_of"]
 

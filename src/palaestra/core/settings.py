@@ -121,7 +121,7 @@ def require_ranges(settings: Any, prefix: str, misfits: Iterable[str] = ()) -> N
     """
     values = [(name, getattr(settings, name), whole, rule) for name, whole, rule in _rules(type(settings))]
     wrong = [
-        f"{prefix}{name} is {value!r}; it must {needed}"
+        f"{prefix}{name.replace('_', '-') if prefix == '--' else name} is {value!r}; it must {needed}"
         for name, value, whole, rule in values
         if value is not None and (needed := _needed(value, whole, rule))
     ]

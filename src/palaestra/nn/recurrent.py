@@ -179,7 +179,13 @@ class OwnMemory(OwnEncoder):
                 f"{type(self.module).__name__}.initial_state(2) is {state!r}; it must be a dict of tensors [2, ...]"
             )
         self.state_spec = _leaf_specs(state)
-        features, after = self.module.eval()(given, Batch.of(state))
+        gave = self.module.eval()(given, Batch.of(state))
+        if not (isinstance(gave, tuple | list) and len(gave) == 2 and isinstance(gave[1], dict | Batch)):
+            raise ConfigError(
+                f"{type(self.module).__name__} was called with an observation and its state, and gave "
+                f"{type(gave).__name__}; it must give (features, state), and the state as initial_state does, a dict"
+            )
+        features, after = gave
         if _leaf_specs(after) != self.state_spec:
             raise ConfigError(
                 f"{type(self.module).__name__}.initial_state gives {self.state_spec}, but a call gave the state "

@@ -21,16 +21,9 @@ from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.nn.blocks import LAYERS
 from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
 from palaestra.robots import RobotConfig
-from palaestra.runs import making
+from palaestra.runs import making, records
 from palaestra.runs.learner import Learner
-from palaestra.runs.records import (
-    Reporter,
-    is_number,
-    now,
-    policies_are_kept,
-    read_evaluations,
-    write_evaluation,
-)
+from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
 from palaestra.training import Trainer, policy_folder
 from palaestra.training.callbacks import missing_callbacks
@@ -220,9 +213,9 @@ def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copyfile(parent.path / file, child.path / file)
-    for env_steps, evaluation in read_evaluations(parent.path):
+    for env_steps, evaluation in records.read_evaluations(parent.path):
         if env_steps <= step:
-            write_evaluation(child.path, env_steps, evaluation)
+            records.write_evaluation(child.path, env_steps, evaluation)
     names = ("threads", "onednn", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # as the child is
     taken = {name: value for name, value in parent.info.items() if name in names}
     child.write_info({"best_return": parent.kept_return, **taken})

@@ -126,7 +126,8 @@ def _unlike(result: Any, count: int) -> str:
 def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> Finding:
     """Whether the observation of an episode's end is its own.
 
-    Episodes are played to one step before their end and reset there: one that resets itself shows that observation.
+    Episodes are played to one step before their end and reset there: one that resets itself shows that observation. If
+    a step before the end shows what a reset in its place does, too, observations are drawn alike in both.
 
     Args:
         gym_env: with its Gymnasium wrappers.
@@ -143,17 +144,23 @@ def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> 
         observation, before, info = last
         key = next((name for name in FINAL if info.get(name) is not None), key)
         if len(actions) > 1:
-            gym_env.reset(seed=seed + episode)
-            for action in actions[:-1]:
-                gym_env.step(action)
-            seen, again = seen + 1, gym_env.reset()[0]
-            alike += _same(observation, again) and not _same(before, again)
+            instead, usual = (_reset_after(gym_env, seed + episode, actions[:-back]) for back in (1, 2))
+            seen += 1
+            alike += _same(observation, instead) and not _same(before, instead) and not _same(before, usual)
     if key:
         got = f"it resets itself, and has that observation in info[{key!r}], from where this library takes it"
         return Finding(rule, got, "the episode's own last observation", fix, "warning")
     got = f"at {alike} of {seen} ends the observation is the one that reset() gives there" if seen == alike > 0 else ""
     fix = f"if it resets itself: {fix}. If episodes do end where they begin, all is well"
     return Finding(rule, got, "another observation", fix, "warning", seen=seen > 0)
+
+
+def _reset_after(gym_env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any]) -> Any:
+    """What a reset shows in the place of the step that would follow these."""
+    gym_env.reset(seed=seed)
+    for action in actions:
+        gym_env.step(action)
+    return copied(gym_env.reset()[0])
 
 
 def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> tuple[list[Any], Any]:

@@ -1,7 +1,11 @@
 """`GymEnvironment`: where Gymnasium's five values become a `TimeStep`."""
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import gymnasium
@@ -11,7 +15,7 @@ import torch
 from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
-from palaestra.envs.contract.rows import Specs, not_five
+from palaestra.envs.contract.rows import Specs, not_five, wrong_info
 from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of", "plain_choices"]
@@ -133,11 +137,12 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
             EnvError: it was made without `render_mode="rgb_array"`, or there is no screen to draw on.
         """
         try:
-            picture = self.gym_env.render()
+            with _without_a_screen():
+                picture = self.gym_env.render()
         except NotImplementedError:
             picture = None
         except Exception as error:
-            if "OpenGL" not in str(error):
+            if not {"OpenGL", "EGL"} & {*re.findall(r"\w+", str(error))}:
                 raise
             raise EnvError(
                 f"{self.gym_env} found no screen to draw on ({error}); set the environment variable MUJOCO_GL=egl, or "
@@ -167,6 +172,20 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
                 f"environment {self.env_id} returned a reward of shape {array.shape}, expected {shape}{hint}"
             )
         return array.astype(np.float32) if shape else float(array.item())
+
+
+@contextlib.contextmanager
+def _without_a_screen() -> Iterator[None]:
+    """While entered, MuJoCo draws by EGL where it could not open a window, unless the user has chosen."""
+    chosen = not {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if not chosen or "mujoco" not in sys.modules or sys.platform != "linux":
+        yield
+        return
+    os.environ["MUJOCO_GL"] = "egl"  # read when the first picture is drawn; an import would fail by it without EGL
+    try:
+        yield
+    finally:
+        del os.environ["MUJOCO_GL"]
 
 
 def plain_choices(gym_env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -218,9 +237,10 @@ def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
             f"reset takes no seed; it must be reset(self, *, seed=None, options=None). {OLD_GYM}"
         ) from error
     if not (type(found) is tuple and len(found) == 2 and isinstance(found[1], dict)):
-        kind = type(found).__name__
+        is_pair = type(found) is tuple and len(found) == 2 and found[1] is None
+        what, hint = ("(observation, None)", "") if is_pair else (f"a {type(found).__name__}", f". {OLD_GYM}")
         raise SpecError(
-            f"reset(seed=...) returned a {kind}; it must return (observation, info), and info is a dict. {OLD_GYM}"
+            f"reset(seed=...) returned {what}; it must return (observation, info), and info is a dict{hint}"
         )
     return found
 
@@ -255,8 +275,10 @@ def last_seen(env: SingleEnvironment, observation: Any, info: Any) -> Any:
     return info[key]
 
 
-def _learn(info: dict[str, Any], found: dict[str, SpecTree]) -> None:
+def _learn(info: Any, found: dict[str, SpecTree]) -> None:
     """Adds the specs of numbers and arrays that were not known."""
+    if wrong := wrong_info(info):
+        raise SpecError(wrong)
     for key, value in info.items():
         if isinstance(value, dict):
             inside = found.setdefault(key, {})

@@ -190,10 +190,8 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
     wrong = problem(observation, specs.observation)
     if wrong:
         return f"the observation has {wrong}"
-    if not isinstance(info, dict) and info != ():
-        return f"info must be a dict, and is {info!r}"
-    if key := _too_deep(info or {}):
-        return f"info has the entry {key!r}, with dicts in dicts more than {_DEEPEST} deep; report numbers there"
+    if wrong := wrong_info(info):
+        return wrong
     try:
         if reward is None:  # of which numpy makes NaN
             raise TypeError
@@ -229,13 +227,18 @@ def numeric_infos(infos: Iterable[Any]) -> Infos | None:
     return found or None
 
 
-def _too_deep(info: dict[str, Any]) -> str:
-    """The entry in which dicts lie too deep in each other; empty if there is none."""
+def wrong_info(info: Any) -> str:
+    """Why the info of a step cannot be read; empty if it can, as nothing at all (`()`) can."""
+    if not isinstance(info, dict):
+        return "" if info == () else f"info must be a dict, and is {info!r}"
     level = {id(value): (str(key), value) for key, value in info.items() if isinstance(value, dict)}
     for _ in range(_DEEPEST):
         pairs = [(key, child) for key, value in level.values() for child in value.values() if isinstance(child, dict)]
         level = {id(child): (key, child) for key, child in pairs}
-    return next((key for key, _ in level.values()), "")
+    if not level:
+        return ""
+    key, _ = next(iter(level.values()))
+    return f"info has the entry {key!r}, with dicts in dicts more than {_DEEPEST} deep; report numbers there"
 
 
 def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:

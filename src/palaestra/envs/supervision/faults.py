@@ -12,15 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from palaestra.core import (
-    Duration,
-    EnvError,
-    NonFiniteError,
-    NotNegative,
-    PalaestraError,
-    Range,
-    require_ranges,
-)
+from palaestra.core import Duration, EnvError, NonFiniteError, NotNegative, PalaestraError, Range, require_ranges
 from palaestra.runtime import Leak
 
 __all__ = ["EventLog", "Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudget", "describe", "is_own", "leaks_of"]

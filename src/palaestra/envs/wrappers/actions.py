@@ -6,15 +6,7 @@ from typing import Any, TypeGuard, final
 import numpy as np
 import torch
 
-from palaestra.core import (
-    BoundedSpec,
-    ConfigError,
-    DiscreteSpec,
-    MultiDiscreteSpec,
-    SpecError,
-    TensorSpec,
-    TimeStep,
-)
+from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiDiscreteSpec, SpecError, TensorSpec, TimeStep
 from palaestra.core.spec import ACTION_MASK, numpy_dtype, spec_leaves
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.contract.nest import flatten, to_rows, unflatten
