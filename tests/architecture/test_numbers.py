@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(16, 2015),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),
-    "envs": Room(57, 7159, "0030"),
+    "envs": Room(57, 7182, "0030"),
     "experiments": Room(5, 1051),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2841, "0030"),
@@ -224,8 +224,8 @@ ROOMS = {
     "policies": Room(15, 1874),
     "robots": Room(9, 1373),
     "rollout": Room(8, 1423),
-    "runs": Room(12, 2484, "0030"),
-    "runtime": Room(11, 1666),
+    "runs": Room(12, 2485, "0030"),
+    "runtime": Room(11, 1674, "0030"),
     "testing": Room(4, 521, "0026"),
     "training": Room(15, 2257),
 }
@@ -289,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_732, 4_500),  # decision 0025
+    "lines of imports and __all__": Limit(lines_of_imports, 4_724, 4_500),  # decision 0025
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),

@@ -1,6 +1,7 @@
 """Records that are damaged, edited or another run's: said, and never a raw error."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,27 @@ def test_evaluations_of_another_run_are_said_and_left_out(command, copy, caplog)
         caplog.clear()
         assert [*read_evaluations(fork)]
         assert not caplog.records
+
+
+def test_a_configuration_that_is_a_pipe_is_named(copy, capsys):
+    """There was no such run, it said."""
+    (copy / "config.yaml").unlink()
+    os.mkfifo(copy / "config.yaml")
+    for command in ("report a", "eval a", "resume a"):
+        assert exit_code(*command.split()) == 2
+        assert "runs/a/config.yaml cannot be read: it is a pipe or a device" in output(capsys)
+
+
+def test_steps_without_end_are_those_of_the_newest_checkpoint(copy, capsys):
+    """`list runs` showed `inf`."""
+    steps = RunDirectory(copy).env_steps
+    text = (
+        (copy / "run.json").read_text().replace(f'"env_steps": {RunDirectory(copy).steps_done}', '"env_steps": 1e999')
+    )
+    (copy / "run.json").write_text(text)
+    assert exit_code("list", "runs") == 0
+    assert "inf" not in output(capsys)
+    assert RunDirectory(copy).steps_done == steps
 
 
 @pytest.mark.parametrize("name", ["monitor.csv", "progress.csv", "result.json"])

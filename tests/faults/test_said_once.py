@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from palaestra.envs.supervision import places
+
 pytestmark = pytest.mark.fault
 ENVIRONMENT = """
 import gymnasium, numpy as np
@@ -25,18 +27,35 @@ class Outside(gymnasium.Env):
 """
 
 
-def test_an_observation_outside_its_space_is_said_once_in_a_run(tmp_path):
-    """It was said by training, and by each evaluation anew; a name in env.info by each look."""
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        pytest.param(("--env.vectorization", "process", "--env.num-workers", "2"), marks=pytest.mark.slow),
+        pytest.param(("--runtime", "process", "--num-workers", "2"), marks=pytest.mark.slow),
+    ],
+    ids=["here", "environments elsewhere", "workers"],
+)
+def test_what_environments_are_like_is_said_once_in_a_run(more, tmp_path):
+    """It was said by training, and by each evaluation anew; a name by each look; all of it by each worker."""
     (tmp_path / "outs.py").write_text(ENVIRONMENT)
     command = [sys.executable, "-m", "palaestra", "train", "ppo", "outs:Outside", "--env.info", "cots"]
-    command += [
-        "--trainer.total-env-steps",
-        "100",
-        "--trainer.eval-every-steps",
-        "32",
-        "--algorithm.unroll-length",
-        "16",
-    ]
+    command += ["--env.num-envs", "4", "--trainer.total-env-steps", "100", "--trainer.eval-every-steps", "32", *more]
+    command += ["--algorithm.unroll-length", "8"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("are outside") == done.stderr.count("env.info has 'cots'") == 1
+
+
+def test_outside_a_run_everything_is_news_and_a_run_knows_what_was_said_before_it():
+    places.said.clear()
+    assert places.is_news("it rains")
+    assert places.is_news("it rains")
+    with places.told_once():
+        assert not places.is_news("it rains")
+        assert places.is_news("it snows")
+        assert not places.is_news("it snows")
+        with places.told_once():
+            assert places.is_news("it snows")
+        assert not places.is_news("it snows")
+    assert places.is_news("it snows")

@@ -28,7 +28,7 @@ from palaestra.core.computing import memory_bytes, num_cores
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_json, read_text
 from palaestra.envs import EventLog
-from palaestra.envs.supervision.places import place_of, places_kept
+from palaestra.envs.supervision.places import place_of, places_kept, told_once
 from palaestra.envs.supervision.watchdog import guarded
 from palaestra.nn import model_summary
 from palaestra.policies import RandomPolicy, load_policy
@@ -213,11 +213,12 @@ def crashes_told(directory: Path) -> Iterator[None]:
         record = write_fault(directory, FaultRecord("EnvError", message, details=place, trace=stacks))
         _log.warning("the last time %s ran, %s(recorded in %s)", directory, message, record)
     if faulthandler.is_enabled():
-        yield
+        with told_once():
+            yield
         return
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    with path.open("a") as file, places_kept(directory / PLACES), guarded(path):
+    with path.open("a") as file, places_kept(directory / PLACES), guarded(path), told_once():
         faulthandler.enable(file)
         try:
             yield

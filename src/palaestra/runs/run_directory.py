@@ -175,7 +175,8 @@ class RunDirectory:
     @property
     def steps_done(self) -> int:
         """Env steps of the run; of one that was killed, which has not said them, those of its newest checkpoint."""
-        return self.info.get("env_steps") or self.env_steps
+        steps = self.info.get("env_steps")
+        return steps if is_number(steps) and steps else self.env_steps
 
     @property
     def kept_return(self) -> float | None:
@@ -408,7 +409,7 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                     require_plain(folder)
                 found += [RunDirectory(config.parent) for config in runs]
                 break
-            if (path / "config.yaml").is_file():
+            if (path / "config.yaml").exists():  # what is there and no file is named by who reads it
                 require_plain(path)
                 found.append(RunDirectory(path))
                 break

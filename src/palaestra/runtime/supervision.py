@@ -92,7 +92,9 @@ class SupervisedProcess:
         self.name = name
         self.connection, theirs = ctx.Pipe()
         self._stacks, stacks = ctx.Pipe(duplex=False)
-        arguments = (target, theirs, stacks, args)
+        # a fork server has the environment of its start
+        environment = {name: value for name, value in os.environ.items() if name.startswith("PALAESTRA_")}
+        arguments = (target, theirs, stacks, environment, args)
         self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
         resource_tracker.ensure_running()  # which would unblock the signals
         try:
@@ -416,7 +418,14 @@ def ignore_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
-def _main(target: Callable[..., None], connection: Connection, stacks: Connection, args: tuple[Any, ...]) -> None:
+def _main(
+    target: Callable[..., None],
+    connection: Connection,
+    stacks: Connection,
+    environment: dict[str, str],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ignore_sigterm()
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)

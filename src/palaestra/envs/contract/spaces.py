@@ -19,6 +19,7 @@ from palaestra.core.spec import (
     SpecTree,
     dtype_limits,
 )
+from palaestra.envs.supervision.places import is_news
 
 __all__ = ["space_from_spec", "spec_from_space"]
 
@@ -112,9 +113,9 @@ def giant_bounds(space: spaces.Space[Any]) -> str:
 
 @functools.cache
 def _say_none(name: str, bound: str) -> None:
-    _log.warning(
-        "the %s has the bound %s, which is taken for none; give the bounds that actions should have", name, bound
-    )
+    text = f"the {name} has the bound {bound}, which is taken for none; give the bounds that actions should have"
+    if is_news(text):
+        _log.warning("%s", text)
 
 
 def reward_spec_of(space: spaces.Space[Any] | None) -> TensorSpec:

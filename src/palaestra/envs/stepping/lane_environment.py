@@ -380,7 +380,7 @@ class LaneEnvironment(HasSpecs, Environment):
             rows.make_first(lane)
             put(rows.observation, lane, leaves)
         names = [layer.partition(":")[2] for layer in lost]
-        if names and not self._said_lost:
+        if names and not self._said_lost and is_news(f"{names} is lost"):
             self._said_lost = True
             _log.warning(
                 "what %s carried from earlier episodes (running statistics, counts) is lost with the worker of the "

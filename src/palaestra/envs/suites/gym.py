@@ -17,6 +17,7 @@ from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mea
 from palaestra.envs.contract.spaces import IMAGE_ONLY
 from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
+from palaestra.envs.supervision.places import is_news
 
 PREFIX = ""
 """Every name: this suite is asked where no other knows it."""
@@ -193,5 +194,6 @@ def _log_warning(text: str) -> None:
     kind = re.sub(r"\d+", "", text)
     if kind not in _WARNED:
         _WARNED.add(kind)
-        level = logging.DEBUG if "deprecated" in text else logging.WARNING  # what is deprecated is Gymnasium's model
+        is_theirs = "deprecated" in text  # of Gymnasium's model
+        level = logging.DEBUG if is_theirs or not is_news(kind) else logging.WARNING
         _log.log(level, "MuJoCo: %s", text)

@@ -7,9 +7,12 @@ is says which lane it was.
 
 import contextlib
 import functools
+import hashlib
 import logging
 import mmap
+import os
 import re
+import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +28,9 @@ _SHIFT = 40
 _FILE = "<lanes>"
 _LINE = rf'File "{_FILE}", line (\d+)'
 _MOST_LANES = 1024
+_TOLD = "PALAESTRA_TOLD"
+said = set[str]()
+"""What this process has said since its last run."""
 
 Calls = Callable[[Sequence[Callable[[Any], Any]], Sequence[Any], Callable[[Any], None]], None]
 
@@ -57,7 +63,6 @@ class _Kept:
     def __init__(self, cells: memoryview | None = None) -> None:
         self.cells: Any = cells
         self.used = 1
-        self.said = set[str]()
         self.free: defaultdict[int, list[int]] = defaultdict(list)
 
 
@@ -78,7 +83,6 @@ def places_kept(path: Path) -> Iterator[None]:
             file.write(bytes(8 * _CELLS))  # not a hole: on a full disk, writing into one would kill the process
             file.flush()
             _kept = _Kept(memoryview(mmap.mmap(file.fileno(), 8 * _CELLS)).cast("q"))  # unmapped with its last batch
-            _kept.said, before.said = before.said, set[str]()
     except OSError as error:
         _log.warning(
             "a crash of an environment will be recorded without its place: %s cannot be kept (%s)", path, error
@@ -90,15 +94,39 @@ def places_kept(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """While entered, `is_news` knows what all processes of a run have said, by files that are empty.
+
+    A worker has the variable of the environment as it was when it started (`SupervisedProcess`).
+    """
+    before = os.environ.get(_TOLD)
+    with tempfile.TemporaryDirectory(prefix="palaestra-told-", ignore_cleanup_errors=True) as folder:
+        os.environ[_TOLD] = folder
+        while said:
+            is_news(said.pop())
+        try:
+            yield
+        finally:
+            os.environ |= {_TOLD: before or ""}
+
+
 def is_news(text: str) -> bool:
-    """Whether nobody has said so in this run or since the one before, in this process; outside a run always.
+    """Whether no process of this run has said so, nor this one since the run before; outside a run always.
 
     Args:
         text: what is said, without what differs from time to time.
     """
-    told = _kept.cells is not None and text in _kept.said
-    _kept.said.add(text)
-    return not told
+    folder = os.environ.get(_TOLD)
+    if not folder:
+        said.add(text)
+        return True
+    try:
+        name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except OSError as error:  # the folder is gone, say, with the run
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 def place_of(path: Path, stacks: str) -> dict[str, Any]:
