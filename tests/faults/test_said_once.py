@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from palaestra.envs.supervision import places
+from palaestra.core import errors
 
 pytestmark = pytest.mark.fault
 ENVIRONMENT = """
@@ -48,14 +48,14 @@ def test_what_environments_are_like_is_said_once_in_a_run(more, tmp_path):
 
 
 def test_outside_a_run_everything_is_news_and_a_run_knows_what_was_said_before_it():
-    places.said.clear()
-    assert places.is_news("it rains")
-    assert places.is_news("it rains")
-    with places.told_once():
-        assert not places.is_news("it rains")
-        assert places.is_news("it snows")
-        assert not places.is_news("it snows")
-        with places.told_once():
-            assert places.is_news("it snows")
-        assert not places.is_news("it snows")
-    assert places.is_news("it snows")
+    errors.said.clear()
+    assert errors.is_news("it rains")
+    assert errors.is_news("it rains")
+    with errors.told_once():
+        assert not errors.is_news("it rains")
+        assert errors.is_news("it snows")
+        assert not errors.is_news("it snows")
+        with errors.told_once():
+            assert errors.is_news("it snows")
+        assert not errors.is_news("it snows")
+    assert errors.is_news("it snows")

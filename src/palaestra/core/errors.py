@@ -1,11 +1,15 @@
-"""Errors that say what was given, what is needed and what to do.
+"""Errors that say what was given, what is needed and what to do; and what is said once alone.
 
 Every class carries the exit code that the command line ends with.
 """
 
+import contextlib
 import difflib
+import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -138,3 +142,43 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f" — did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+
+
+_TOLD = "PALAESTRA_TOLD"
+said = set[str]()
+"""What this process has said since its last run."""
+
+
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """While entered, `is_news` knows what all processes of a run have said, by empty folders.
+
+    A worker has the variable of the environment as it was when it started (`SupervisedProcess`).
+    """
+    before = os.environ.get(_TOLD)
+    with tempfile.TemporaryDirectory(prefix="palaestra-told-", ignore_cleanup_errors=True) as folder:
+        os.environ[_TOLD] = folder
+        while said:
+            is_news(said.pop())
+        try:
+            yield
+        finally:
+            os.environ |= {_TOLD: before or ""}
+
+
+def is_news(text: str) -> bool:
+    """Whether no process of this run has said so, nor this one since the run before; outside a run always.
+
+    Args:
+        text: what is said, without what differs from time to time.
+    """
+    folder = os.environ.get(_TOLD)
+    if not folder:
+        said.add(text)
+        return True
+    try:
+        name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        os.mkdir(f"{folder}/{name}")
+    except OSError as error:  # the folder is gone, say, with the run
+        return not isinstance(error, FileExistsError)
+    return True

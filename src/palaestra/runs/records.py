@@ -25,10 +25,11 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.computing import memory_bytes, num_cores
+from palaestra.core.errors import told_once
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_json, read_text
 from palaestra.envs import EventLog
-from palaestra.envs.supervision.places import place_of, places_kept, told_once
+from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
 from palaestra.nn import model_summary
 from palaestra.policies import RandomPolicy, load_policy

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
+from palaestra.core.errors import is_news
 from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, dtype_limits
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
 from palaestra.envs.contract.rows import Rows, Specs
 from palaestra.envs.supervision.faults import Failure
-from palaestra.envs.supervision.places import is_news
 
 _log = logging.getLogger(__name__)
 _tensor = torch.from_numpy

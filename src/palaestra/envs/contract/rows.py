@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, did_you_mean
+from palaestra.core.errors import is_news
 from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem, unstacked
 from palaestra.envs.contract.spaces import OLD_GYM
-from palaestra.envs.supervision.places import is_news
 
 _log = logging.getLogger(__name__)
 _LARGEST = int(np.finfo(np.float64).max)

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from palaestra.core import SpecError, TensorSpec, numpy_dtype, torch_dtype
+from palaestra.core.errors import is_news
 from palaestra.core.spec import (
     ACTION_MASK,
     BoundedSpec,
@@ -19,7 +20,6 @@ from palaestra.core.spec import (
     SpecTree,
     dtype_limits,
 )
-from palaestra.envs.supervision.places import is_news
 
 __all__ = ["space_from_spec", "spec_from_space"]
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from palaestra.core import EnvError, TensorSpec, TimeStep
+from palaestra.core.errors import is_news
 from palaestra.envs.contract.attributes import as_json, require_found, require_lanes
 from palaestra.envs.contract.boundary import batched_time_step, require_all
 from palaestra.envs.contract.environment import Environment, HasSpecs
@@ -22,7 +23,6 @@ from palaestra.envs.contract.nest import neutral_rows, to_batched
 from palaestra.envs.contract.rows import Rows, chosen_entries, completed, entry_names, put
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.supervision.faults import EventLog, Fault, Handled, Incident, RestartBudget
-from palaestra.envs.supervision.places import is_news
 from palaestra.envs.wrappers.untransformed import split
 
 __all__ = ["LaneEnvironment"]

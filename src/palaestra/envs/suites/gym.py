@@ -14,10 +14,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
+from palaestra.core.errors import is_news
 from palaestra.envs.contract.spaces import IMAGE_ONLY
 from palaestra.envs.suites.suite import Native, Single
 from palaestra.envs.supervision.faults import describe
-from palaestra.envs.supervision.places import is_news
 
 PREFIX = ""
 """Every name: this suite is asked where no other knows it."""

@@ -7,12 +7,9 @@ is says which lane it was.
 
 import contextlib
 import functools
-import hashlib
 import logging
 import mmap
-import os
 import re
-import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +25,6 @@ _SHIFT = 40
 _FILE = "<lanes>"
 _LINE = rf'File "{_FILE}", line (\d+)'
 _MOST_LANES = 1024
-_TOLD = "PALAESTRA_TOLD"
-said = set[str]()
-"""What this process has said since its last run."""
 
 Calls = Callable[[Sequence[Callable[[Any], Any]], Sequence[Any], Callable[[Any], None]], None]
 
@@ -92,41 +86,6 @@ def places_kept(path: Path) -> Iterator[None]:
     finally:
         _kept = before
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def told_once() -> Iterator[None]:
-    """While entered, `is_news` knows what all processes of a run have said, by files that are empty.
-
-    A worker has the variable of the environment as it was when it started (`SupervisedProcess`).
-    """
-    before = os.environ.get(_TOLD)
-    with tempfile.TemporaryDirectory(prefix="palaestra-told-", ignore_cleanup_errors=True) as folder:
-        os.environ[_TOLD] = folder
-        while said:
-            is_news(said.pop())
-        try:
-            yield
-        finally:
-            os.environ |= {_TOLD: before or ""}
-
-
-def is_news(text: str) -> bool:
-    """Whether no process of this run has said so, nor this one since the run before; outside a run always.
-
-    Args:
-        text: what is said, without what differs from time to time.
-    """
-    folder = os.environ.get(_TOLD)
-    if not folder:
-        said.add(text)
-        return True
-    try:
-        name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except OSError as error:  # the folder is gone, say, with the run
-        return not isinstance(error, FileExistsError)
-    return True
 
 
 def place_of(path: Path, stacks: str) -> dict[str, Any]:
