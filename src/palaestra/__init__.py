@@ -76,6 +76,7 @@ __all__ = [
     "share",
     "stochastic_policy",
     "train",
+    "train_together",
     "tune",
     "verify",
 ]

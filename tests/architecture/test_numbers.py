@@ -206,28 +206,28 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(52, 5053),
+    "algorithms": Room(53, 5176, "0029"),
     "analysis": Room(10, 1979),
     "buffers": Room(14, 2577, "0030"),
     "cli": Room(16, 1326),
     "compat": Room(4, 345),
-    "config": Room(6, 747, "0030"),
+    "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),
     "envs": Room(57, 7155, "0030"),
-    "experiments": Room(5, 1051),
+    "experiments": Room(6, 1173, "0029"),
     "multiagent": Room(14, 1989),
-    "nn": Room(20, 2841, "0030"),
+    "nn": Room(20, 2862, "0029"),
     "ops": Room(11, 738),
-    "palaestra": Room(2, 101),
-    "policies": Room(15, 1874),
+    "palaestra": Room(2, 102, "0029"),
+    "policies": Room(15, 1887, "0029"),
     "robots": Room(9, 1373),
-    "rollout": Room(8, 1423),
-    "runs": Room(12, 2486, "0030"),
+    "rollout": Room(9, 1522, "0029"),
+    "runs": Room(13, 2568, "0029"),
     "runtime": Room(11, 1674, "0030"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(15, 2257),
+    "training": Room(16, 2326, "0029"),
 }
 """The size of each package when the rooms were opened."""
 
@@ -289,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_726, 4_500),  # decision 0025
+    "lines of imports and __all__": Limit(lines_of_imports, 4_811, 4_500),  # decision 0029
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),
@@ -300,8 +300,8 @@ LIMITS = {
     "levels of imports in experiments": Limit(functools.partial(levels_of_imports, "experiments"), 5, 5),
     "branches of begin_update": Limit(branches_of_begin_update, 6, 6),
     "lines of begin_update": Limit(lines_of_begin_update, 15, 15),
-    "calls from the command line to update": Limit(calls.calls_to_update, 7, 7),
-    "calls from the command line to the autograd engine": Limit(calls.calls_to_backward, 11, 11),
+    "calls from the command line to update": Limit(calls.calls_to_update, 8, 7),  # decision 0029
+    "calls from the command line to the autograd engine": Limit(calls.calls_to_backward, 12, 11),  # decision 0029
     "files of envs that a step enters": Limit(calls.files_of_a_step, 6, 5),
     "calls from one act to the next": Limit(calls.calls_of_acting, 33, 45),  # decision 0025
     "files from one act to the next": Limit(calls.files_of_acting, 14, 12),  # decision 0025

@@ -89,8 +89,8 @@ def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     started, most = [], []
     start = module._Seed.start
 
-    def counting(seed):
-        started.append(start(seed))
+    def counting(seed, others):
+        started.append(start(seed, others))
         most.append(sum(one.running for one in started))
         return seed
 

@@ -46,6 +46,7 @@ from palaestra.algorithms.steppers import *
 from palaestra.algorithms.targets import *
 from palaestra.algorithms.td3 import *
 from palaestra.algorithms.td3_bc import *
+from palaestra.algorithms.together import *
 from palaestra.algorithms.trpo import *
 from palaestra.algorithms.xqc import *
 

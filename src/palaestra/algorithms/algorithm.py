@@ -243,8 +243,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.minibatch_generator = seeds.generator("minibatches")
         """Decides what is drawn from a source, and in which order it is learned from."""
         self._noise_generator = seeds.generator("noise")
-        schedules = ((name, value) for name, value in vars(config).items() if isinstance(value, Linear | Piecewise))
-        self._scheduled = {name: (value, torch.tensor(value(0.0))) for name, value in schedules}
+        self._schedules = {name: one for name, one in vars(config).items() if isinstance(one, Linear | Piecewise)}
+        self.numbers = torch.nn.Module()
+        """Settings that follow schedules, as they are now: a buffer for each, 0-dim."""
+        for name, schedule in self._schedules.items():
+            self.numbers.register_buffer(name, torch.tensor(schedule(0.0)))
         policy.seed(seeds.integer("acting"))
         if isinstance(policy, NetworkPolicy):
             model.attach_policy(policy)
@@ -274,7 +277,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.model.to(target)
         self.policy.to(target)
         self.targets.to(target)
-        self._scheduled = {name: (schedule, value.to(target)) for name, (schedule, value) in self._scheduled.items()}
+        self.numbers.to(target)
         self.device, self._moves = target, target.type != "cpu"
         return self
 
@@ -412,8 +415,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         Returns:
             The number, or a 0-dim tensor that follows the schedule, inside compiled code too.
         """
-        scheduled = self._scheduled.get(name)
-        return getattr(self.config, name) if scheduled is None else scheduled[1]
+        return getattr(self.numbers if name in self._schedules else self.config, name)
 
     @final
     def set_progress(self, progress: float) -> None:
@@ -423,8 +425,8 @@ class Algorithm(ABC, Generic[PolicyT]):
             progress: env steps taken divided by the run's total, in [0, 1].
         """
         self.progress = progress
-        for schedule, value in self._scheduled.values():
-            value.fill_(schedule_value(schedule, progress))
+        for name, schedule in self._schedules.items():
+            getattr(self.numbers, name).fill_(schedule_value(schedule, progress))
         self.model.set_progress(progress)
         self.targets.set_progress(progress)
         if self.policy.exploration is not None:

@@ -255,7 +255,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         stepper = stepper or self._stepper
         info = UpdateInfo(self.policy_version + 1)
         with self.policy.in_phase(Phase.UPDATE), self.partly_updated(info):
-            data = _UpdateData(self, source, info)
+            data = UpdateData(self, source, info)
             for step in stepper.steps(data.passes()):
                 info.add(step.metrics, step.num_valid)
                 if step.priority is not None:
@@ -273,7 +273,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             return EagerSteps(self)
         return self._compiled if self._compiled.has_begun else EagerSteps(self, self._compiled.note)
 
-    def _learn_statistics(self, data: "_UpdateData", info: UpdateInfo, stepper: Stepper) -> None:
+    def _learn_statistics(self, data: "UpdateData", info: UpdateInfo, stepper: Stepper) -> None:
         """What comes after the last gradient step: statistics may not learn from a step that was not finite."""
         if self.after_update is not None or self.policy.normalizer is not None:
             stepper.awaited(info).require_finite()
@@ -441,24 +441,24 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             )
 
 
-class _UpdateData:
+class UpdateData:
     """The data of one update: drawn once, and prepared once, or again before each pass."""
 
     def __init__(self, algorithm: GradientAlgorithm[Any], source: DataSource, info: UpdateInfo) -> None:
         self._algorithm, self._source = algorithm, source
         self.drawn = algorithm.draw(source)
-        self._empty = _nothing_valid(self.drawn)  # asked first: later a GPU would be waited for
+        self.empty = _nothing_valid(self.drawn)  # asked first: later a GPU would be waited for
         self._rewarded = algorithm._rewarded(self.drawn, info)
         self.batch = self._prepared()
         if vars(self.batch).get("valid") is not vars(self.drawn).get("valid"):
-            self._empty = _nothing_valid(self.batch)
+            self.empty = _nothing_valid(self.batch)
 
     def passes(self) -> Iterable[Minibatches]:
         """Minibatches to learn from, those of a pass together; none if no row counts."""
         algorithm = self._algorithm
         renew = self._prepared if algorithm.preprocesses_each_epoch else None
         generator = algorithm.minibatch_generator
-        return () if self._empty else equal_minibatches(self.batch, algorithm.plan, generator=generator, renew=renew)
+        return () if self.empty else equal_minibatches(self.batch, algorithm.plan, generator=generator, renew=renew)
 
     def _prepared(self) -> Batch:
         return self._algorithm.prepared(self._rewarded, self.drawn, self._source)

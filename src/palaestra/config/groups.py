@@ -25,6 +25,9 @@ class RunConfig:
     compile: Annotated[bool | Literal["auto"], "--compile"] = "auto"
     """Compile gradient steps, and steps of tensor environments. True does so from the start, after seconds of waiting;
     auto after the first 10,000 gradient steps of a run of 50,000 or more, in which another process compiles."""
+    together: bool = False
+    """Train several seeds as a population in one graph: for PPO, A2C, DQN, PQN, SAC, TD3 and others in environments of
+    tensors, on the CPU. Each has its own run, and ends as it would alone, up to rounding."""
     precision: Precision = "float32"
     """Of matrix products in gradient steps: bf16 is 1.4 to 2 times as fast for wide layers where a processor has
     instructions for it, and rounds to 3 digits. Weights, sums and outputs stay in float32, as does acting. tf32, on a

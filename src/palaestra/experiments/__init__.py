@@ -15,6 +15,7 @@ from palaestra.config.presets import *
 from palaestra.experiments.published import *
 from palaestra.experiments.run import *
 from palaestra.experiments.seeds import *
+from palaestra.experiments.together import *
 from palaestra.experiments.tuning import *
 from palaestra.ops.ratings import *
 from palaestra.runs.build import *

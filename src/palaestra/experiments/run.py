@@ -434,7 +434,7 @@ def seed_process(run: str, *path: str) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
     sys.path += [entry for entry in path if entry not in sys.path]
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     trust(run)  # the parent has read it
     directory = RunDirectory(Path(run))
     try:
@@ -450,7 +450,7 @@ def seed_process(run: str, *path: str) -> int:
         return getattr(error, "exit_code", 130)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """The pipe from the parent ends when the parent does; what has been learned is saved then."""
     with suppress(OSError):
         while os.read(0, 4096):  # not `sys.stdin`, whose lock would be held when the interpreter ends

@@ -26,15 +26,19 @@ from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
 from palaestra.runs.records import provenance
 from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
+from palaestra.runs.together import member_configs
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 
 __all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
 
+_LEAST_TOGETHER = 4
+"""Members of a process, before there is another one."""
 _TAIL_BYTES = 16_384
 _STOPPED = (130, 143)
 
 _PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
+_TOGETHER = "import sys; from palaestra.experiments.together import members_process as m; sys.exit(m(*sys.argv[1:]))"
 _POLL_S = 0.1
 _LEAVES_S = 40.0
 """How long after `trainer.grace_s` a seed that was asked to stop may still be there before it is ended."""
@@ -104,6 +108,25 @@ def train_seeds(
     Raises:
         ConfigError: the settings do not fit together; nothing has been started then.
     """
+    chosen = seeds_of(config, seeds)
+    if config.run.together:
+        return train_members([config], chosen, progress=progress, on_start=on_start, ended=ended)[0]
+    path = _new_group(config, chosen)
+    if on_start is not None:
+        on_start(path)
+    return resume_seeds(path, progress=progress, ended=ended)
+
+
+def seeds_of(config: ExperimentConfig, seeds: int | Sequence[int]) -> list[int]:
+    """Which seeds are meant.
+
+    Args:
+        config: of every run.
+        seeds: how many, or which.
+
+    Raises:
+        ConfigError: they are none, or other processes cannot have these settings.
+    """
     several = isinstance(seeds, Sequence) and all(type(seed) is int for seed in seeds)
     if type(seeds) is not int and not several:
         raise ConfigError(f"seeds is {seeds!r}; give a whole number of them, or a list of whole numbers")
@@ -115,21 +138,57 @@ def train_seeds(
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise ConfigError(f"seeds is {seeds}; give a number of at least 1, or different seeds of at least 0")
+    return chosen
+
+
+def train_members(
+    configs: Sequence[ExperimentConfig],
+    seeds: Sequence[int],
+    *,
+    progress: bool = False,
+    on_start: Callable[[Path], None] | None = None,
+    ended: Callable[[], bool] | None = None,
+) -> list[GroupResult]:
+    """Trains configurations that differ in numbers of the algorithm only, each with all seeds, as one population.
+
+    Args:
+        configs: of every run, apart from the seed; each gets a group directory of its own.
+        seeds: of each.
+        progress: see `train_seeds`.
+        on_start: called with each group directory.
+        ended: see `train_seeds`.
+
+    Raises:
+        ConfigError: the settings do not fit together, or a population cannot have them; nothing has been started then.
+    """
+    paths: list[Path] = []
+    for config in member_configs(configs, len(configs) * len(seeds)):
+        paths.append(_new_group(config, seeds, threads=1))
+        if on_start is not None:
+            on_start(paths[-1])
+    groups = [[_Seed(directory) for directory in find_runs([path])] for path in paths]
+    members = [seed for group in groups for seed in group]
+    count = max(1, min(num_cores(), len(members) // _LEAST_TOGETHER))
+    parts = [members[len(members) * i // count : len(members) * (i + 1) // count] for i in range(count)]
+    _train_parts(parts, ", ".join(map(str, paths)), progress=progress, ended=ended)
+    return [GroupResult(path, tuple(one.result() for one in group)) for path, group in zip(paths, groups, strict=True)]
+
+
+def _new_group(config: ExperimentConfig, seeds: Sequence[int], threads: int | None = None) -> Path:
+    """A group directory with runs that have not begun."""
     config = for_new_run(config)
     learner = make_learner(config)
     learner.load_data()  # what does not fit is said here, once
     begin_from(learner)
-    threads = learner.num_threads(side_by_side=min(len(chosen), num_cores()))
-    with new_folder(config, f"{len(chosen)}seeds") as (path, unfinished):
-        group = {"format": 1, "seeds": chosen, **provenance()}
+    threads = threads or learner.num_threads(side_by_side=min(len(seeds), num_cores()))
+    with new_folder(config, f"{len(seeds)}seeds") as (path, unfinished):
+        group = {"format": 1, "seeds": list(seeds), **provenance()}
         replace_text(unfinished / "group.json", json.dumps(group, indent=2) + "\n")
-        for seed in chosen:
+        for seed in seeds:
             name = f"seed_{seed}"
             run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=name, num_threads=threads)
             RunDirectory(unfinished / name).begin(dataclasses.replace(config, run=run))
-    if on_start is not None:
-        on_start(path)
-    return resume_seeds(path, progress=progress, ended=ended)
+    return path
 
 
 def resume_seeds(
@@ -153,14 +212,22 @@ def resume_seeds(
         raise ConfigError(f"{name} is a single run, no group of seeds; continue it with `palaestra resume {name}`")
     seeds = [_Seed(directory) for directory in directories]
     _require_all(group, seeds)
-    panel = _Panel(str(group), seeds) if progress else None
+    _train_parts([[seed] for seed in seeds], str(group), progress=progress, ended=ended)
+    return GroupResult(group, tuple(seed.result() for seed in seeds))
+
+
+def _train_parts(
+    parts: Sequence[Sequence["_Seed"]], title: str, *, progress: bool, ended: Callable[[], bool] | None
+) -> None:
+    """Trains each part in a process of its own."""
+    seeds = [seed for part in parts for seed in part]
+    panel = _Panel(title, seeds) if progress else None
     with StopSignals() as stop, contextlib.closing(panel) if panel else contextlib.nullcontext():
         try:
-            _supervise(seeds, stop, panel, ended)
+            _supervise(parts, stop, panel, ended)
         finally:
             for seed in seeds:
                 seed.kill()
-    return GroupResult(group, tuple(seed.result() for seed in seeds))
 
 
 def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
@@ -184,19 +251,22 @@ class _Seed:
         self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop: int | None = None  # by which signal
-        reached_goal = directory.status == "stopped" and bool(directory.info.get("reason"))  # or its time limit
-        self.finished = directory.status == "done" or reached_goal
+        self.finished = _is_finished(directory)
         self._ended_before = directory.info.get("ended")
         self.metrics: dict[str, Any] = {}
 
-    def start(self) -> Self:
+    def start(self, others: Sequence["_Seed"] = ()) -> Self:
+        """Starts its process, in which others train together with it."""
         # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
-            command = [sys.executable, "-c", _PROCESS, str(self.directory.path), *filter(None, sys.path)]
+            runs = json.dumps([str(one.directory.path) for one in (self, *others)]) if others else self.directory.path
+            command = [sys.executable, "-c", _TOGETHER if others else _PROCESS, str(runs), *filter(None, sys.path)]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+        for one in others:
+            one.process = self.process
         return self
 
     @property
@@ -241,9 +311,16 @@ class _Seed:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
         unbegun = 128 + (self.asked_to_stop or signal.SIGINT)
         exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else unbegun)
+        if code and _is_finished(self.directory):  # others of its process are not
+            status, exit_code = self.directory.status, 0
         steps = int(info.get("env_steps") or self.env_steps)
         why = error or info.get("reason")
         return SeedResult(self.number, self.directory.path, status, exit_code, steps, self.directory.kept_return, why)
+
+
+def _is_finished(directory: RunDirectory) -> bool:
+    """Whether it has used its budget, reached its goal, or its time limit."""
+    return directory.status == "done" or (directory.status == "stopped" and bool(directory.info.get("reason")))
 
 
 class _Panel:
@@ -304,20 +381,23 @@ def _number(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def _supervise(
-    seeds: Sequence[_Seed], stop: StopSignals, panel: _Panel | None, ended: Callable[[], bool] | None
+    parts: Sequence[Sequence[_Seed]], stop: StopSignals, panel: _Panel | None, ended: Callable[[], bool] | None
 ) -> None:
     """Keeps as many processes running as there are cores until all seeds have ended, or a signal ends them."""
-    waiting = [seed for seed in seeds if not seed.finished]
+    seeds = [seed for part in parts for seed in part]
+    waiting = [part for part in parts if not all(seed.finished for seed in part)]
     config = seeds[0].directory.config
     most = max(1, num_cores() // (config.run.num_threads or 1))
     deadline_s = float("inf")
     while time.monotonic() <= deadline_s:  # those that are left after it are ended by the caller
-        running = [seed for seed in seeds if seed.running]
+        running = [part for part in parts if part[0].running]
         if stop.received is None and ended is not None and ended():
             stop.received = signal.SIGTERM
         if stop.received is None:
             while waiting and len(running) < most:
-                running.append(waiting.pop(0).start())
+                first, *others = waiting.pop(0)
+                first.start(others)
+                running.append([first, *others])
         else:
             deadline_s = min(deadline_s, time.monotonic() + config.trainer.grace_s + _LEAVES_S)
             for seed in seeds:

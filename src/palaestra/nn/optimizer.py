@@ -210,19 +210,33 @@ class ComponentOptimizer:
         """
         return step_together((self,), (gradients,))[0]
 
-    def _norm_in_graph(self, grads: Sequence[Tensor]) -> Tensor:
+    def norm_in_graph(self, grads: Sequence[Tensor]) -> Tensor:
+        """The norm of a whole gradient, as part of a graph.
+
+        Args:
+            grads: one for each parameter.
+        """
         if not grads:
             return torch.zeros(())
         return torch.linalg.vector_norm(torch.stack(norms_of(grads)))
 
     def _step_in_graph(self, grads: list[Tensor], norm: Tensor, finite: Tensor) -> None:
         """A step as part of compiled code."""
-        if self.option.max_grad_norm is not None:
-            scale = (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            grads = scaled(grads, scale)
-        update = self._update_fused if self._fused and recording() else self._update
-        update(grads, self.learning_rate, finite)
+        if self._fused and recording():
+            self._update_fused(self._shortened(grads, norm), self.learning_rate, finite)
+        else:
+            steps = self.steps + 1
+            after, state = self.stepped(self.parameters, grads, self.state, steps, self.learning_rate, norm)
+            for old, new in zip((self.parameters, *self.state.values()), (after, *state.values()), strict=True):
+                for mine, changed in zip(old, new, strict=True):
+                    _write(mine, changed, finite)
+            _write(self.steps, steps, finite)
         self._bring_back(finite)
+
+    def _shortened(self, grads: Sequence[Tensor], norm: Tensor) -> list[Tensor]:
+        if self.option.max_grad_norm is None:
+            return list(grads)
+        return scaled(grads, (self.option.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
 
     def _measure(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The norm of the whole gradient, and the gradient as `_step_by` takes it: in one vector, or one by one."""
@@ -261,7 +275,7 @@ class ComponentOptimizer:
             self.steps += self._one
             self._kernel(self.parameters, grads, *self.state.values(), [], self._counts, lr=self._rate, **self._kept)
         else:
-            self._update(grads, self._rate, None)
+            self._update(grads, self._rate)
         if self.unit_vectors:
             self._bring_back(None)
 
@@ -287,26 +301,35 @@ class ComponentOptimizer:
         kept = self._kept if finite is None else {**self._kept, "found_inf": (~finite).float()}
         self._kernel(self.parameters, grads, *self.state.values(), [], self._counts, lr=rate, **kept)
 
-    def _update(self, grads: list[Tensor], rate: Any, finite: Tensor | None) -> None:
-        """The step in plain operations; where `finite` is false, everything keeps its value."""
-        rule = rules.RULES[str(self.option.cls)]
-        settings = {**self._settings, "decoupled": self.option.cls == "adamw"}
-        _write(self.steps, self.steps + 1, finite)
-        if "betas" in settings:
-            steps = self.steps.double()  # 1 - 0.999 loses half of its digits in float32
-            beta1, beta2 = settings["betas"]
-            settings["corrections"] = rules.correction(beta1, steps, 1.0), rules.correction(beta2, steps, 0.5)
-        for i, (parameter, grad) in enumerate(zip(self.parameters, grads, strict=True)):
-            old = {name: tensors[i] for name, tensors in self.state.items()}
-            change, new = rule(parameter, grad, old, settings)
-            if settings["decoupled"]:
-                change = change + settings["weight_decay"] * parameter
-            if finite is None:
-                parameter.sub_(change, alpha=rate)
-            else:
-                _write(parameter, parameter - rate * change, finite)
+    def _update(self, grads: Sequence[Tensor], rate: float) -> None:
+        """The step in plain operations."""
+        self.steps += self._one
+        changes = rules.changes(self.option.cls, self._settings, self.parameters, grads, self.state, self.steps)
+        for i, (parameter, (change, new)) in enumerate(zip(self.parameters, changes, strict=True)):
+            parameter.sub_(change, alpha=rate)
             for name, value in new.items():
-                _write(old[name], value, finite)
+                self.state[name][i].copy_(value)
+
+    def stepped(
+        self, parameters: Sequence[Tensor], grads: Sequence[Tensor], state: Any, steps: Tensor, rate: Tensor, norm: Any
+    ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """`step` as a pure function, of other parameters of these shapes; for `torch.func.vmap`.
+
+        Args:
+            parameters: instead of the own.
+            grads: one for each.
+            state: as the attribute is.
+            steps: 0-dim, with this one.
+            rate: 0-dim, the learning rate.
+            norm: 0-dim, of the whole gradient.
+
+        Returns:
+            Parameters and state after the step.
+        """
+        grads = self._shortened(grads, norm)
+        pairs = rules.changes(self.option.cls, self._settings, parameters, grads, state, steps)
+        after = [parameter - rate * change for parameter, (change, _) in zip(parameters, pairs, strict=True)]
+        return after, {name: [new[name] for _, new in pairs] for name in state}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state by name, for a checkpoint."""
@@ -391,7 +414,7 @@ def step_together(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[
 
 @torch.no_grad()
 def _step_in_graph(optimizers: Sequence[ComponentOptimizer], gradients: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
-    norms = [optimizer._norm_in_graph(grads) for optimizer, grads in zip(optimizers, gradients, strict=True)]
+    norms = [optimizer.norm_in_graph(grads) for optimizer, grads in zip(optimizers, gradients, strict=True)]
     finite = functools.reduce(torch.logical_and, [torch.isfinite(norm) for norm in norms])
     for optimizer, grads, norm in zip(optimizers, gradients, norms, strict=True):
         optimizer._step_in_graph(list(grads), norm, finite)

@@ -60,6 +60,36 @@ RULES = {"adam": adam, "adamw": adam, "rmsprop": rmsprop, "sgd": sgd}
 """By the name of an optimizer."""
 
 
+def changes(
+    kind: Any,
+    settings: Mapping[str, Any],
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    state: Mapping[str, Sequence[Tensor]],
+    steps: Tensor,
+) -> list[tuple[Tensor, _State]]:
+    """Of each parameter, what the learning rate is a factor of, and what is remembered then.
+
+    Args:
+        kind: name of the optimizer.
+        settings: of it.
+        parameters: before the step.
+        grads: one for each.
+        state: what is remembered of each, by name.
+        steps: 0-dim, with this one.
+    """
+    settings = {**settings, "decoupled": kind == "adamw"}
+    if "betas" in settings:
+        steps = steps.double()  # 1 - 0.999 loses half of its digits in float32
+        beta1, beta2 = settings["betas"]
+        settings["corrections"] = correction(beta1, steps, 1.0), correction(beta2, steps, 0.5)
+    pairs: list[tuple[Tensor, _State]] = []
+    for i, (parameter, grad) in enumerate(zip(parameters, grads, strict=True)):
+        change, new = RULES[str(kind)](parameter, grad, {name: one[i] for name, one in state.items()}, settings)
+        pairs.append((change + settings["weight_decay"] * parameter if settings["decoupled"] else change, new))
+    return pairs
+
+
 def kept_by(kind: Any, parameters: Sequence[Tensor], settings: Mapping[str, Any]) -> list[set[str]]:
     """What an optimizer of PyTorch keeps of each parameter, found by a step of another one.
 

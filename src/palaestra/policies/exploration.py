@@ -280,7 +280,24 @@ class GaussianNoise(_Noise):
 
     def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         self._require_floats(action)
-        noise = torch.empty_like(action).normal_(generator=generator) * self.strength
+        return self.changed(action, self.noise(torch.empty_like(action), generator))
+
+    def noise(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers of one call, with the standard deviation of now.
+
+        Args:
+            out: as actions are; filled in place.
+            generator: source of the noise.
+        """
+        return out.normal_(generator=generator) * self.strength
+
+    def changed(self, action: Tensor, noise: Tensor) -> Tensor:
+        """Actions with noise drawn before: compiled code draws none.
+
+        Args:
+            action: what the policy would do.
+            noise: from `noise`.
+        """
         return self._clipped(action + (noise * action if self.relative else noise))
 
 

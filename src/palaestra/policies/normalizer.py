@@ -161,7 +161,7 @@ class ObservationNormalizer(nn.Module):
         start, end, shape = plan
         if self._leaves > 1 or len(shape) != 1:
             shift, scale = shift[start:end].view(shape), scale[start:end].view(shape)
-        normal = (value - shift).mul_(scale).clamp_(self.low, self.high)
+        normal = (value - shift).mul_(scale).clamp(self.low, self.high)
         return normal.float() if whole else normal
 
 

@@ -12,6 +12,7 @@ from palaestra.core import BoundedSpec, ConfigError, SpecTree
 from palaestra.nn import Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head, require_continuous
+from palaestra.policies.exploration import GaussianNoise
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
@@ -187,3 +188,14 @@ class DeterministicPolicy(SquashedPolicy):
 
     def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
         return outputs.tanh()
+
+    def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
+        explore = self.exploration
+        if self.state_spec or not isinstance(explore, GaussianNoise):
+            return None
+        like = self.action(observation).detach()
+        return lambda: explore.noise(torch.empty_like(like), self.generator)
+
+    def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(self.exploration, GaussianNoise)
+        return self.exploration.changed(self.action(observation), noise), {}

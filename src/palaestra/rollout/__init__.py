@@ -7,3 +7,4 @@ from palaestra.rollout.episodes import *
 from palaestra.rollout.evaluation import *
 from palaestra.rollout.inference import *
 from palaestra.rollout.rows import *
+from palaestra.rollout.together import *

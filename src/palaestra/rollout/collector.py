@@ -20,7 +20,7 @@ from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
 from palaestra.rollout import collection
 from palaestra.rollout.collection import CollectInfo, Quota, episodes_of_lanes
-from palaestra.rollout.compiled import CompiledStep
+from palaestra.rollout.compiled import CompiledStep, Unroller
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
@@ -88,7 +88,7 @@ class Collector:
         self._quota, self._pausing = Quota(), False
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
-        self._compiled: CompiledStep | None = None
+        self._compiled: Unroller | None = None
         self._chance: RandomPolicy | None = None
 
     @classmethod
@@ -136,7 +136,7 @@ class Collector:
         """
         return self.env.get_attr(name, lanes)
 
-    def compile(self, graph: CompiledStep | None = None) -> None:
+    def compile(self, graph: Unroller | None = None) -> None:
         """Acts and steps in one compiled graph where the environments are tensors, and as before everywhere else.
 
         That is for policies that draw actions from one distribution (of PPO, A2C and SAC) or are epsilon-greedy (of DQN
@@ -254,8 +254,11 @@ class Collector:
         self._tracker.add(time_step)
         return time_step
 
-    def _current(self) -> TimeStep:
-        return self._start() if self._time_step is None or self.env.interrupted or self._apart else self._time_step
+    def current(self) -> TimeStep:
+        """The newest time step of every environment; begins episodes where there is none to go on with."""
+        if self._time_step is None or self.env.interrupted or self._apart:
+            self._time_step = self._start()
+        return self._time_step
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
         return time_step if self.preprocess is None else self.preprocess(time_step)
@@ -285,7 +288,7 @@ class Collector:
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
         write = self._writer.write
         env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
-        time_step, state = self._current(), self._state
+        time_step, state = self.current(), self._state
         while done < rows and not self._pausing:
             kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
             resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
@@ -311,9 +314,9 @@ class Collector:
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
 
-    def _run_compiled(self, graph: CompiledStep, rows: int, info: CollectInfo) -> int:
+    def _run_compiled(self, graph: Unroller, rows: int, info: CollectInfo) -> int:
         """All steps in calls of one graph; rows are stored when there are all."""
-        current, began = self._current(), time.perf_counter()
+        current, began = self.current(), time.perf_counter()
         unrolled, self._time_step = graph.unroll(current, rows, lambda: self._pausing)
         if unrolled.is_empty():
             return 0
@@ -328,7 +331,7 @@ class Collector:
         action is on its way when weights change.
         """
         env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.num_lanes
-        latest = _without_info(self._current())
+        latest = _without_info(self.current())
         state = self._state
         before, actions = state, None
         ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0

@@ -1,7 +1,7 @@
 """`CompiledStep`: acting and stepping as one graph, where the environments are tensors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, final
+from typing import Any, NamedTuple, Protocol, Self, final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,14 @@ from palaestra.nn import Recorded, compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["CompiledStep"]
+
+
+class Unroller(Protocol):
+    """What acts and steps for a collector, many steps in a call."""
+
+    def unroll(self, time_step: TimeStep, rows: int, stop: Callable[[], bool]) -> tuple[Batch, TimeStep]:
+        """See `CompiledStep.unroll`."""
+        ...
 
 
 class _Given(NamedTuple):
@@ -44,10 +52,11 @@ class CompiledStep:
     Args:
         env: where to act.
         policy: how to act.
+        compiles: whether it is compiled; else the same functions are called.
     """
 
-    def __init__(self, env: TensorEnvironment, policy: NetworkPolicy) -> None:
-        self.env, self.policy = env, policy
+    def __init__(self, env: TensorEnvironment, policy: NetworkPolicy, *, compiles: bool = True) -> None:
+        self.env, self.policy, self._compiles = env, policy, compiles
         self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
         self._at_once = 0
         self._relied_on = self._now
@@ -145,7 +154,9 @@ class CompiledStep:
         def drawn(given: _Given) -> tuple[LaneTensors, _Steps]:
             return self._steps(given._replace(noise=torch.stack([draw() for _ in range(count)])))
 
-        if self._draws_inside:
+        if not self._compiles:
+            self._graphs[count] = self._steps
+        elif self._draws_inside:
             self._graphs[count] = Recorded(drawn, given, generator=self.policy.generator)
         elif self._on_gpu:
             self._graphs[count] = Recorded(self._steps, given)

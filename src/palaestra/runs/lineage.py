@@ -112,6 +112,8 @@ def require_effect(config: ExperimentConfig) -> None:
         )
     if config.distributed.mode == "async" and "grace_timeout_s" in given:
         raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
+    if config.run.together:
+        raise ConfigError("run.together is for several seeds; give --seeds N, or leave it out")
     beside = config.trainer.eval_async and config.distributed.runtime == "process"
     if beside and config.run.eval_vectorization == "process":
         raise ConfigError(

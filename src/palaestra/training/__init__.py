@@ -12,4 +12,5 @@ from palaestra.training.parts import *
 from palaestra.training.services import *
 from palaestra.training.signals import *
 from palaestra.training.summaries import *
+from palaestra.training.together import *
 from palaestra.training.trainer import *

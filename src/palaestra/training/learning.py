@@ -3,9 +3,11 @@
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,10 +22,11 @@ from palaestra.core import (
     scheduled_values,
     split_state,
 )
-from palaestra.rollout import CollectInfo
+from palaestra.rollout import CollectInfo, Evaluation
+from palaestra.runtime import keep_freed_memory
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
 
-__all__ = ["Averages", "LearningRecord", "ask_for_episodes"]
+__all__ = ["Averages", "LearningRecord", "TrainResult", "ask_for_episodes"]
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
@@ -446,3 +449,36 @@ def is_best(return_mean: float, before: float | None, algorithms: Mapping[str, A
     """
     constrained = any(one.rewards is not None and one.rewards.learns for one in algorithms.values())
     return constrained or before is None or math.isnan(before) or return_mean >= before - 1e-9
+
+
+@contextmanager
+def computing_at_speed() -> Iterator[None]:
+    """Freed memory is kept, and tiny numbers are 0: moments of resting weights become such, and CPUs slow with them."""
+    keep_freed_memory()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Result of a run."""
+
+    status: Literal["done", "stopped", "interrupted"]
+    """The budget was used; something asked for the end before; a signal came."""
+    exit_code: int
+    """0, or 130 after Ctrl-C, 143 after SIGTERM."""
+    env_steps: int
+    """Env steps taken in all."""
+    train_s: float
+    """Seconds of collecting and learning, without evaluation and checkpoints."""
+    evaluation: Evaluation | None
+    """The last one."""
+    best_return: float | None = None
+    """The best mean return of all of them."""
+    reason: str = ""
+    """Why it stopped before its budget was used."""
+    not_logged: tuple[str, ...] = ()
+    """What loggers missed, a sentence for each."""

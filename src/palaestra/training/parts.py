@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from palaestra.rollout import CollectInfo, Collector, Episode, Metric
 from palaestra.training.config import TrainerConfig
 
 __all__ = [
+    "Ask",
     "DataCollector",
     "GradientSteps",
     "Histogram",
@@ -286,6 +287,15 @@ class TrainingRun(Protocol):
         Args:
             final: whether it is the last one.
         """
+
+
+class Ask(NamedTuple):
+    """What a run in steps is about to do: an unroll, or an update."""
+
+    random: Collection[str] = ()
+    """Policies that will act at random in the unroll."""
+    sources: Mapping[str, DataSource] | None = None
+    """What policies will learn from; `None` before an unroll."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ It knows no algorithm, no environment and no number of agents or machines: it ca
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,43 +15,20 @@ from palaestra.algorithms import Algorithm
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics
-from palaestra.runtime import keep_freed_memory
 from palaestra.training.async_evaluation import Evaluator, Made
 from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
-from palaestra.training.learning import LearningRecord, ask_for_episodes, is_best
+from palaestra.training.learning import LearningRecord, TrainResult, ask_for_episodes, computing_at_speed, is_best
 from palaestra.training.loggers import Logger, LoggerGroup, plain_row
-from palaestra.training.parts import DataCollector, PolicyManager, acting_policy, manager_of, part_name
+from palaestra.training.parts import Ask, DataCollector, PolicyManager, acting_policy, manager_of, part_name
 from palaestra.training.signals import StopSignals
 
-__all__ = ["TrainResult", "Trainer"]
+__all__ = ["Trainer"]
 
 _log = logging.getLogger(__name__)
 _PERIODIC: tuple[Literal["eval", "checkpoint", "log"], ...] = ("eval", "checkpoint", "log")
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a run."""
-
-    status: Literal["done", "stopped", "interrupted"]
-    """The budget was used; something asked for the end before; a signal came."""
-    exit_code: int
-    """0, or 130 after Ctrl-C, 143 after SIGTERM."""
-    env_steps: int
-    """Env steps taken in all."""
-    train_s: float
-    """Seconds of collecting and learning, without evaluation and checkpoints."""
-    evaluation: Evaluation | None
-    """The last one."""
-    best_return: float | None = None
-    """The best mean return of all of them."""
-    reason: str = ""
-    """Why it stopped before its budget was used."""
-    not_logged: tuple[str, ...] = ()
-    """What loggers missed, a sentence for each."""
 
 
 class Trainer:
@@ -103,6 +79,8 @@ class Trainer:
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
         """The best mean return of all evaluations so far."""
+        self.result: Any = None
+        """How it ended."""
         # outdated: whether a checkpoint of this env step lacks what was made since
         self._saved_step, self._failed_saves, self._outdated = -1, 0, False
         self._finished, self._stopping, self._stop_reason = False, False, ""
@@ -127,45 +105,56 @@ class Trainer:
             StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
-        keep_freed_memory()
-        torch.set_flush_denormal(True)  # moments of resting weights sink to numbers that CPUs are slow with
+        with computing_at_speed(), StopSignals(self.asked_to_stop, grace_s=self.config.grace_s) as stop:
+            for _ in self.running(stop):
+                pass
+        return self.result
+
+    def running(self, stop: StopSignals) -> Iterator[Ask]:
+        """`run` in steps, for several trainers in turns: it halts before each unroll, and before each update.
+
+        Args:
+            stop: entered outside, with `asked_to_stop`.
+        """
         self._loggers.start(self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
-            with StopSignals(self._asked_to_stop, grace_s=self.config.grace_s) as stop:
-                if self._evaluation_broken_off and stop.received is None:
-                    self._begin_evaluation()
-                    if not (self._evaluation_broken_off or self.collector.unfinished):
-                        self._do_what_is_due()
-                while not self._used_up() and stop.received is None and not self._stop_reason:
-                    self.train_iter()
-                    if limit_s is not None and time.monotonic() - began >= limit_s:
-                        self.stop(f"time limit of {limit_s:g} s")
-                    if not self.collector.unfinished:
-                        self._do_what_is_due()
-                if stop.received is None and not self._finished:
-                    self._finish()
-                for callback in self.callbacks:
-                    callback.ended(self)
-                self.save(final=True)
+            if self._evaluation_broken_off and stop.received is None:
+                self._begin_evaluation()
+                if not (self._evaluation_broken_off or self.collector.unfinished):
+                    self._do_what_is_due()
+            while not self._used_up() and stop.received is None and not self._stop_reason:
+                yield from self._iteration()
+                if limit_s is not None and time.monotonic() - began >= limit_s:
+                    self.stop(f"time limit of {limit_s:g} s")
+                if not self.collector.unfinished:
+                    self._do_what_is_due()
+            if stop.received is None and not self._finished:
+                self._finish()
+            for callback in self.callbacks:
+                callback.ended(self)
+            self.save(final=True)
         finally:
             self._stopping = False
-            torch.set_flush_denormal(False)
             not_logged = self._loggers.close()
             self.learner.close()
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
         train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
-        return TrainResult(
+        self.result = TrainResult(
             *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
             tuple(not_logged),
         )
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the plans of the algorithms."""
+        for _ in self._iteration():
+            pass
+
+    def _iteration(self) -> Iterator[Ask]:
         if not self.collector.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)
@@ -173,6 +162,7 @@ class Trainer:
                 return
         self._time.spent("waiting")
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
+        yield Ask(random=random)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
         self._time.collected(info)
         try:
@@ -180,6 +170,7 @@ class Trainer:
                 return
             progress = self.progress
             sources = self._learning.sources(self.collector, info, progress)
+            yield Ask(sources=sources)
             results = self.learner.update(sources) if sources or self._learning.self_paced else {}
         finally:
             if info.episodes:  # a GPU learns meanwhile
@@ -209,7 +200,8 @@ class Trainer:
         """
         self._stop_reason = self._stop_reason or reason
 
-    def _asked_to_stop(self) -> None:
+    def asked_to_stop(self) -> None:
+        """What a signal calls: an unroll, or an evaluation, ends as soon as it can."""
         self._stopping = True
         self.collector.pause()
         if self._evaluator:

@@ -94,7 +94,7 @@ def deterministic_target(algorithm: Any, batch: Any, seen: Seen | None = None) -
     observation = algorithm.policy.normalize(batch.next_observation) if seen is None else seen.target_after
     action = algorithm.target_actor(observation).tanh()
     if "noise" in vars(batch):
-        action = (action + batch["noise"]).clamp_(-1.0, 1.0)
+        action = (action + batch["noise"]).clamp(-1.0, 1.0)
     next_q = algorithm.target_critic(observation, action).squeeze(-1)  # [K, N]
     return td_target(next_q.amin(0), batch.reward, batch.bootstrap)
 

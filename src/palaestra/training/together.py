@@ -1,0 +1,82 @@
+"""`train_together`: trainers of a population in turns, whose unrolls and updates are made together."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, final
+
+from palaestra.algorithms import Together, UpdateInfo
+from palaestra.core import POLICY, NonFiniteError, PalaestraError
+from palaestra.rollout import UnrollTogether
+from palaestra.training.learning import TrainResult, computing_at_speed
+from palaestra.training.parts import Ask, SimplePolicyManager
+from palaestra.training.signals import StopSignals
+from palaestra.training.trainer import Trainer
+
+__all__ = ["Member", "run_together"]
+
+
+@final
+class Member(SimplePolicyManager):
+    """A policy that learns beside others: its update was made by the time it is asked for."""
+
+    made: UpdateInfo | NonFiniteError | None = None
+    """What the update did that is asked for next."""
+
+    def update(self, sources: Any) -> dict[str, UpdateInfo | NonFiniteError]:
+        """See `PolicyManager.update`.
+
+        Args:
+            sources: what it learned from.
+        """
+        assert self.made is not None
+        return dict.fromkeys(sources, self.made)
+
+
+def run_together(
+    trainers: Sequence[Trainer],
+    together: Together,
+    unroll: UnrollTogether,
+) -> list[TrainResult | PalaestraError]:
+    """Runs trainers to their ends, an iteration of each at a time; one that fails leaves the others.
+
+    Args:
+        trainers: of members, each with a `Member` as learner.
+        together: makes their updates.
+        unroll: makes their unrolls.
+
+    Returns:
+        How each ended.
+
+    Raises:
+        StoppedError: see `Trainer.run`.
+    """
+    ends: dict[int, Any] = {}
+
+    def stop_all() -> None:
+        for trainer in trainers:
+            trainer.asked_to_stop()
+
+    def go_on(place: int) -> Ask | None:
+        """On to where its next unroll or update is due; `None` at its end."""
+        try:
+            return next(runs[place])
+        except StopIteration:
+            ends[place] = trainers[place].result
+        except PalaestraError as error:
+            ends[place] = error
+        return None
+
+    runs: list[Any] = []
+    with computing_at_speed(), StopSignals(stop_all, grace_s=trainers[0].config.grace_s) as stop, ExitStack() as opened:
+        runs += [trainer.running(stop) for trainer in trainers]
+        for run in runs:
+            opened.callback(run.close)
+        while left := [place for place in range(len(trainers)) if place not in ends]:
+            asked = {place: one for place in left if (one := go_on(place)) is not None}
+            unroll.expect([place for place, one in asked.items() if not one.random])
+            asked = {place: one for place in asked if (one := go_on(place)) is not None}
+            sources = {place: one.sources[POLICY] for place, one in asked.items() if one.sources}
+            for place, made in (together.update(sources) if sources else {}).items():
+                learner: Any = trainers[place].learner
+                learner.made = made
+    return [ends[place] for place in range(len(trainers))]

@@ -1,0 +1,88 @@
+"""Tests of `palaestra.train_together`: runs of a population, each with a directory as it would have alone."""
+
+import json
+
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import ConfigError
+from palaestra.experiments import find_runs, read_evaluations
+from palaestra.experiments import seeds as module
+from palaestra.experiments.together import _train
+from tests.experiments.parts import CHAIN, SMALL
+from tests.faults.parts import child_environment
+
+CARTPOLE = "palaestra.envs.tiny:TensorCartPole"
+KWARGS = {"max_episode_steps": 6}
+TINY = {name: value for name, value in SMALL.items() if name != "env__max_episode_steps"} | {"env__kwargs": KWARGS}
+
+
+def require_same_runs(one, other):
+    """Episodes exactly; numbers of metrics, evaluations and policies up to rounding."""
+    texts = [(path / "episodes.csv").read_text() for path in (one, other)]
+    assert texts[0] == texts[1]
+    rows = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, other)]
+    for mine, theirs in zip(*rows, strict=True):
+        for name in mine.keys() & theirs.keys():
+            if not name.startswith(("time/", "process/", "memory/")):
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-4), name
+    means = [[result["return_mean"] for _, result in read_evaluations(path)] for path in (one, other)]
+    assert means[0] == pytest.approx(means[1])
+    states = [palaestra.load_policy(path / "policy").state_dict() for path in (one, other)]
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-4)
+
+
+def test_members_leave_the_runs_that_they_would_leave_alone(tmp_path, monkeypatch):
+    """Two learning rates, two seeds each: a group of runs for each learning rate."""
+
+    def here(parts, title, **_):
+        for part in parts:
+            assert _train([seed.directory for seed in part]) == 0
+
+    monkeypatch.setattr(module, "_train_parts", here)
+    settings = TINY | {"run__directory": str(tmp_path), "run__name": "g", "run__compile": False}
+    rates = [{"algorithm__learning_rate": rate} for rate in (1e-3, 1e-2)]
+    groups = palaestra.train_together("ppo", CARTPOLE, seeds=[2, 3], members=rates, **settings)
+    assert [group.directory.name for group in groups] == ["g_1", "g_2"]
+    assert [[seed.status for seed in group.seeds] for group in groups] == [["done", "done"]] * 2
+    assert [run.config.algorithm.learning_rate for run in find_runs(["g_2"], tmp_path)] == [1e-2, 1e-2]
+    alone = palaestra.train("ppo", CARTPOLE, **settings | rates[1] | {"run__seed": 3, "run__name": "alone"})
+    require_same_runs(groups[1].directory / "seed_3", alone.directory)
+    with pytest.raises(ConfigError, match=r"run\.together is for several seeds"):
+        palaestra.train("ppo", CARTPOLE, run__together=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "message"),
+    [
+        ("ppo", CHAIN, {"env__max_episode_steps": 6}, "for environments that are tensors, and .* is a"),
+        ("trpo", CARTPOLE, {}, "for algorithms that state a loss"),
+        ("ppo", CARTPOLE, {"distributed__runtime": "local"}, r"distributed\.runtime is 'local'"),
+        ("ppo", CARTPOLE, {"run__precision": "bf16"}, r"run\.precision is 'bf16'"),
+        ("ppo", CARTPOLE, {"algorithm__target_kl": 0.1}, r"algorithm\.target_kl"),
+    ],
+)
+def test_what_a_population_cannot_have_is_refused_before_anything_is_written(
+    tmp_path, algorithm, env, settings, message
+):
+    with pytest.raises(ConfigError, match=message):
+        palaestra.train_together(algorithm, env, seeds=2, run__directory=str(tmp_path), **settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_group_of_seeds_trains_together_in_processes_and_can_go_on(tmp_path, monkeypatch):
+    """Eight seeds, by the option of the command line; then each goes on alone."""
+    for name, value in child_environment().items():
+        monkeypatch.setenv(name, value)
+    settings = TINY | {"run__directory": str(tmp_path), "run__name": "g", "run__compile": False}
+    group = palaestra.train("ppo", CARTPOLE, seeds=8, run__together=True, **settings)
+    assert group.exit_code == 0
+    assert [seed.status for seed in group.seeds] == ["done"] * 8
+    assert json.loads((group.directory / "group.json").read_text())["seeds"] == list(range(8))
+    beside = palaestra.train("ppo", CARTPOLE, **settings | {"run__seed": 7, "run__name": "alone"})
+    require_same_runs(group.directory / "seed_7", beside.directory)
+    more = palaestra.resume(group.directory / "seed_7", trainer__total_env_steps=150)
+    assert more.result.status == "done"
