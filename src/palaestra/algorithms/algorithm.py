@@ -227,10 +227,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         self.policy: PolicyT = policy
         self.model, self.plan = model, plan
         # paths in observations and actions, by whose order inputs and outputs of networks count
-        self._parts = str([list(spec_leaves(spec)) for spec in (policy.observation_spec, policy.action_spec)])
+        self._parts = str([list(spec_leaves(spec)) for spec in (policy.whole_spec, policy.action_spec)])
         self.targets = targets or Targets({}, period=1)
         """Which components of the model follow which others."""
         self.targets.attach(model)
+        model.extend({f"unseen_normalizer_{number}": one for number, one in enumerate(policy.unseen)})
         self.rewards = _reward_weights(config, model)
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(getattr(config, "optimizers", {}))
@@ -403,7 +404,8 @@ class Algorithm(ABC, Generic[PolicyT]):
                     seen = seen[once]
             elif "valid" in drawn:  # sequences: neither what only leads up to them nor what fills them up
                 seen = seen[:-1][learned_rows(drawn, self.plan)]
-            self.policy.normalizer.merge(self.policy.normalizer.increment(seen))
+            for normalizer in (self.policy.normalizer, *self.policy.unseen):
+                normalizer.merge(normalizer.increment(seen))
 
     @final
     def value_of(self, name: str) -> Any:

@@ -159,7 +159,7 @@ def evaluate_offline(
         raise ConfigError(f"members is {members} and updates is {updates}; give at least 2 members and 1 update")
     if policy.state_spec:
         raise ConfigError(f"{type(policy).__name__} has a memory, which data does not hold; evaluate one without")
-    rows = _Data(policy, read_for(policy, data, "the policy's environment"))
+    rows = _Data(policy, read_for(policy, data, "the policy's environment", learns=False))
     if len(rows.first) < 2:
         raise ConfigError(f"{data} has the first steps of {len(rows.first)} episodes; an interval needs two or more")
     generator = RunSeeds(seed).generator("minibatches")

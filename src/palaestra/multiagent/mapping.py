@@ -311,7 +311,7 @@ def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[s
     for name, spec in policy_specs.items():
         policy = policies[name]
         for what, given, needed in (
-            ("sees", policy.observation_spec, spec.observation_spec),
+            ("sees", policy.observation_spec, policy.seen_of(spec.observation_spec)),
             ("does", policy.action_spec, spec.action_spec),
         ):
             if given != needed:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -19,6 +20,7 @@ from palaestra.core import (
     importable_name,
     require_ranges,
 )
+from palaestra.core.spec import ACTION_MASK
 from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
 
@@ -35,6 +37,7 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 observation spec, or a module; or one of these for each part of the algorithm. A module that an algorithm is given, as
 `network`, is trained itself; of one in a configuration, from which many may be made, every network gets a copy."""
 
+_SEES = ("policy_sees", "value_sees")
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
@@ -119,6 +122,11 @@ class NetworkConfig:
     """Heads of each layer of attention; they share its units."""
     encoder: EncoderOption = None
     """Your own network from observations to features, as my_package:MyNet; or one for each part of the algorithm."""
+    policy_sees: tuple[str, ...] = ()
+    """Keys of a dict of observations that the policy sees, or patterns such as state*; a saved one asks for no others.
+    All by default."""
+    value_sees: tuple[str, ...] = ()
+    """Keys that values see (critics), which learn beside the policy; all by default."""
 
     def __post_init__(self) -> None:
         normal = [name for name in ("layer_norm", "batch_norm", "block") if getattr(self, name)]
@@ -128,6 +136,9 @@ class NetworkConfig:
                 "algorithm has by default"
             )
         require_ranges(self, "network.")
+        for name in _SEES:
+            if isinstance(given := getattr(self, name), str):
+                raise ConfigError(f"network.{name} is the text {given!r}; give a list of keys, such as ({given!r},)")
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")
@@ -140,18 +151,19 @@ class NetworkConfig:
                 )
 
     def parts(self, *names: str, team: str | None = None) -> tuple[Self, ...]:
-        """This configuration for each part of an algorithm, with the part's own encoder.
+        """This configuration for each part of an algorithm, with the part's own encoder and what it sees.
 
         Where `encoder` is a mapping, each part gets the entry of its name, or the library's own encoder where there is
-        none. Otherwise all parts get the same option, of which each builds a network of its own.
+        none. Otherwise all parts get the same option, of which each builds a network of its own. `policy_sees` is for
+        the first part, `value_sees` for the others.
 
         Args:
-            names: of the parts, for example "policy" and "value".
+            names: of the parts, for example "policy" and "value"; first the one that acts.
             team: of one more part that sees a whole team, in other shapes than the others see it; only a mapping gives
                 it an encoder.
 
         Raises:
-            ConfigError: the mapping names other parts.
+            ConfigError: the mapping names other parts, or what is seen is said of a part that there is not.
 
         Examples:
             >>> policy, value = NetworkConfig(encoder={"value": "my_package:Central"}).parts("policy", "value")
@@ -159,14 +171,73 @@ class NetworkConfig:
             (None, 'my_package:Central')
         """
         known = names if team is None else (*names, team)
-        if not isinstance(self.encoder, Mapping):
-            return tuple(dataclasses.replace(self, encoder=None) if name == team else self for name in known)
-        if unknown := [name for name in self.encoder if name not in known]:
+        if team is not None and self.sees:
+            raise ConfigError(
+                "network.policy_sees and network.value_sees are not for teams, whose members see what each observes; "
+                f"their {team} sees the whole team: leave them out"
+            )
+        if self.value_sees and len(known) == 1:
+            raise ConfigError(
+                f"network.value_sees is {', '.join(self.value_sees)}, but this algorithm has one network for all, "
+                f"{known[0]}, and no value beside it; leave it out, or take one with a critic, such as ppo or sac"
+            )
+        own = self.encoder if isinstance(self.encoder, Mapping) else dict.fromkeys(names, self.encoder)
+        if unknown := [name for name in own if name not in known]:
             raise ConfigError(
                 f"there is an encoder for {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}, but the algorithm's "
                 f"networks are {', '.join(known)}"
             )
-        return tuple(dataclasses.replace(self, encoder=self.encoder.get(name)) for name in known)
+        others = ["policy_sees" if number else "value_sees" for number in range(len(known))]
+        return tuple(
+            dataclasses.replace(self, encoder=own.get(name), **{other: ()})
+            for name, other in zip(known, others, strict=True)
+        )
+
+    @property
+    def sees(self) -> tuple[str, ...]:
+        """The keys that are named, or patterns; empty where all are seen."""
+        return self.policy_sees or self.value_sees
+
+    def seen(self, observation_spec: SpecTree) -> SpecTree:
+        """What of an observation a network sees: the keys that are named here, and the key `action_mask`.
+
+        Args:
+            observation_spec: of a whole observation.
+
+        Raises:
+            ConfigError: there is no such key, there are none at all, or two networks are meant.
+
+        Examples:
+            >>> spec = {"state": TensorSpec((2,)), "privileged_mass": TensorSpec((1,))}
+            >>> NetworkConfig(policy_sees=("state",)).seen(spec)
+            {'state': TensorSpec(shape=(2,), dtype=torch.float32)}
+        """
+        patterns = self.sees
+        if not patterns:
+            return observation_spec
+        if self.policy_sees and self.value_sees:
+            raise ConfigError(
+                "network.policy_sees and network.value_sees are for two networks, and this is one; "
+                "`NetworkConfig.parts` gives each its own"
+            )
+        name = "policy_sees" if self.policy_sees else "value_sees"
+        if not isinstance(observation_spec, dict):
+            raise ConfigError(
+                f"network.{name} names keys, {', '.join(patterns)}, but observations are {observation_spec}, no dict; "
+                "leave it out"
+            )
+        keys = [key for key in observation_spec if key != ACTION_MASK]
+        for pattern in patterns:
+            if not fnmatch.filter(keys, pattern):
+                raise ConfigError(
+                    f"network.{name} has {pattern!r}, which is no key of the observations{did_you_mean(pattern, keys)}"
+                )
+        found = {ACTION_MASK, *(key for pattern in patterns for key in fnmatch.filter(keys, pattern))}
+        return {key: child for key, child in observation_spec.items() if key in found}
+
+    def of_seen(self) -> Self:
+        """This configuration for a network that is given what it sees, and nothing else."""
+        return dataclasses.replace(self, policy_sees=(), value_sees=()) if self.sees else self
 
     @property
     def layers(self) -> Layers:
@@ -175,8 +246,8 @@ class NetworkConfig:
 
     @property
     def has_separate_encoders(self) -> bool:
-        """Whether parts that can share an encoder must not, because `encoder` names one for each."""
-        return isinstance(self.encoder, Mapping)
+        """Whether parts that can share an encoder must not: `encoder` names one for each, or they see other keys."""
+        return isinstance(self.encoder, Mapping) or bool(self.sees)
 
     def on_features(self, *, has_head: bool = False) -> Self:
         """This configuration for a network that sees features: observations that were encoded already.
@@ -184,7 +255,7 @@ class NetworkConfig:
         Args:
             has_head: whether they are what the network is to give, as a module of the user's with `has_head` says.
         """
-        return dataclasses.replace(self, encoder=_AsItIs() if has_head else None, recurrent=None)
+        return dataclasses.replace(self.of_seen(), encoder=_AsItIs() if has_head else None, recurrent=None)
 
 
 class _AsItIs(nn.Identity):

@@ -37,6 +37,7 @@ __all__ = [
     "has_pictures",
     "largest_picture",
     "picture_shape",
+    "without_mask",
 ]
 
 
@@ -177,7 +178,7 @@ class OwnEncoder(nn.Module):
         spec = without_mask(observation_spec)
         self._first_leaf, leaf = first_leaf(spec)
         self._ndim = len(leaf.shape)
-        self._keys = list(spec) if isinstance(spec, dict) and spec != observation_spec else None
+        self._keys = list(spec) if isinstance(spec, dict) else None  # what is given may hold others
         self.module: Any = own_module(option, spec)
         self.has_head = bool(getattr(self.module, "has_head", False))
         if self._remembers != hasattr(self.module, "initial_state"):
@@ -287,6 +288,7 @@ def encoder_of(
     Raises:
         ConfigError: there is nothing to encode, or the user's encoder cannot be made.
     """
+    observation_spec = config.seen(observation_spec)
     if config.encoder is None:
         return Encoder(observation_spec, image_size=config.image_size, cnn=config.cnn, layer_norm=config.layer_norm)
     own = OwnEncoder(observation_spec, config.encoder)
@@ -344,6 +346,11 @@ class StepEncoder(nn.Module):
 
 
 def without_mask(spec: SpecTree) -> SpecTree:
+    """What networks see of an observation: all but the key `action_mask` of the outermost dict.
+
+    Args:
+        spec: of an observation.
+    """
     return {key: child for key, child in spec.items() if key != ACTION_MASK} if isinstance(spec, dict) else spec
 
 

@@ -190,7 +190,7 @@ def in_saved_order(specs: tuple[SpecTree, SpecTree], directory: str | Path) -> t
 
     Args:
         specs: of an environment.
-        directory: that `save_policy` wrote; where there is no policy, or it has other keys, the order stays.
+        directory: that `save_policy` wrote; where there is no policy, or it has keys that are not here, order stays.
 
     Raises:
         CheckpointError: it is damaged.
@@ -202,8 +202,9 @@ def in_saved_order(specs: tuple[SpecTree, SpecTree], directory: str | Path) -> t
 
 
 def _in_order_of(spec: SpecTree, other: SpecTree) -> SpecTree:
-    if isinstance(spec, dict) and isinstance(other, dict) and spec.keys() == other.keys():
-        return {key: _in_order_of(spec[key], other[key]) for key in other}
+    if isinstance(spec, dict) and isinstance(other, dict) and spec.keys() >= other.keys():
+        ordered = {key: _in_order_of(spec[key], other[key]) for key in other}  # what the policy sees, and then the rest
+        return ordered | {key: spec[key] for key in spec if key not in ordered}
     same = isinstance(spec, tuple) and isinstance(other, tuple) and len(spec) == len(other)
     return tuple(map(_in_order_of, spec, other)) if same else spec
 
@@ -337,7 +338,8 @@ def _read_description(path: Path) -> dict[str, Any]:
 def _described(config: NetworkConfig) -> dict[str, Any]:
     """The network's layers as JSON values; an encoder by its name, or shown where it has none."""
     described = dataclasses.asdict(dataclasses.replace(config, encoder=None))
-    del described["encoder"]
+    for name in ("encoder", "policy_sees", "value_sees"):  # the spec holds what is seen, and nothing else
+        del described[name]
     if config.encoder is not None:
         described["encoder"] = encoder_name(config.encoder) or {"shown": " ".join(repr(config.encoder).split())}
     return described

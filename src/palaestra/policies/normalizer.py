@@ -1,6 +1,6 @@
 """`ObservationNormalizer`: observations with mean 0 and standard deviation 1, by running statistics."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,6 +63,18 @@ class ObservationNormalizer(nn.Module):
                 f"the observation spec {observation_spec} has no box of numbers to normalise; leave "
                 "algorithm.normalize_observation out (--algorithm.no-normalize-observation)"
             )
+
+    @classmethod
+    def for_any(cls, observation_spec: SpecTree) -> tuple[Self, ...]:
+        """One for the boxes of numbers that there are; nothing where there is none.
+
+        Args:
+            observation_spec: the spec tree.
+        """
+        try:
+            return (cls(observation_spec),)
+        except ConfigError:
+            return ()
 
     def _make(self, *, integers: bool = True) -> None:
         """Plan and statistics: all leaves, flattened and one after another, share one vector [D]."""

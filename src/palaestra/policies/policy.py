@@ -88,6 +88,10 @@ class Policy(MovableModule, ABC):
     """Of a team: whether its members have one value together, which after a cut is that of whoever acts next."""
 
     normalizer: ObservationNormalizer | None
+    unseen: tuple[ObservationNormalizer, ...]
+    """Of what the policy does not see of a whole observation, and values may."""
+    whole_spec: SpecTree
+    """What a whole observation looks like, as an environment emits it: `observation_spec`, and maybe other keys."""
     exploration: Exploration | None
     generator: torch.Generator
     """The source of every random choice in acting, on the parameters' device."""
@@ -104,9 +108,10 @@ class Policy(MovableModule, ABC):
     ) -> None:
         super().__init__()
         require_mask_spec(observation_spec, action_spec)
-        self.observation_spec = observation_spec
+        self.observation_spec = self.whole_spec = observation_spec
         self.action_spec = action_spec
         self.normalizer = normalizer
+        self.unseen: tuple[ObservationNormalizer, ...] = ()  # not saved with the policy: part of an algorithm's model
         self.exploration = exploration
         self.generator = torch.Generator()
         self.version = 0
@@ -263,6 +268,16 @@ class Policy(MovableModule, ABC):
 
     # -- observations
 
+    def seen_of(self, spec: SpecTree) -> SpecTree:
+        """What the policy would see of observations: those of its keys, where they have all of these and others.
+
+        Args:
+            spec: of observations, of an environment or of data.
+        """
+        seen = self.observation_spec
+        part = isinstance(spec, dict) and isinstance(seen, dict) and seen.keys() < spec.keys()
+        return {key: spec[key] for key in seen} if part else spec
+
     def normalize(self, observation: Any) -> Any:
         """The observation as networks see it.
 
@@ -272,8 +287,10 @@ class Policy(MovableModule, ABC):
         Returns:
             The same structure; the observation itself where there is no normaliser.
         """
-        normalizer = self.normalizer
-        return observation if normalizer is None else normalizer(observation)
+        observation = observation if self.normalizer is None else self.normalizer(observation)
+        for normalizer in self.unseen:
+            observation = normalizer(observation)
+        return observation
 
     def action_mask(self, observation: Any) -> Any:
         """Which actions are allowed.
@@ -551,9 +568,9 @@ class NetworkPolicy(Policy):
         """A policy with a fresh network; a policy made so can be saved as an artefact.
 
         Args:
-            observation_spec: what an observation looks like, without leading dimensions.
+            observation_spec: what a whole observation looks like; the policy has that of the keys that it sees.
             action_spec: what the environment's action looks like.
-            config: the network's layers.
+            config: the network's layers, and what it sees.
             normalize: whether observations are normalised by running statistics.
             exploration: changes actions in `Phase.COLLECT`.
             options: what else the policy's `network_for` takes, as JSON values.
@@ -567,10 +584,15 @@ class NetworkPolicy(Policy):
                 f"initial_log_std={config.initial_log_std} starts a standard deviation that is learned apart, and "
                 f"{cls.__name__} has none: leave it at 0, or use one with a normal policy, such as PPO on a box"
             )
-        network = cls.network_for(observation_spec, action_spec, config, **options)
-        normalizer = ObservationNormalizer(observation_spec) if normalize else None
-        policy = cls(network, observation_spec, action_spec, normalizer=normalizer)
-        policy.exploration, policy.network_config, policy.build_options = exploration, config, options
+        seen, inner = config.seen(observation_spec), config.of_seen()
+        network = cls.network_for(seen, action_spec, inner, **options)
+        normalizer = ObservationNormalizer(seen) if normalize else None
+        policy = cls(network, seen, action_spec, normalizer=normalizer)
+        policy.exploration, policy.network_config, policy.build_options = exploration, inner, options
+        policy.whole_spec = observation_spec
+        if normalize and isinstance(observation_spec, dict) and isinstance(seen, dict):
+            rest = {key: child for key, child in observation_spec.items() if key not in seen}
+            policy.unseen = ObservationNormalizer.for_any(rest)
         return policy
 
     # -- memory
@@ -592,14 +614,14 @@ class NetworkPolicy(Policy):
 
     @property
     def feature_spec(self) -> SpecTree:
-        """What `features` returns: the observation's spec, or that of its code or the memory's output."""
+        """What `features` returns: the whole observation's spec, or that of its code or the memory's output."""
         network: Any = self.network
         if self.splits and network.has_head:
             raise ConfigError(
                 "the policy's network has_head, so that it has no features for a value to look at; give each part a "
                 "network of its own, network={'policy': ..., 'value': ...}, or one without a head"
             )
-        return network.feature_spec if self.splits else self.observation_spec
+        return network.feature_spec if self.splits else self.whole_spec
 
     def features(self, observation: Any, state: Any = (), first: Tensor | None = None) -> tuple[Any, Any]:
         """The normalised observation; where it holds pictures its code, or what the memory makes of it.

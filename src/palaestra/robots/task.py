@@ -168,7 +168,7 @@ class ComputationTask:
         policy = self.algorithm.policy
         return TaskSpec(
             name=name,
-            observation_spec=policy.observation_spec,
+            observation_spec=policy.whole_spec,
             raw_action_spec=policy.raw_action_spec,
             action_spec=policy.action_spec,
             state_spec=policy.state_spec,
@@ -193,7 +193,7 @@ class ComputationTask:
             plan.capacity_for(num_agents),
             num_agents,
             sampler=self.sampler or sampler_of(plan),
-            observation_spec=policy.observation_spec,
+            observation_spec=policy.whole_spec,
             action_spec=policy.raw_action_spec,
             reward_spec=self.reward_spec,
             state_spec=policy.state_spec or None,

@@ -289,7 +289,7 @@ def require_fit(env: Any, policy: Any, called: str, *, changed: bool = False) ->
     require_kind(policy, Policy, called, "a policy, such as algorithm.policy")
     for what in ("action",) if changed else ("observation", "action"):
         here, there = (spec_layout(getattr(one, f"{what}_spec")) for one in (env, policy))
-        if here != there:
+        if (here if what == "action" else spec_layout(policy.seen_of(env.observation_spec))) != there:
             raise ConfigError(
                 f"{called} was given environments whose {what}s are {here}, and a policy for {there}; make it with "
                 f"env.observation_spec and env.action_spec"

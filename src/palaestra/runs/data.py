@@ -82,7 +82,9 @@ def load_for(
     return buffer
 
 
-def read_for(policy: Policy, data: str, name: str, reward_shape: tuple[int, ...] = ()) -> ReplayBuffer:
+def read_for(
+    policy: Policy, data: str, name: str, reward_shape: tuple[int, ...] = (), *, learns: bool = True
+) -> ReplayBuffer:
     """Data of the environment that a policy is for, with actions as it samples them.
 
     Args:
@@ -90,13 +92,14 @@ def read_for(policy: Policy, data: str, name: str, reward_shape: tuple[int, ...]
         data: as `DataConfig.data`.
         name: of the environment, for messages.
         reward_shape: of one reward.
+        learns: whether it is for learning, and not for a policy that may see less than was observed.
 
     Raises:
         ConfigError: there is none, it is of another environment, or a value cannot be learned from.
         CheckpointError: it is damaged.
     """
     buffer = _read(data, policy)
-    misfit = _misfit(buffer, policy, reward_shape) or _unlearnable(buffer)
+    misfit = _misfit(buffer, policy, reward_shape, learns) or _unlearnable(buffer)
     if misfit:
         raise ConfigError(f"offline.data {data!r} does not fit {name}: {misfit}")
     return _as_sampled(buffer, policy)
@@ -199,7 +202,7 @@ def _read_foreign(data: str, policy: Policy) -> ReplayBuffer:
     prefix = data.partition(":")[0] + ":"
     name = data.removeprefix(prefix)
     try:
-        return LIBRARIES[prefix](name, observation_spec=policy.observation_spec, action_spec=policy.action_spec)
+        return LIBRARIES[prefix](name, observation_spec=policy.whole_spec, action_spec=policy.action_spec)
     except MissingExtraError:
         raise
     except ShapeError as error:
@@ -211,10 +214,10 @@ def _read_foreign(data: str, policy: Policy) -> ReplayBuffer:
         raise ConfigError(f"offline.data is {data!r}, which cannot be loaded ({error}); {hint}") from error
 
 
-def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...]) -> str:
+def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...], learns: bool) -> str:
     """What data of a buffer cannot be given to a policy for; nothing where it can."""
-    given = spec_layout(buffer.options["observation_spec"])
-    needed = spec_layout(policy.observation_spec)
+    kept = buffer.options["observation_spec"]
+    given, needed = spec_layout(kept if learns else policy.seen_of(kept)), spec_layout(policy.whole_spec)
     if given != needed:
         return f"its observations are {given}, but {needed} is needed"
     reward = buffer.options.get("reward_spec")

@@ -145,7 +145,7 @@ class Learner(ABC):
         Args:
             side_by_side: runs that share the machine.
         """
-        specs = [algorithm.policy.observation_spec for algorithm in self.algorithms.values()]
+        specs = [algorithm.policy.whole_spec for algorithm in self.algorithms.values()]
         return max(making.choose_threads(self.config, spec, side_by_side=side_by_side) for spec in specs)
 
     # -- what is refused before anything starts

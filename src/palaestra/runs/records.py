@@ -31,7 +31,7 @@ from palaestra.core.reading import read_json, read_text
 from palaestra.envs import EventLog
 from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
-from palaestra.nn import model_summary
+from palaestra.nn import model_summary, without_mask
 from palaestra.policies import RandomPolicy, load_policy
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, RemoteError
 from palaestra.training import Callback, TrainingRun, policy_folder
@@ -95,10 +95,21 @@ def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
         algorithms: by policy name; of several, the name of a network begins with it.
     """
     return {
-        name if policy == POLICY else f"{policy}.{name}": text
+        name if policy == POLICY else f"{policy}.{name}": text + (_acts_on(algorithm) if number == 0 else "")
         for policy, algorithm in algorithms.items()
-        for name, text in model_summary(algorithm.model).items()
+        for number, (name, text) in enumerate(model_summary(algorithm.model).items())
     }
+
+
+def _acts_on(algorithm: Algorithm[Any]) -> str:
+    """What a policy sees of what by its name is for learning alone; empty where there is nothing."""
+    spec, config = without_mask(algorithm.policy.observation_spec), algorithm.config
+    keys = [*spec] if isinstance(spec, dict) and not algorithm.team else []
+    privileged = [key for key in keys if key.startswith(("privileged", "critic"))]
+    rest = ",".join(key for key in keys if key not in privileged)
+    if not privileged or not rest or not hasattr(config, "network"):
+        return ""
+    return f"; the policy sees {', '.join(privileged)}: --algorithm.network.policy-sees {rest} keeps that to the values"
 
 
 def network_lines(networks: Mapping[str, str]) -> list[str]:

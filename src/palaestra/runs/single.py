@@ -258,7 +258,7 @@ def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any]) -> str:
     if data != "replay":
         how = "only from its own newest steps" if data == "on-policy" else "from loaded data alone"
         return f"{name} learns {how}, and hindsight needs an algorithm that collects and replays, such as sac or dqn"
-    spec = algorithm.policy.observation_spec
+    spec = algorithm.policy.whole_spec
     given = list(spec) if isinstance(spec, Mapping) else None
     if given is None or not set(_KEYS) <= set(given):
         what = "are no dict" if given is None else f"have the keys {given}"

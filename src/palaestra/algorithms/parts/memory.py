@@ -80,9 +80,10 @@ class Remembered:
             return
         if config.n_step > 1 or config.mini_batch_length < 2 or config.network.has_separate_encoders:
             raise ConfigError(
-                f"a memory was asked for with n_step={config.n_step}, mini_batch_length={config.mini_batch_length} and "
-                f"network.encoder={config.network.encoder!r}; it needs n_step=1, sequences of at least 2 steps, and "
-                "one encoder for actor and critic, which share the memory"
+                f"a memory was asked for with n_step={config.n_step}, mini_batch_length={config.mini_batch_length}, "
+                f"network.encoder={config.network.encoder!r} and network.policy_sees or value_sees "
+                f"{config.network.sees or 'not set'}; it needs n_step=1, sequences of 2 steps or more, and one encoder "
+                "and the same keys for actor and critic, which share the memory (the value of ppo may see others)"
             )
         self._target: Any = copy.deepcopy(network)
         for name, of in (("memory", network), ("target_memory", self._target)):
