@@ -10,6 +10,7 @@ from palaestra.algorithms.c51 import *
 from palaestra.algorithms.coma import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.crossq import *
+from palaestra.algorithms.dagger import *
 from palaestra.algorithms.ddpg import *
 from palaestra.algorithms.decision_transformer import *
 from palaestra.algorithms.discrete_cql import *
@@ -58,6 +59,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "coma": COMA,
     "cql": CQL,
     "crossq": CrossQ,
+    "dagger": DAgger,
     "ddpg": DDPG,
     "decision_transformer": DecisionTransformer,
     "discrete_cql": DiscreteCQL,

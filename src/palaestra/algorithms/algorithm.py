@@ -197,6 +197,8 @@ class Algorithm(ABC, Generic[PolicyT]):
     """Whether it learns policies with a hidden state."""
     team: ClassVar[bool] = False
     """Whether it learns for a team of agents together."""
+    needs: ClassVar[dict[str, str]] = {}
+    """Settings that a run has to name, and what each is; one that is made by itself can do without."""
     imitates: ClassVar[bool] = False
     """Whether it only learns to act as its data does, so that steps of its own would teach it nothing."""
     batch_norm: ClassVar[bool] = False

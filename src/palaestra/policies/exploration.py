@@ -1,6 +1,7 @@
 """Exploration: how actions depart from the policy's choice while experience is collected."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
@@ -27,6 +28,9 @@ class Exploration(ABC):
 
     evaluates: bool = False
     """Whether it is for evaluations: then it applies in `Phase.EVAL`."""
+    guide: Callable[[Any, Any, torch.Generator], Any] | None = None
+    """What changes the actions of a stochastic policy by what it observed, instead of `explore`: called with raw
+    observations [B, ...], actions [B, ...] and a generator. `None`, or a method that a subclass sets."""
 
     def __init__(self, strength: Schedule, *, seed: int = 0) -> None:
         self.schedule = strength

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from palaestra.core import Batch, NonFiniteError, ShapeError
 from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype
+from palaestra.core.tree import tree_map, tree_paths
 from palaestra.policies.actions import children_of
 
 __all__: list[str] = []
@@ -115,3 +116,35 @@ def to_numpy(action: Any, spec: SpecTree, leading: tuple[int, ...]) -> Any:
         return tuple(to_numpy(action[str(index)], child, leading) for index, child in enumerate(spec))
     array = action.detach().cpu().numpy().astype(numpy_dtype(spec.dtype), copy=False)
     return array.reshape((*leading, *spec.shape))[()]
+
+
+def observation_field(given: Any, spec: SpecTree) -> str | None:
+    """Which field of a batch is the observation; `None` where what was given is one itself.
+
+    Args:
+        given: what a policy was called with.
+        spec: of one observation.
+    """
+    if not isinstance(given, Batch) or (isinstance(spec, dict) and all(key in given for key in spec)):
+        return None
+    return next((name for name in ("obs", "observation") if name in given), None)
+
+
+def checked_state(state: Any, initial: Any, count: int) -> Any:
+    """The state that a policy was called with, as tensors.
+
+    Args:
+        state: that was given.
+        initial: the policy's, of so many lanes.
+        count: lanes.
+
+    Raises:
+        ShapeError: it is not that of so many lanes of this policy.
+    """
+    shapes = [{path: tuple(np.shape(leaf)) for path, leaf in tree_paths(tree).items()} for tree in (state, initial)]
+    if shapes[0] != shapes[1]:
+        raise ShapeError(
+            f"the state has leaves of shape {shapes[0]}, and this policy's for {count} observations have "
+            f"{shapes[1]}; give what the call before answered as `state`, or None where an episode begins"
+        )
+    return tree_map(torch.as_tensor, state) if shapes[0] else ()

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, RunSeeds, ShapeError, TimeStep, device_of, to_device
 from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec
-from palaestra.core.tree import tree_map, tree_paths
 from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, begun, call
 from palaestra.policies.actions import Head, check_masks, require_mask_spec
 from palaestra.policies.exploration import EvalExploration, Exploration
-from palaestra.policies.given import as_rows, leading_shape, to_numpy
+from palaestra.policies.given import as_rows, checked_state, leading_shape, observation_field, to_numpy
 from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["NetworkPolicy", "Phase", "Policy", "PolicyStep"]
@@ -325,7 +324,7 @@ class Policy(MovableModule, ABC):
         Raises:
             ShapeError: the observation or the state does not fit, or a state came with an observation alone.
         """
-        field = self._observation_field(observation)
+        field = observation_field(observation, self.observation_spec)
         if field is None and state is not None:
             raise ShapeError("a state was given with an observation alone; give policy(Batch(obs=...), state)")
         seen = observation if field is None else observation[field]
@@ -335,7 +334,8 @@ class Policy(MovableModule, ABC):
         leading = leading_shape(seen, self.observation_spec)
         rows = as_rows(seen, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))
-        memory = self.initial_state(count) if state is None else self._checked_state(state, count)
+        memory = self.initial_state(count)
+        memory = memory if state is None else checked_state(state, memory, count)
         reward: Any = torch.zeros(count) if state is None else observation.get("rew", ())
         step = TimeStep(reward=reward, observation=rows)
         with self.in_phase(Phase.EVAL):  # dropout and batch statistics are of training
@@ -344,26 +344,6 @@ class Policy(MovableModule, ABC):
         if field is None:
             return action
         return Batch(act=action, state=Batch() if type(chosen.state) is tuple else chosen.state)
-
-    def _observation_field(self, given: Any) -> str | None:
-        """Which field of a batch is the observation; `None` where what was given is one itself."""
-        spec = self.observation_spec
-        if not isinstance(given, Batch) or (isinstance(spec, dict) and all(key in given for key in spec)):
-            return None
-        return next((name for name in ("obs", "observation") if name in given), None)
-
-    def _checked_state(self, state: Any, count: int) -> Any:
-        """The state, if it is that of so many lanes of this policy."""
-        shapes = [
-            {path: tuple(np.shape(leaf)) for path, leaf in tree_paths(tree).items()}
-            for tree in (state, self.initial_state(count))
-        ]
-        if shapes[0] != shapes[1]:
-            raise ShapeError(
-                f"the state has leaves of shape {shapes[0]}, and this policy's for {count} observations have "
-                f"{shapes[1]}; give what the call before answered as `state`, or None where an episode begins"
-            )
-        return tree_map(torch.as_tensor, state) if shapes[0] else ()
 
     def begun(self, state: Any, first: Any) -> Any:
         """The state with the initial one in rows where an episode begins.
@@ -696,10 +676,12 @@ class NetworkPolicy(Policy):
         head = self._action_head
         return action if head is None or head.executes_raw else head.env_action(action)
 
-    def _explored(self, action: Any, explore: bool, mask: Any = None) -> Any:
+    def _explored(self, action: Any, explore: bool, mask: Any = None, observation: Any = None) -> Any:
         """The action after `exploration`, where there is one and it applies."""
         if not explore or self.exploration is None:
             return action
+        if self.exploration.guide is not None:
+            return self.exploration.guide(observation, action, self.generator)
         return self.exploration(action, generator=self.generator, mask=mask)
 
     def sample(self, observation: Any) -> tuple[Any, Tensor]:

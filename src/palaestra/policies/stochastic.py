@@ -87,7 +87,8 @@ class StochasticPolicy(NetworkPolicy):
         mask = self.action_mask(observation) if self.is_masked else None
         distribution = self.distribution_of(self.head(features), mask)
         action = distribution.mode() if deterministic else distribution.sample(self.generator)
-        return PolicyStep(action if self.exploration is None else self._explored(action, explore, mask), state)
+        explored = action if self.exploration is None else self._explored(action, explore, mask, observation)
+        return PolicyStep(explored, state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
         if self.state_spec or self.exploration is not None or not self.only_samples:

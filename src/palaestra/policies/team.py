@@ -188,8 +188,8 @@ class TeamCategoricalPolicy(_TeamOfChoices, StochasticPolicy):
     def behaviour_spec(self) -> dict[str, TensorSpec]:
         return {"log_prob": TensorSpec((self.num_agents,))}
 
-    def _explored(self, action: Any, explore: bool, mask: Any = None) -> Any:
-        return super()._explored(action, explore, None if mask is None else self._by_member(mask))
+    def _explored(self, action: Any, explore: bool, mask: Any = None, observation: Any = None) -> Any:
+        return super()._explored(action, explore, None if mask is None else self._by_member(mask), observation)
 
     def distribution_of(self, outputs: Tensor, mask: Tensor | None = None) -> Categorical:
         """Of every member: log-probabilities and entropies are [..., G]."""
