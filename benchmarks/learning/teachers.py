@@ -64,10 +64,10 @@ TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 STUDENTS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {"trainer__total_env_steps": 2_000},
+    "Pendulum-v1": {"trainer__total_env_steps": 2_000, "algorithm__gradient_steps": 64},
     APART: {
         "env__max_episode_steps": 500,
-        "trainer__total_env_steps": 10_000,
+        "trainer__total_env_steps": 5_000,
         "algorithm__network__policy_sees": ("state",),
         "algorithm__network__recurrent": "gru",
         "algorithm__network__recurrent_size": 32,

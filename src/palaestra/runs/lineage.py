@@ -41,7 +41,7 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
 
     Raises:
         CheckpointError: there is no such run.
-        ConfigError: it is a group of several, or a setting does nothing, or nothing that could be resumed.
+        ConfigError: it is a group of several, or a setting is missing, does nothing, or nothing that could be resumed.
     """
     require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
     for one in config.env.gym_wrappers:
@@ -52,6 +52,9 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             )
     if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
         raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
+    needs = getattr(algorithm_class(config.algorithm_name), "needs", {})
+    if missing := [name for name in needs if getattr(config.algorithm, name) is None]:
+        raise ConfigError(f"{config.algorithm_name} needs algorithm.{missing[0]}: {needs[missing[0]]}")
     _refuse_idle(config.algorithm)
     source = config.run.initial_policy
     if source is None:

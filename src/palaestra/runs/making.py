@@ -81,8 +81,6 @@ def made_of(
         specs = in_saved_order(specs, policy_folder(Path(config.run.initial_policy) / "policy", policy or POLICY))
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
-    if missing := [one for one in getattr(kind, "needs", {}) if getattr(settings, one) is None]:
-        raise ConfigError(f"{name} needs algorithm.{missing[0]}: {kind.needs[missing[0]]}")
     try:
         with BoundedTensors((memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"):
             made = kind(*specs, settings, seeds)
