@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(16, 2043, "0030"),
     "deployment": Room(8, 1494),
     "distributed": Room(13, 2335),
-    "envs": Room(57, 7155, "0030"),
+    "envs": Room(58, 7175, "0028"),
     "experiments": Room(6, 1173, "0029"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2913, "0027"),
@@ -289,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__": Limit(lines_of_imports, 4_834, 4_500),  # decisions 0029, 0027
+    "lines of imports and __all__": Limit(lines_of_imports, 4_886, 4_500),  # decisions 0027 to 0029
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
     "circles of imports": Limit(circles_of_imports, 0, 0),

@@ -24,7 +24,7 @@ from palaestra.core import CheckpointError, ConfigError, available_devices
 from palaestra.core.reading import read_json, read_text
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
-from palaestra.envs.suites.gym import registered_environments
+from palaestra.envs.suites.gym import mujoco_misfits, registered_environments
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 from palaestra.runs.records import package_version
 
@@ -147,10 +147,10 @@ def _single_file(name: str) -> Path:
 
 _EXTRAS = {
     "ray": "ray", "atari": "ale_py", "box2d": "Box2D", "mujoco": "mujoco", "dm-control": "dm_control",
-    "bsuite": "bsuite", "robotics": "gymnasium_robotics", "envpool": "envpool", "multiagent": "pettingzoo",
-    "offline": "minari", "plot": "matplotlib", "video": "imageio", "tensorboard": "tensorboard", "wandb": "wandb",
-    "mlflow": "mlflow", "trackio": "trackio", "tune": "optuna", "export": "onnxscript", "serve": "uvicorn",
-    "hub": "huggingface_hub",
+    "bsuite": "bsuite", "robotics": "gymnasium_robotics", "envpool": "envpool", "jax": "jax",
+    "multiagent": "pettingzoo", "offline": "minari", "plot": "matplotlib", "video": "imageio",
+    "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "tune": "optuna",
+    "export": "onnxscript", "serve": "uvicorn", "hub": "huggingface_hub",
 }  # fmt: skip
 """A module of each extra in pyproject.toml."""
 
@@ -222,6 +222,7 @@ def doctor(options: JsonOptions) -> int:
     for extra, module in _EXTRAS.items():
         present = importlib.util.find_spec(module) is not None
         findings.append((f"extra {extra}", present or None, "" if present else f"pip install 'palaestra[{extra}]'"))
+    findings += [(f"MuJoCo for {package}", None, advice) for package, advice in mujoco_misfits().items()]
     if options.json:
         print(json.dumps([{"what": what, "ok": ok is not False, "note": note} for what, ok, note in findings]))
     else:
@@ -233,8 +234,7 @@ def doctor(options: JsonOptions) -> int:
 
 
 def _package(name: str) -> tuple[bool, str]:
-    version = package_version(name)
-    return version is not None, version or f"pip install {name}"
+    return (version := package_version(name)) is not None, version or f"pip install {name}"
 
 
 def _compiler() -> tuple[bool | None, str]:

@@ -31,7 +31,7 @@ from palaestra.envs.stepping.native_vector import NativeVectorEnvironment
 from palaestra.envs.stepping.process import ProcessDriver
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.stepping.thread import ThreadDriver
-from palaestra.envs.suites.suite import Native, native, pools_only, single, suite_of
+from palaestra.envs.suites.suite import Native, batch, native, pools_only, single, suite_of
 from palaestra.envs.supervision.faults import Hang, describe, is_own
 from palaestra.envs.wrappers.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.wrappers.chaos import ChaosEnv, chaos_of
@@ -178,7 +178,7 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, fir
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
     maker = _pool_maker(config)
-    if getattr(maker, "batched", False):
+    if _is_batched(maker):
         return _batched(config, maker, lane_seeds)
     if _steps_natively(config, maker):
         return _native(config, maker, lane_seeds)
@@ -246,13 +246,20 @@ def is_pool(config: EnvConfig) -> bool:
         config: of the environments.
     """
     maker = _pool_maker(config)
-    return _steps_natively(config, maker) or bool(getattr(maker, "batched", False))
+    return _steps_natively(config, maker) or _is_batched(maker)
 
 
 def _pool_maker(config: EnvConfig) -> Any:
     """What makes all lanes as one, if anything does."""
     maker = _maker(config.name)
-    return gymnasium_mujoco(config.name) if maker is None and config.vectorization == "batch" else maker
+    if maker is None:
+        maker = batch(config.name) or (gymnasium_mujoco(config.name) if config.vectorization == "batch" else None)
+    return maker
+
+
+def _is_batched(maker: Any) -> bool:
+    """Whether it makes an `Environment` itself: a class that says so, or a suite's `batch`."""
+    return isinstance(maker, functools.partial) or bool(getattr(maker, "batched", False))
 
 
 def _steps_natively(config: EnvConfig, maker: Callable[..., Any] | None) -> bool:

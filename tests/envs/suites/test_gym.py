@@ -98,6 +98,29 @@ def test_a_suite_keeps_the_rules_of_environments(name, package):
     assert report.ok, report
 
 
+@pytest.mark.parametrize(
+    ("installed", "misfits"),
+    [
+        ("3.3.0", {"dm_control", "mjlab"}),
+        ("3.11.0", {"dm_control", "metaworld"}),
+        ("3.12.0", {"gymnasium_robotics", "dm_control", "metaworld"}),
+        ("3.17.0", {"gymnasium_robotics", "metaworld"}),
+        ("4.0.0", {"gymnasium_robotics", "dm_control", "metaworld", "mjlab"}),
+    ],
+)
+def test_packages_that_need_another_mujoco_are_named(installed, misfits, monkeypatch):
+    """No version serves all; an environment that cannot be made says which, instead of an error without words."""
+    monkeypatch.setattr("importlib.metadata.version", lambda package: installed if package == "mujoco" else "1.2")
+    found = gym.mujoco_misfits()
+    assert set(found) == misfits
+    assert all(f"with {installed}, which is installed" in advice for advice in found.values())
+    if "gymnasium_robotics" in misfits and importlib.util.find_spec("gymnasium_robotics"):
+        with pytest.raises(
+            ConfigError, match=r"'FetchReach-v4' cannot be made: gymnasium_robotics 1.2 needs MuJoCo.*<3.12"
+        ):
+            load("FetchReach-v4")
+
+
 def test_a_goal_environment_observes_what_was_reached_and_what_is_wanted():
     pytest.importorskip("gymnasium_robotics")
     env = load("PointMaze_UMaze-v3")

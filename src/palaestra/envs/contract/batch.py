@@ -128,8 +128,12 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
 
         Returns:
             Rewards [n], and whether the task is over (bool [n]). Not where it is cut off: that is what
-            `max_episode_steps` is for.
+            `max_episode_steps` and `truncated` are for.
         """
+
+    def truncated(self) -> np.ndarray | None:
+        """Where the simulator itself has cut episodes off in the latest transition, bool [B]; `None`: it never does."""
+        return None
 
     @abstractmethod
     def observe(self) -> Any:
@@ -214,6 +218,8 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             arrays, info = self._arrays(), self._info(len(begun) > 0)
             terminated = np.asarray(terminated, np.bool_)
             last = terminated | ((self._steps >= self._limit) & ~over)
+            if (cut := self.truncated()) is not None:
+                last |= cut & ~over
             step_type = np.where(over, 0, 1 + last).astype(np.int32)
             reward = np.array(reward, np.float64)
             self.exact_reward = torch.from_numpy(reward)

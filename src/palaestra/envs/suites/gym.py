@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import importlib.metadata
 import importlib.util
+import itertools
 import logging
 import re
 import warnings
@@ -40,6 +42,14 @@ _REGISTERED_BY = {
         ("gymnasium_robotics", "robotics"),
     ),
 }
+# Versions of MuJoCo that packages run with: (package, lowest, first that is too new, what fails elsewhere). They were
+# tried, or asked for, by gymnasium-robotics 1.4.2, dm-control 1.0.50, metaworld 3.1.1 and mjlab 1.6.0.
+_MUJOCO_OF = (
+    ("gymnasium_robotics", "3.0", "3.12", "its Fetch, Hand and Kitchen tasks"),
+    ("dm_control", "3.17", "4.0", "its tasks"),
+    ("metaworld", "3.3", "3.3.1", "its tasks, for which 3.3.0 is asked,"),
+    ("mjlab", "3.11", "4.0", "its tasks"),
+)
 # What an entry point needs: (part of its name, package, extra).
 _ENTRY_POINTS = (
     ("dm_control", "dm_control", "dm-control"),
@@ -165,7 +175,37 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs}: {error}") from error
     except Exception as error:
+        for package, advice in mujoco_misfits().items():
+            if package in str(spec.entry_point):
+                raise ConfigError(f"{spec.id!r} cannot be made: {advice}") from error
         raise EnvError(f"{spec.id!r} raised {': '.join(describe(error))}") from error
+
+
+def mujoco_misfits() -> dict[str, str]:
+    """What is wrong, and what to install, by each installed package that MuJoCo is too old or too new for."""
+    found, installed = dict[str, str](), _version("mujoco")
+    for package, lowest, too_new, what in _MUJOCO_OF:
+        own = _version(package)
+        if own and installed and not _at(lowest) <= _at(installed) < _at(too_new):
+            found[package] = (
+                f"{package} {own} needs MuJoCo from {lowest} to below {too_new}; with {installed}, which is installed, "
+                f"{what} fail: pip install 'mujoco>={lowest},<{too_new}', in a Python environment of its own where "
+                "something else needs another MuJoCo"
+            )
+    return found
+
+
+def _version(package: str) -> str:
+    """Of an installed package; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _at(version: str) -> tuple[int, ...]:
+    """Numbers to compare; a word ends them."""
+    return tuple(int(part) for part in itertools.takewhile(str.isdigit, version.split(".")))
 
 
 def _import_quietly(package: str, name: str, extra: str = "") -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from palaestra.core import ConfigError
 from palaestra.envs.contract.environment import SingleEnvironment
 
-__all__ = ["Native", "Single", "native", "pools_only", "single", "suite_of"]
+__all__ = ["Native", "Single", "batch", "native", "pools_only", "single", "suite_of"]
 
 
 class Single(NamedTuple):
@@ -58,7 +58,7 @@ def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
         MissingExtraError: it needs an optional package.
     """
     if pools_only(name):
-        raise ConfigError(f"{name!r} exists as a pool only; use create_environment with vectorization=native")
+        raise ConfigError(f"{name!r} exists as a pool only; use create_environment, which makes many as one")
     return suite_of(name).single(name, kwargs, limit)
 
 
@@ -70,6 +70,12 @@ def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) 
         MissingExtraError: it needs an optional package.
     """
     return suite_of(name).native(name, num_envs, kwargs, limit)
+
+
+def batch(name: str) -> Callable[..., Any] | None:
+    """What makes a `BatchEnvironment` of as many lanes as `batch_size` says; `None` where a suite has no such."""
+    suite = suite_of(name)
+    return functools.partial(suite.batch, name) if hasattr(suite, "batch") else None
 
 
 @functools.cache
