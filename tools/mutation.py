@@ -45,6 +45,14 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/buffers/lane_storage.py: return torch.from_numpy(inside).to(self.tensor.device, "
     "non_blocking=False)": "only whether the copy is waited for",
     "src/palaestra/algorithms/iqn.py: q = quantile.mean((1))": "of [N, Q], 1 is the last",
+    "src/palaestra/algorithms/pqn.py: q = self.policy.q_values(batch.observation).gather(-1, "
+    "batch.action.unsqueeze(-1)).squeeze((1))": "of [N, 1], 1 is the last",
+    "src/palaestra/cli/help.py: width = min(120, shutil.get_terminal_size((120, 25)).columns)": (
+        "the height of the terminal is not asked for"
+    ),
+    "src/palaestra/buffers/reader.py: np.clip(most.max(initial=1), 2, _STRIDE),": (
+        "looks one row further than it goes"
+    ),
     "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",
     "src/palaestra/algorithms/c51.py: error = -(wanted * logits.log_softmax(-1)).sum((1))": (
         "of two dimensions, 1 is the last"

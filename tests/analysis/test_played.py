@@ -46,6 +46,12 @@ class FullChain(CountingChain):
     observation_space = gymnasium.spaces.Box(0, 20, (1,), np.int64)
 
 
+class SignedChain(CountingChain):
+    """Networks see it from -1 on, and so about 0."""
+
+    observation_space = gymnasium.spaces.Box(-(10**6), 10**6, (1,), np.int64)
+
+
 class FaintPendulum(LoudPendulum):
     def __init__(self) -> None:
         super().__init__()
@@ -55,11 +61,11 @@ class FaintPendulum(LoudPendulum):
         return observation * np.float32(1e-4)
 
 
-def found(algorithm, name, break_it=lambda policy: None):
+def found(algorithm, name, break_it=lambda policy: None, **settings):
     """Names of what an untrained policy shows after `break_it`."""
     with create_environment(EnvConfig(name=name, num_envs=1), lane_seeds=[3]) as env:
         made = ALGORITHMS[algorithm]
-        policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
+        policy = made(env.observation_spec, env.action_spec, made.config_class(**settings), RunSeeds(1)).policy
         with torch.no_grad():
             break_it(policy)
         return {one.name for one in played_symptoms(policy, play(policy, env, episodes=8, gamma=0.9))}
@@ -96,6 +102,7 @@ def push_to_the_end(policy):
         ("large_observations", "sac", "tests.analysis.test_played:LoudPendulum", lambda policy: None),
         ("small_observations", "sac", "tests.analysis.test_played:FaintPendulum", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:CountingChain", lambda policy: None),
+        ("small_observations", "dqn", "tests.analysis.test_played:SignedChain", lambda policy: None),
     ],
 )
 def test_what_is_broken_is_found(name, algorithm, env, break_it):
@@ -108,6 +115,11 @@ def test_nothing_is_found_where_nothing_is_broken():
 
 def test_integers_that_fill_their_bounds_are_not_called_small():
     assert "small_observations" not in found("dqn", "tests.analysis.test_played:FullChain")
+
+
+def test_what_is_normalised_is_not_called_small():
+    faint = "tests.analysis.test_played:FaintPendulum"
+    assert "small_observations" not in found("sac", faint, normalize_observation=True)
 
 
 def test_a_tanh_unit_that_is_always_at_its_end_is_dead():

@@ -65,11 +65,17 @@ def test_the_terminal_shows_a_rising_line_and_its_interval(curves):
     assert tops == sorted(tops, reverse=True)  # the higher, the further to the right
     assert "30.5 at the end, 95% interval 30 to 31 (2 runs)" in text
     assert re.search(r"0 +env steps +120", text)
+    assert len(lines[9]) == len(lines[10])  # the axis, and its last number under its end
+    assert max(map(max, filter(None, drawn))) == len(lines[9]) - 1  # to where the line goes
 
 
 def test_a_level_curve_can_be_drawn(tmp_path):
     text = terminal_plot(curves_of([written(tmp_path, rows_of([5, 5, 5]))])).plain
     assert "5 at the end (1 run)" in text
+    axis = next(line for line in text.splitlines() if "└" in line)
+    line = max(text.splitlines()[1:-2], key=lambda line: len(line.rstrip("\u2800 ")) if "┤" in line else 0)
+    assert len(line) == len(axis)
+    assert line[-1] == line[-2] > "\u2800"  # as high, and to the very end
 
 
 class Page(HTMLParser):

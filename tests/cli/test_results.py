@@ -12,6 +12,7 @@ import pytest
 import palaestra.algorithms.ppo
 from palaestra.algorithms import ALGORITHMS
 from palaestra.experiments import RunDirectory, algorithm_catalogue
+from palaestra.runs.records import read_evaluations
 from tests.cli.parts import CHAIN, exit_code, output, train
 
 
@@ -288,6 +289,8 @@ def test_stats_takes_runs_and_groups(capsys):
     (part,) = record["stats"]
     assert {name: len(runs[part["environments"][0]]) for name, runs in part["scores"].items()} == {"two": 2, "one": 1}
     assert record["metrics"]["two"] == ["eval/return_mean"]
+    ends = [read_evaluations(f"runs/{run}")[-1][0] for run in ("g/seed_5", "g/seed_6", "a")]
+    assert [*record["env_steps"].values()] == [min(ends)]  # to where all of them got
     assert not part["improvements"][0]["differs"]
 
 

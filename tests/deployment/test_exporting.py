@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import palaestra
-from palaestra import NetworkConfig
+from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
 from palaestra.core import (
     BoundedSpec,
     ConfigError,
@@ -179,6 +179,21 @@ def test_a_program_that_acts_otherwise_is_not_kept(run, tmp_path, monkeypatch):
     with pytest.raises(PalaestraError, match=r"chooses action = 0 where the policy chooses [12]"):
         palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_of_several_choices_that_is_another_is_enough(tmp_path, monkeypatch):
+    torch_program = exporting._torch
+
+    def spoiled(program, file):
+        right = torch_program(program, file)
+        return lambda inputs: [right(inputs)[0] * torch.tensor([1, 0])]
+
+    spec = MultiDiscreteSpec(nvec=(3, 4))
+    policy = PPO(TensorSpec((3,)), spec, PPOConfig(network=NetworkConfig(hidden_sizes=(8,))), RunSeeds(0)).policy
+    save_policy(policy, tmp_path / "policy")
+    monkeypatch.setattr(exporting, "_torch", spoiled)
+    with pytest.raises(PalaestraError, match="where the policy chooses"):
+        palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
 
 
 def test_what_cannot_be_exported_is_said(run, tmp_path, monkeypatch):

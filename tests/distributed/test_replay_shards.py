@@ -53,6 +53,18 @@ def test_every_draw_has_the_bits_of_one_buffer(name, rows):
         assert len(pair.sharded) == len(pair.whole)
 
 
+@pytest.mark.parametrize("rows", [{}, {"memory": True}], ids=["plain", "memory"])
+def test_what_one_buffer_saved_goes_on_in_shards(rows):
+    """Its lanes are not in step, and not all places of its ring keep a hidden state."""
+    plan = plan_of("sequences", capacity=41 * LANES)
+    with LocalRuntime() as runtime, LocalRuntime() as other:
+        pair, again = Pair(runtime, plan, **rows), Pair(other, plan, **rows)
+        pair.fill(24)
+        again.sharded.load_state_tensors(pair.whole.state_tensors())
+        again.whole = pair.whole
+        assert_equal(*again.draws(5))
+
+
 def chi_square_is_likely(counts: np.ndarray, probability: np.ndarray) -> bool:
     """Within four standard deviations of its mean."""
     expected = counts.sum() * probability / probability.sum()
