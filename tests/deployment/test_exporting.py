@@ -178,22 +178,17 @@ def test_a_program_that_acts_otherwise_is_not_kept(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_torch", lambda program, file: lambda inputs: [torch.zeros(len(inputs[0])).long()])
     with pytest.raises(PalaestraError, match=r"chooses action = 0 where the policy chooses [12]"):
         palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
-    assert not (tmp_path / "out").exists()
+    spec, config = MultiDiscreteSpec(nvec=(3, 4)), PPOConfig(network=NetworkConfig(hidden_sizes=(8,)))
+    save_policy(PPO(TensorSpec((3,)), spec, config, RunSeeds(0)).policy, tmp_path / "policies")
 
-
-def test_one_of_several_choices_that_is_another_is_enough(tmp_path, monkeypatch):
-    torch_program = exporting._torch
-
-    def spoiled(program, file):
+    def spoiled_choice(program, file):  # the second of two
         right = torch_program(program, file)
         return lambda inputs: [right(inputs)[0] * torch.tensor([1, 0])]
 
-    spec = MultiDiscreteSpec(nvec=(3, 4))
-    policy = PPO(TensorSpec((3,)), spec, PPOConfig(network=NetworkConfig(hidden_sizes=(8,))), RunSeeds(0)).policy
-    save_policy(policy, tmp_path / "policy")
-    monkeypatch.setattr(exporting, "_torch", spoiled)
+    monkeypatch.setattr(exporting, "_torch", spoiled_choice)
     with pytest.raises(PalaestraError, match="where the policy chooses"):
-        palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+        palaestra.export(tmp_path / "policies", tmp_path / "out", format="torch")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_exported_is_said(run, tmp_path, monkeypatch):
