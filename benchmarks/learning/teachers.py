@@ -84,23 +84,17 @@ def mean_return(run: Path, which: str) -> float:
 
 def taught(task: str, teacher: Path, seed: int, folder: Path) -> float:
     """The mean return of a student at the end of its run."""
-    run = palaestra.train(
-        "dagger",
-        task,
-        algorithm__teacher=str(teacher),
-        trainer__eval_episodes=0,
-        run__seed=seed,
-        run__directory=str(folder),
-        run__name=f"student_{task.rpartition(':')[2]}_{seed}",
-        **SMALL,
-        **STUDENTS[task],
-    )
-    return mean_return(run.directory, "last")
+    run = folder / f"student_{task.rpartition(':')[2]}_{seed}"
+    if not run.is_dir():
+        place = {"run__directory": str(folder), "run__name": run.name, "run__seed": seed}
+        settings = {**SMALL, **STUDENTS[task], "algorithm__teacher": str(teacher), "trainer__eval_episodes": 0}
+        palaestra.train("dagger", task, **place, **settings)
+    return mean_return(run, "last")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.teachers", description=__doc__)
-    parser.add_argument("--runs", type=Path, required=True, help="where runs go; teachers there are taken")
+    parser.add_argument("--runs", type=Path, required=True, help="where runs go; those that are there are taken")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where teachers.json and teachers.md are written")
     arguments = parser.parse_args()
     record = {**provenance("python -m benchmarks.learning.teachers --runs RUNS"), "rows": []}

@@ -45,6 +45,8 @@ class DAggerConfig(AlgorithmConfig):
     """Rows the replay buffer keeps; the paper keeps all."""
     gradient_steps: Positive[int] = 16
     """Gradient steps in one update."""
+    num_epochs: Positive[int | None] = None
+    """Passes over the whole buffer in one update, instead of `gradient_steps` minibatches drawn from it."""
     mini_batch_size: Positive[int] = 128
     """Rows in a minibatch; with a memory as many sequences as hold so many: divided by `mini_batch_length`."""
     mini_batch_length: Positive[int] = 16
