@@ -285,3 +285,12 @@ def test_it_trains_by_its_name(tmp_path):
     run = palaestra.train("ppo", name, run__directory=str(tmp_path), trainer__eval_episodes=0, **settings)
     assert run.result.env_steps >= 64
     assert len(MADE) <= 2
+
+
+def test_values_may_see_the_group_of_the_critic(tmp_path):
+    """What a simulator knows and a robot does not; the policy that is saved asks for its own group alone."""
+    settings = {"env__num_envs": 4, "trainer__total_env_steps": 32, "algorithm__unroll_length": 8}
+    settings |= {"env__kwargs": {"groups": ["policy", "critic"]}, "algorithm__network__policy_sees": ("policy",)}
+    name = f"vector:{__name__}:IsaacLab"
+    run = palaestra.train("ppo", name, run__directory=str(tmp_path), trainer__eval_episodes=0, **settings)
+    assert set(run.policy.observation_spec) == {"policy"}
