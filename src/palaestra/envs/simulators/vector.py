@@ -225,7 +225,7 @@ class TorchVectorEnvironment(HasSpecs, Environment):
         if self._groups is None:
             own = [name for name in _FOR_THE_POLICY if name in names][:1]
             self._groups = tuple(own or names)
-            if left := [name for name in names if name not in self._groups]:
+            if (left := [name for name in names if name not in self._groups]) and is_news(f"groups {names}"):
                 given = f'{{"groups": {names}}}'.replace("'", '"')
                 _log.warning(
                     "networks see the group %s, not %s; env.kwargs %s shows all", own[0], ", ".join(left), given
