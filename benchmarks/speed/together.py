@@ -1,8 +1,9 @@
 """`python -m benchmarks.speed.together`: seeds of PPO on tensor CartPoles, together and in a process each.
 
-All sides are the command line with its defaults (8 environments x 128 steps, checkpoints) but for evaluations, which each
-run makes alone, from the start of the interpreter to its end. Of the sides in a process each, one seed is run and counts as often as there are seeds.
-Processor time is that of all processes, user and system: on a machine that is not quiet it says more than the clock.
+All sides are the command line with its defaults (8 environments x 128 steps, checkpoints), but without evaluations,
+which each run makes alone; from the start of the interpreter to its end. Of the sides in a process each, one seed is
+run and counts as often as there are seeds. Processor time is that of all processes, user and system: on a machine that
+is not quiet it says more than the clock.
 """
 
 import argparse
@@ -19,16 +20,8 @@ from benchmarks.numbers import ratios, spread
 from benchmarks.record import origin, provenance, publish, table, write_json
 
 RESULTS = Path(__file__).parent / "results"
-TASK = (
-    "train",
-    "ppo",
-    "palaestra.envs.tiny:TensorCartPole",
-    "--env.kwargs",
-    "max_episode_steps",
-    "500",
-    "--trainer.eval-episodes",
-    "0",
-)
+OPTIONS = ("--env.kwargs", "max_episode_steps", "500", "--trainer.eval-episodes", "0")
+TASK = ("train", "ppo", "palaestra.envs.tiny:TensorCartPole", *OPTIONS)
 SIDES = {"eager": ("--no-compile",), "compiled": ("--compile",), "together": ("--compile", "--run.together")}
 BARS = {"eager": 8.0, "compiled": 2.0}
 """How many times the seeds an hour of a side the population has to reach."""
