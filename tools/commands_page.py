@@ -1,4 +1,6 @@
-"""Writes docs/commands.md: every command and option, from the table of commands. `make docs` does it.
+"""Writes docs/commands.md, every command and option, and docs/coming_from/names.md, what others call our settings.
+
+`make docs` does it.
 
 python tools/commands_page.py
 """
@@ -11,8 +13,9 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import COMMANDS, Command
 from palaestra.cli.help import Option, grouped, options_of
 from palaestra.cli.options import defaults_of
+from palaestra.config.values import foreign_names
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/commands.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = """\
 # Commands
 
@@ -21,6 +24,25 @@ Every command and every option. Written by `tools/commands_page.py` from what `-
 environments, runs, options and their values.
 
 """
+NAMES = """\
+# Names of other libraries
+
+What other libraries call our settings, and what differs in units. An option that is typed with such a name is refused,
+with ours in the message. The pages *Coming from* say how calls and ideas correspond.
+
+"""
+LIBRARIES = {
+    "sb3": "Stable-Baselines3",
+    "cleanrl": "CleanRL",
+    "rllib": "RLlib",
+    "tianshou": "Tianshou",
+    "skrl": "skrl",
+    "rsl_rl": "rsl_rl",
+    "alf": "ALF",
+    "maro": "MARO",
+    "parl": "PARL",
+    "others": "others",
+}
 SETTINGS = """\
 ## Settings of a run
 
@@ -84,6 +106,20 @@ def of_algorithms() -> Iterator[str]:
     yield from table(("option", "value", "algorithms", "what it is"), rows)
 
 
+def names_page() -> str:
+    """The page of names."""
+    rows = [
+        (
+            code(name),
+            ", ".join(LIBRARIES[key] for key in row.libraries.split()),
+            ", ".join(map(code, row.ours)),
+            row.note,
+        )
+        for name, row in sorted(foreign_names().items())
+    ]
+    return "".join([NAMES, *table(("name", "of", "ours", "what differs"), rows)])
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     """A table in Markdown."""
     head = list(head)
@@ -97,4 +133,5 @@ def code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    (DOCS / "commands.md").write_text(page(), encoding="utf-8")
+    (DOCS / "coming_from/names.md").write_text(names_page(), encoding="utf-8")

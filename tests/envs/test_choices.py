@@ -72,7 +72,15 @@ def _end(space: Any, cue: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "algorithm"), [*((kind, "ppo") for kind in SPACES), ("small box", "dqn"), ("number", "dqn")]
+    ("kind", "algorithm"),
+    [
+        ("nest", "ppo"),
+        ("number", "dqn"),
+        *(
+            pytest.param(kind, algorithm, marks=pytest.mark.slow)
+            for kind, algorithm in [*((kind, "ppo") for kind in SPACES if kind != "nest"), ("small box", "dqn")]
+        ),
+    ],
 )
 def test_every_kind_of_choice_is_learned(kind, algorithm, tmp_path):
     """Refused before: two dimensions, another start, boxes of integers as actions (and as what is seen)."""

@@ -16,7 +16,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "ConfigError unknown option --algorithm.gama — did you mean --algorithm.gamma? (number or "
         "schedule, 0.98)\n"
         "ConfigError unknown option --trainer.total-steps — did you mean --trainer.total-env-steps? "
-        "(int, 100000)",
+        "(int, 100000); over all environments",
     ),
     "an option without its group": (
         "train ppo CartPole-v1 --gamma 0.9",

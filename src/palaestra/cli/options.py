@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import Command
 from palaestra.cli.help import long_help, short_help, short_names
-from palaestra.config.config import Setting, algorithms_with, meant, settings_of
+from palaestra.config.config import Setting, meant, settings_of
 from palaestra.config.values import value_from_words
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.errors import printable
@@ -265,10 +265,7 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
             return mapping.path, {entry.replace("-", "_"): None if words == ["none"] else value_from_words(of, words)}
     except ConfigError as error:
         raise ConfigError(f"--{option}: {error}") from None
-    group, _, last = name.rpartition(".")
-    others = algorithms_with(last, (path.removeprefix("algorithm.") for path in known)) if group == "algorithm" else []
-    other = f"; it is a setting of {', '.join(others)}" if others else meant(name, known, "--{}")
-    raise ConfigError(f"unknown option --{option}{other or '; --help says which there are'}")
+    raise ConfigError(f"unknown option --{option}{meant(name, known, '--{}') or '; --help says which there are'}")
 
 
 def _seconds(words: list[str]) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.config.groups import DataConfig, HindsightConfig, RunConfig
-from palaestra.config.values import closest, dataclass_of, read_yaml, type_name, value_of
+from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
 from palaestra.core import Linear, Offline, Piecewise, import_object
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import replace_text
@@ -231,8 +231,6 @@ def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) ->
 def _instead(name: str, kind: type[Any], values: Mapping[str, Any], path: str) -> str:
     """What to write for an unknown key."""
     group = f"{path}." if path else ""
-    if issubclass(kind, AlgorithmConfig) and (others := algorithms_with(name, values)):
-        return f"; it is a setting of {', '.join(others)}"
     known = {setting.path: setting for setting in settings_of(kind, values)}
     return meant(name, known, f"'{group}{{}}'") or f"; known{path and f' in {path}'}: {', '.join(values)}"
 
@@ -270,7 +268,9 @@ def settings_of(kind: type[Any], values: Mapping[str, Any], prefix: str = "") ->
 
 
 def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
-    """The setting that an unknown name probably means, with its type and value; empty where none is close.
+    """What an unknown name probably means; empty where nothing is close.
+
+    It is a setting with its type and value, one of other algorithms, or what other libraries mean by the name.
 
     Args:
         name: what was given, with the groups it is said to be in.
@@ -280,25 +280,40 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     group, _, last = name.rpartition(".")
     beside = [path for path in known if path.rpartition(".")[0] == group]
     inside = [path for path in known if path.startswith(f"{group}.")] if group and beside else [*known]
-    for paths, similar in [(inside, False), (beside, True), (inside, True)]:
-        ends = {path.rpartition(".")[2]: path for path in reversed(paths)}
-        if close := [last] if last in ends else closest(last, ends, similar=similar):
-            path = ends[close[0]]
-            setting = known[path]
-            detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"
-            return f" — did you mean {form.format(path)}?{detail}"
-    return ""
+    last = last.replace("-", "_")
+    row = foreign_names().get(last)
+    if row is None:
+        path, note = _same_or_alike(last, inside, beside), ""
+    else:
+        paths = {path.replace("-", "_"): path for path in inside}
+        found = (path for our in row.ours for plain, path in paths.items() if f".{plain}".endswith(f".{our}"))
+        path, note = next(found, None), f"; {row.note}" if row.note and last not in row.ours else ""
+    if path is not None:
+        setting = known[path]
+        detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"
+        return f" — did you mean {form.format(path)}?{detail}{note}"
+    ours = row.ours[0] if row is not None and row.ours else last
+    if others := algorithms_with(ours):
+        return f"; it is {'' if ours == last else f'{ours} here, '}a setting of {', '.join(others)}{note}"
+    return note
 
 
-def algorithms_with(name: str, known: Iterable[str]) -> list[str]:
-    """The algorithms that have a setting of this name; none where the present one has it by another.
+def _same_or_alike(name: str, inside: list[str], beside: list[str]) -> str | None:
+    """The path that ends in a name, or in one like it: in the same group, or in groups inside it."""
+    for paths in (beside, inside):
+        ends = {path.rpartition(".")[2].replace("-", "_"): path for path in reversed(paths)}
+        last = name if name in ends else closest(name, ends)
+        if last is not None:
+            return ends[last]
+    return None
+
+
+def algorithms_with(name: str) -> list[str]:
+    """The algorithms that have a setting of this name.
 
     Args:
         name: of a field.
-        known: the fields of the present one.
     """
-    if closest(name, known, similar=False):
-        return []
     fields = {algorithm: kind.config_class.__dataclass_fields__ for algorithm, kind in ALGORITHMS.items()}
     return sorted(algorithm for algorithm, known in fields.items() if name.replace("-", "_") in known)
 

