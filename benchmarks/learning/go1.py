@@ -1,6 +1,6 @@
 """`python -m benchmarks.learning.go1`: a robot dog learns to walk, three seeds one after another.
 
-Trains `ppo` on `palaestra.envs:Go1Joystick` with its preset, and measures how well the commands are followed: means over
+Trains `ppo` on `palaestra.envs:Go1Joystick` with its preset, and measures how well commands are followed: means over
 64 robots and their first 1,000 steps of `tracking/linear` and `tracking/yaw`, 1 where a robot moves as it is told; the
 same of a robot that does nothing.
 """
