@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import palaestra
-from benchmarks.record import origin, provenance, table, write_json
+from benchmarks.record import origin, provenance, publish, table, write_json
 from palaestra.analysis import policy_of_run
 from palaestra.envs import Go1Joystick
 from palaestra.runs import RunDirectory
@@ -77,8 +77,7 @@ def write(record: dict[str, Any], folder: Path) -> None:
         for who, steps, minutes, values in rows
     ]
     head = ["", "env steps", "minutes (of processors)", "linear", "yaw", "return"]
-    page = f"# Go1 follows a joystick\n\n{table(head, cells)}\n{origin(record)}\n"
-    (folder / "go1.md").write_text(page, encoding="utf-8")
+    publish(folder / "go1.md", f"{table(head, cells)}\n{origin(record)}", "docs/tutorials/batches.md", place="go1")
 
 
 if __name__ == "__main__":
