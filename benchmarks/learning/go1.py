@@ -31,7 +31,7 @@ def followed(policy: palaestra.Policy | None) -> dict[str, float]:
     """
     env = Go1Joystick(ROBOTS, lane_seeds=range(FIRST_SEED, FIRST_SEED + ROBOTS))
     time_step = env.reset()
-    total = dict.fromkeys(("linear", "yaw", "return", "length"), 0.0)
+    total: dict[str, float] = dict.fromkeys(("linear", "yaw", "return", "length"), 0.0)
     running = np.ones(ROBOTS, np.bool_)
     for _ in range(STEPS):
         action = torch.zeros(ROBOTS, 12) if policy is None else torch.as_tensor(policy(time_step.observation))

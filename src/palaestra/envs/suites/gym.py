@@ -129,12 +129,24 @@ def find_spec(name: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        known = did_you_mean(name, gymnasium.registry) if "mean" not in str(error) else ""
+        known = _today(name) or (did_you_mean(name, gymnasium.registry) if "mean" not in str(error) else "")
         known = known if known.startswith(" ") else ""
         raise ConfigError(
             f"no environment {name!r} in Gymnasium's registry: {error}{known} "
             'An environment of your own is named "my_package:MyEnvironment"'
         ) from error
+
+
+def _today(name: str) -> str:
+    """The end of a message that says how an id of another version or package is called now; empty if it is not."""
+    game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
+    if name.startswith("MinAtar/"):
+        return " — Breakout and Space Invaders are 'palaestra.envs:MinAtarBreakout' and '...:MinAtarSpaceInvaders'"
+    if importlib.util.find_spec("ale_py") is not None:
+        _import_quietly("ale_py", name)
+    alike = [spec for spec in gymnasium.registry.values() if spec.name == game and spec.namespace in (None, "ALE")]
+    newest = max(alike, key=lambda spec: spec.version or 0, default=None)
+    return f" — did you mean {newest.id!r}?" if newest is not None and newest.id != name else ""
 
 
 def registered_environments() -> list[RegisteredEnvironment]:
@@ -171,7 +183,8 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any
     try:
         return make()
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigError(f"the environment {spec.id!r} needs a package that is not installed: {error}") from error
+        text = f"the environment {spec.id!r} needs a package that is not installed: {error}{_today(spec.id)}"
+        raise ConfigError(text) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs}: {error}") from error
     except Exception as error:
