@@ -410,6 +410,8 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
     # it resets its lanes itself, so it may know where they end
     if limit is not None and (takes_all or "max_episode_steps" in parameters):
         kwargs["max_episode_steps"], limit = limit, None
+    if kwargs.get("render_mode") == "rgb_array" and not takes_all and "render_mode" not in parameters:
+        del kwargs["render_mode"]  # `render` draws whenever it is asked
     if config.num_threads is not None:
         kwargs["num_threads"] = config.num_threads
     if takes_all or "lane_seeds" in parameters:

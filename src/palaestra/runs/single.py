@@ -27,6 +27,7 @@ from palaestra.envs import (
 )
 from palaestra.envs.contract.gym_environment import gym_env_of
 from palaestra.envs.contract.spaces import sample_allowed
+from palaestra.envs.create import is_pool
 from palaestra.envs.supervision.faults import describe
 from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
@@ -129,6 +130,8 @@ class SingleLearner(PolicyLearner):
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
         render_mode = "human" if window else "rgb_array"
         config = dataclasses.replace(self.config.env.for_evaluation(1, render_mode=render_mode), vectorization="serial")
+        if is_pool(config):  # there is no other
+            config = dataclasses.replace(config, vectorization="auto")
         try:
             env = create_environment(config, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
         except MissingExtraError:

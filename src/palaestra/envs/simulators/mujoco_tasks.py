@@ -5,7 +5,6 @@ environment gives the model and the starts of episodes; here is only what is com
 same order of operations.
 """
 
-import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import gymnasium
 import numpy as np
 
 from palaestra.core import ConfigError, did_you_mean
-from palaestra.envs.contract.gym_environment import GymEnvironment
 from palaestra.envs.simulators.mujoco import MujocoBatch
 from palaestra.envs.suites.gym import find_spec, single
 
@@ -56,7 +54,7 @@ class GymnasiumMujoco(MujocoBatch):
         **kwargs: Any,
     ) -> None:
         env: Any = single(self.name, kwargs, None).env
-        self.gym_env, self._kwargs, self._settings = env.unwrapped, kwargs, _settings_of(env.unwrapped, kwargs)
+        self.gym_env, self._settings = env.unwrapped, _settings_of(env.unwrapped, kwargs)
         limit = find_spec(self.name).max_episode_steps or 0
         super().__init__(
             batch_size,
@@ -105,13 +103,6 @@ class GymnasiumMujoco(MujocoBatch):
 
     def infos(self) -> Infos:
         return self._infos
-
-    def render(self) -> np.ndarray:
-        """A picture of environment 0, uint8 [H, W, 3]."""
-        env: Any = single(self.name, {**self._kwargs, "render_mode": "rgb_array"}, None).env.unwrapped
-        with contextlib.closing(GymEnvironment(env)) as drawn:
-            self.batch.get_data(0, env.data)
-            return drawn.render()
 
     # -- the task
 
