@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, EnvError
 from palaestra.testing import BatchContract
 
 mujoco = pytest.importorskip("mujoco")
@@ -96,6 +96,21 @@ def test_a_command_holds_for_about_five_seconds_and_noise_is_of_the_measured():
         changes += int((now != command).any(dim=1).sum())
         command = now
     assert 15 < changes < 70  # 200 robots for a second: 40 times due, and an eighth of new commands change nothing
+
+
+def test_a_picture_shows_the_robot(monkeypatch):
+    """A batch gives a simulation's state alone: pictures of places that were not computed were one colour."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with Go1Joystick(1, lane_seeds=[0]) as env:
+        env.reset()
+        try:
+            first = env.render()
+        except EnvError as error:
+            pytest.skip(str(error))
+        for _ in range(10):
+            env.step(torch.ones(1, 12))
+        assert first.shape == (480, 640, 3) and first.dtype == np.uint8
+        assert first.std() > 10 and (first != env.render()).any()
 
 
 def test_weights_are_named():

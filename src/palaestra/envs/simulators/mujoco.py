@@ -141,18 +141,19 @@ class MujocoBatch(BatchEnvironment):
         Raises:
             EnvError: there is no screen to draw on.
         """
+        from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer  # needs MuJoCo
+
         mujoco = mujoco_with_batches()
         if self._drawn is None:
-            try:
-                self._drawn = mujoco.MjData(self.model), mujoco.Renderer(self.model, 480, 640)
-            except Exception as error:
-                raise EnvError(f"MuJoCo found no screen to draw on ({error}); set MUJOCO_GL=egl, or osmesa") from error
+            data = mujoco.MjData(self.model)
+            self._drawn = data, MujocoRenderer(self.model, data, width=640, height=480)
         data, renderer = self._drawn
         self.batch.get_data(0, data)
         mujoco.mj_forward(self.model, data)  # a batch gives the state alone
-        cameras = [self.model.camera(index).name for index in range(self.model.ncam)]
-        renderer.update_scene(data, camera="track" if "track" in cameras else -1)
-        return renderer.render()
+        try:
+            return np.array(renderer.render("rgb_array"))
+        except Exception as error:
+            raise EnvError(f"MuJoCo found no screen to draw on ({error}); set MUJOCO_GL=egl, or osmesa") from error
 
     def close(self) -> None:
         if self._drawn is not None:
