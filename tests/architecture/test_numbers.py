@@ -224,7 +224,7 @@ ROOMS = {
     "policies": Room(15, 1911, "0027"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1522, "0029"),
-    "runs": Room(13, 2581, "0027"),
+    "runs": Room(13, 2584, "0031"),
     "runtime": Room(11, 1674, "0030"),
     "testing": Room(4, 521, "0026"),
     "training": Room(16, 2326, "0029"),

@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -142,9 +143,11 @@ def _today(name: str) -> str:
     game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
     if name.startswith("MinAtar/"):
         return " — Breakout and Space Invaders are 'palaestra.envs:MinAtarBreakout' and '...:MinAtarSpaceInvaders'"
-    if importlib.util.find_spec("ale_py") is not None:
-        _import_quietly("ale_py", name)
-    alike = [spec for spec in gymnasium.registry.values() if spec.name == game and spec.namespace in (None, "ALE")]
+    emulator = importlib.util.find_spec("ale_py")  # which is not imported: it would register the old ids
+    rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
+    if emulator is not None and emulator.origin and (Path(emulator.origin).parent / f"roms/{rom}.bin").exists():
+        return f" — did you mean 'ALE/{game}-v5'?"
+    alike = [spec for spec in gymnasium.registry.values() if spec.name == game and not spec.namespace]
     newest = max(alike, key=lambda spec: spec.version or 0, default=None)
     return f" — did you mean {newest.id!r}?" if newest is not None and newest.id != name else ""
 
