@@ -176,7 +176,7 @@ class RunDirectory:
     def steps_done(self) -> int:
         """Env steps of the run; of one that was killed, which has not said them, those of its newest checkpoint."""
         steps = self.info.get("env_steps")
-        return steps if is_number(steps) and steps else self.env_steps
+        return int(steps) if is_number(steps) and steps else self.env_steps
 
     @property
     def kept_return(self) -> float | None:

@@ -146,7 +146,8 @@ class MujocoBatch(BatchEnvironment):
         mujoco = mujoco_with_batches()
         if self._drawn is None:
             data = mujoco.MjData(self.model)
-            self._drawn = data, MujocoRenderer(self.model, data, width=640, height=480)
+            camera = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")  # -1: from afar
+            self._drawn = data, MujocoRenderer(self.model, data, width=640, height=480, camera_id=camera)
         data, renderer = self._drawn
         self.batch.get_data(0, data)
         mujoco.mj_forward(self.model, data)  # a batch gives the state alone
