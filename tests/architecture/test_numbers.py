@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(13, 2584, "0031"),
     "runtime": Room(11, 1674, "0030"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2326, "0029"),
+    "training": Room(16, 2332, "0029"),
 }
 """The size of each package when the rooms were opened."""
 

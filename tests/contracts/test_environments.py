@@ -18,6 +18,7 @@ import palaestra.envs
 from palaestra.core import RunSeeds, check_time_step, load_tensors, save_tensors, spec_leaves, tree_paths
 from palaestra.envs import (
     BatchedWrapper,
+    BatchEnvironment,
     Driver,
     Environment,
     EnvironmentWrapper,
@@ -279,12 +280,13 @@ def test_actions_flow_inwards_and_time_steps_outwards():
 def test_every_vectorisation_of_the_package_is_enrolled():
     public = [kind for kind in vars(palaestra.envs).values() if isinstance(kind, type) and not inspect.isabstract(kind)]
     kinds = {kind for kind in public if issubclass(kind, Environment) or kind.__name__.endswith("Driver")}
-    games = {kind for kind in kinds if issubclass(kind, TensorEnvironment) and kind is not TensorEnvironment}
+    bases = (TensorEnvironment, BatchEnvironment)
+    games = {kind for kind in kinds if issubclass(kind, bases) and kind not in bases}
     kinds -= {Driver, BatchedWrapper, *games}
     enrolled = set()
     for make in VECTORISATIONS.values():
         with make(WORLDS["Bandit"]) as env:
             enrolled |= {type(env), type(getattr(env, "driver", env))}
     assert enrolled == kinds
-    # their contracts are in envs/test_batched.py and envs/test_tensor.py
+    # their contracts are in envs/test_batched.py, envs/test_tensor.py and envs/simulators/
     assert inspect.isabstract(TensorEnvironment)

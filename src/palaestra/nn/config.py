@@ -208,6 +208,7 @@ class NetworkConfig:
             ConfigError: there is no such key, there are none at all, or two networks are meant.
 
         Examples:
+            >>> from palaestra.core import TensorSpec
             >>> spec = {"state": TensorSpec((2,)), "privileged_mass": TensorSpec((1,))}
             >>> NetworkConfig(policy_sees=("state",)).seen(spec)
             {'state': TensorSpec(shape=(2,), dtype=torch.float32)}

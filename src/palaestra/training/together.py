@@ -1,7 +1,7 @@
 """`train_together`: trainers of a population in turns, whose unrolls and updates are made together."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any, final
 
 from palaestra.algorithms import Together, UpdateInfo
@@ -30,6 +30,13 @@ class Member(SimplePolicyManager):
         """
         assert self.made is not None
         return dict.fromkeys(sources, self.made)
+
+
+def _steps(trainer: Trainer, stop: StopSignals) -> Generator[Ask]:
+    """What `Trainer.run` does, in steps."""
+    with closing(trainer.running(stop)) as iterations:
+        for _ in iterations:
+            yield from trainer.iteration()
 
 
 def run_together(
@@ -68,7 +75,7 @@ def run_together(
 
     runs: list[Any] = []
     with computing_at_speed(), StopSignals(stop_all, grace_s=trainers[0].config.grace_s) as stop, ExitStack() as opened:
-        runs += [trainer.running(stop) for trainer in trainers]
+        runs += [_steps(trainer, stop) for trainer in trainers]
         for run in runs:
             opened.callback(run.close)
         while left := [place for place in range(len(trainers)) if place not in ends]:

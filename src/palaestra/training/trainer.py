@@ -4,9 +4,10 @@ It knows no algorithm, no environment and no number of agents or machines: it ca
 `PolicyManager`.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -105,13 +106,14 @@ class Trainer:
             StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
-        with computing_at_speed(), StopSignals(self.asked_to_stop, grace_s=self.config.grace_s) as stop:
-            for _ in self.running(stop):
-                pass
+        stopping = StopSignals(self.asked_to_stop, grace_s=self.config.grace_s)
+        with computing_at_speed(), stopping as stop, contextlib.closing(self.running(stop)) as iterations:
+            for _ in iterations:
+                self.train_iter()
         return self.result
 
-    def running(self, stop: StopSignals) -> Iterator[Ask]:
-        """`run` in steps, for several trainers in turns: it halts before each unroll, and before each update.
+    def running(self, stop: StopSignals) -> Generator[None]:
+        """`run` but for the iterations: it halts where one is to be made.
 
         Args:
             stop: entered outside, with `asked_to_stop`.
@@ -126,7 +128,7 @@ class Trainer:
                 if not (self._evaluation_broken_off or self.collector.unfinished):
                     self._do_what_is_due()
             while not self._used_up() and stop.received is None and not self._stop_reason:
-                yield from self._iteration()
+                yield
                 if limit_s is not None and time.monotonic() - began >= limit_s:
                     self.stop(f"time limit of {limit_s:g} s")
                 if not self.collector.unfinished:
@@ -151,10 +153,11 @@ class Trainer:
 
     def train_iter(self) -> None:
         """One training iteration: an unroll, then learning by the plans of the algorithms."""
-        for _ in self._iteration():
+        for _ in self.iteration():
             pass
 
-    def _iteration(self) -> Iterator[Ask]:
+    def iteration(self) -> Iterator[Ask]:
+        """`train_iter` in steps, for several trainers in turns: it halts before the unroll, and before the update."""
         if not self.collector.unfinished:
             for callback in self.callbacks:
                 callback.iteration_began(self)

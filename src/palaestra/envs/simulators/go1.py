@@ -57,7 +57,7 @@ class Go1Joystick(MujocoBatch):
         max_episode_steps: 1,000 by default, 20 seconds; 0 for none.
         num_threads: that step them; as many as PyTorch uses by default.
         noise: of measurements, as a multiple of the task's own; 0 for none.
-        weights: of terms of the reward, which replace the task's own: `Go1Joystick.weights` has them.
+        weights: of terms of the reward, which replace the task's own, which the attribute `weights` has.
 
     Raises:
         MissingExtraError: MuJoCo or the robot's model is not installed.
@@ -66,7 +66,7 @@ class Go1Joystick(MujocoBatch):
     Examples:
         >>> env = Go1Joystick(2, lane_seeds=[0, 1])
         >>> {name: tuple(leaf.shape) for name, leaf in env.reset().observation.items()}
-        {'state': (2, 48), 'privileged_state': (2, 123)}
+        {'privileged_state': (2, 123), 'state': (2, 48)}
     """
 
     def __init__(

@@ -186,8 +186,9 @@ def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any
     try:
         return make()
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        text = f"the environment {spec.id!r} needs a package that is not installed: {error}{_today(spec.id)}"
-        raise ConfigError(text) from error
+        raise ConfigError(
+            f"the environment {spec.id!r} needs a package that is not installed: {error}{_today(spec.id)}"
+        ) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id!r} cannot be made with the arguments {kwargs}: {error}") from error
     except Exception as error:
