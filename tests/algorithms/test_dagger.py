@@ -18,6 +18,7 @@ from palaestra.core import (
     DiscreteSpec,
     Linear,
     RunSeeds,
+    SpecError,
     StepType,
     TensorSpec,
     TimeStep,
@@ -40,6 +41,10 @@ def by_sign(observation):
 def pushes(observation):
     """The environment's units: twice those of the student."""
     return observation["state"].clamp(-2, 2)
+
+
+def pushes_too_far(observation):
+    return observation["state"] * 30
 
 
 def first_of_all(observation):
@@ -171,6 +176,23 @@ def test_a_teacher_that_does_not_fit_is_refused(make, said, tmp_path):
         make(folder)
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         DAgger(SPEC, CHOICE, DAggerConfig(teacher=str(folder), network=SMALL_NETWORK))
+
+
+def test_what_no_environment_executes_is_not_imitated():
+    """It was, without a word: labels outside of the bounds."""
+    with pytest.raises(SpecError, match=r"the teacher's actions are from .* outside of BoundedSpec.*clip them"):
+        student(pushes_too_far, BOX).taught(observed())
+
+
+def test_a_teacher_is_a_run_by_its_name_wherever_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    taught = SMALL | {"trainer__total_env_steps": 200, "trainer__eval_episodes": 1}
+    for name, settings in {"expert": {}, "pupil": {"algorithm__teacher": "expert"}}.items():
+        palaestra.train("dagger" if settings else "ppo", "CartPole-v1", **taught, **settings, run__name=name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = palaestra.resume("../runs/pupil", trainer__total_env_steps=400)
+    assert done.result.env_steps >= 400
 
 
 def test_a_run_needs_a_teacher_and_a_loop_of_ones_own_does_not(tmp_path):

