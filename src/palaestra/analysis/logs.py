@@ -63,8 +63,8 @@ class LoggedRun:
         points = self.points[self.points[:, 0] <= until]
         if not len(points):
             raise ConfigError(
-                f"{self.path} begins at {self.points[0, 0]:,.0f} env steps, and another run of its environment ends at "
-                f"{until:,.0f}: they have no env steps in common"
+                f"the first score in {self.path} ({self.metric}) is at {self.points[0, 0]:,.0f} env steps, and the "
+                f"last of another run of its environment at {until:,.0f}: they have none in common; resume the shorter one"
             )
         return float(points[points[:, 0] >= 0.9 * points[-1, 0], 1].mean())
 
