@@ -64,7 +64,7 @@ class LoggedRun:
         if not len(points):
             raise ConfigError(
                 f"the first score in {self.path} ({self.metric}) is at {self.points[0, 0]:,.0f} env steps, and the "
-                f"last of another run of its environment at {until:,.0f}: they have none in common; resume the shorter one"
+                f"last of another run of its environment at {until:,.0f}: they have none in common"
             )
         return float(points[points[:, 0] >= 0.9 * points[-1, 0], 1].mean())
 
