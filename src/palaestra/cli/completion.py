@@ -10,7 +10,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import COMMANDS, Argument, Command
 from palaestra.cli.help import Option, choices, options_of
 from palaestra.cli.options import NoOptions, defaults_of
-from palaestra.envs.suites.gym import registered_environments
+from palaestra.envs.suites.gym import own_environments, registered_environments
 
 _RUNS = "RUNS"  # which the program looks up
 _SHELLS = Path(__file__).parent / "shells"
@@ -67,7 +67,7 @@ def _values(argument: Argument) -> list[str]:
     if "ALGORITHM" in argument.form:
         return list(ALGORITHMS)
     if "ENVIRONMENT" in argument.form:
-        return [env.name for env in registered_environments()]
+        return [env.name for env in (*own_environments(), *registered_environments())]
     if argument.form in ("RUN", "RUN...", "RUN[@STEPS]...", "OTHER-RUN", "[NAME=]LOGS..."):
         return [_RUNS]
     return list(argument.choices)

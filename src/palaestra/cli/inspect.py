@@ -24,7 +24,7 @@ from palaestra.core import CheckpointError, ConfigError, available_devices
 from palaestra.core.reading import read_json, read_text
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
-from palaestra.envs.suites.gym import mujoco_misfits, registered_environments
+from palaestra.envs.suites.gym import mujoco_misfits, own_environments, registered_environments
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 from palaestra.runs.records import package_version
 
@@ -72,7 +72,7 @@ def _algorithms(options: ListOptions) -> _Listing:
 
 
 def _environments(options: ListOptions) -> _Listing:
-    envs = registered_environments()
+    envs = [*own_environments(), *registered_environments()]
     rows = [(env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "") for env in envs]
     return _Listing([env._asdict() for env in envs], ["environment", "suite", "time limit", "native vector"], rows)
 

@@ -4,6 +4,7 @@ import copy
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import itertools
 import logging
 import re
@@ -167,6 +168,24 @@ def registered_environments() -> list[RegisteredEnvironment]:
         if spec.name not in _ADAPTERS
     ]
     return sorted(found, key=lambda env: (env.suite, env.name))
+
+
+def own_environments() -> list[RegisteredEnvironment]:
+    """Environments of this library, which are named by their class.
+
+    Examples:
+        >>> "palaestra.envs:ConnectFour" in [env.name for env in own_environments()]
+        True
+    """
+    modules = {name: vars(import_module(name, name)) for name in ("palaestra.envs", "palaestra.envs.tiny")}
+    worlds = tuple(f"palaestra.envs.{folder}" for folder in ("worlds", "tiny", "simulators"))
+    return [
+        RegisteredEnvironment(f"{module}:{name}", "palaestra", None, getattr(kind, "batched", False))
+        for module, names in modules.items()
+        for name, kind in sorted(names.items())
+        if isinstance(kind, type) and kind.__module__.startswith(worlds)
+        if hasattr(kind, "step") and not inspect.isabstract(kind)
+    ]
 
 
 def _suite(spec: EnvSpec) -> str:
