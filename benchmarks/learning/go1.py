@@ -77,7 +77,12 @@ def write(record: dict[str, Any], folder: Path) -> None:
         for who, steps, minutes, values in rows
     ]
     head = ["", "env steps", "minutes (of processors)", "linear", "yaw", "return"]
-    publish(folder / "go1.md", f"{table(head, cells)}\n{origin(record)}", "docs/tutorials/batches.md", place="go1")
+    publish(
+        folder / "go1.md",
+        f"{table(head, cells)}\n\n{origin(record)}{record.get('note', '')}",
+        "docs/tutorials/batches.md",
+        place="go1",
+    )
 
 
 if __name__ == "__main__":
