@@ -280,10 +280,10 @@ class TensorEnvironment(SharedAttributes, Environment):
         moved, reward, terminated = self.transition(lanes.state, action)
         if self.device.type == "cpu" and not torch.compiler.is_compiling():
             rows = over.nonzero().squeeze(-1)  # which a GPU, and a graph, would have to wait for
-            fresh = self.fresh(_uniform(self._keys[:, rows], episode[rows], self.num_random))
+            fresh = self.fresh(uniform(self._keys[:, rows], episode[rows], self.num_random))
             state = {name: moved[name].index_copy(0, rows, leaf) for name, leaf in fresh.items()}
         else:
-            fresh = self.fresh(_uniform(self._keys, episode, self.num_random))
+            fresh = self.fresh(uniform(self._keys, episode, self.num_random))
             state = {name: torch.where(like(over, moved[name]), leaf, moved[name]) for name, leaf in fresh.items()}
         running = ~over
         steps = (lanes.progress.steps + 1).masked_fill(over, 0)
@@ -333,10 +333,17 @@ class TensorEnvironment(SharedAttributes, Environment):
         return torch.as_tensor(np.asarray(value)).clone().to(self.device)
 
 
-def _uniform(keys: torch.Tensor, episode: torch.Tensor, count: int) -> torch.Tensor:
-    """Uniform numbers in [0, 1), [B, count], each a hash of (lane seed, episode, index)."""
-    lane = mixed(keys[0] ^ (episode * -1640531527)) + keys[1]
-    index = torch.arange(count, dtype=torch.int32, device=keys.device) * -2048144789
+def uniform(keys: torch.Tensor, counter: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:
+    """Uniform numbers in [0, 1), float32 [B, count], each a hash of (seed, counter, index).
+
+    Args:
+        keys: int32 [2, B], the halves of seeds.
+        counter: int32 [B], such as the episode or its step.
+        count: how many.
+        first: the first index.
+    """
+    lane = mixed(keys[0] ^ (counter * -1640531527)) + keys[1]
+    index = torch.arange(first, first + count, dtype=torch.int32, device=keys.device) * -2048144789
     return ((mixed(lane[:, None] + index) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from palaestra.core import ConfigError, did_you_mean, import_extra
-from palaestra.envs.contract.tensor import mixed
+from palaestra.envs.contract.tensor import uniform
 from palaestra.envs.simulators.mujoco import MujocoBatch, mujoco_with_batches
 
 __all__ = ["Go1Joystick"]
@@ -131,9 +131,7 @@ class Go1Joystick(MujocoBatch):
     def _uniform(self, lanes: np.ndarray, count: int, first: int = 0) -> np.ndarray:
         """Numbers in [0, 1), [n, count]."""
         key, tick = (torch.from_numpy(self._kept[name][lanes]) for name in ("key", "tick"))
-        lane = mixed(key[:, :1] ^ (tick * -1640531527)) + key[:, 1:]
-        index = torch.arange(first, first + count, dtype=torch.int32) * -2048144789
-        return ((mixed(lane + index) >> 8) & 0xFFFFFF).numpy() * 2.0**-24
+        return uniform(key.T, tick[:, 0], count, first).double().numpy()
 
     # -- the task
 
