@@ -1,0 +1,160 @@
+"""`python -m benchmarks.learning.zoo`: trains the policies of `zoo/`, and shares those that have learned.
+
+Each is one run of a command that its receipt names, on one thread; a run that is done is not trained again. One that
+is not clearly better than random actions (the 95% intervals of 100 episodes each touch) is named and left out.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.record import ROOT
+from palaestra.deployment import SharedPolicy, share
+from palaestra.experiments import RunDirectory
+
+ZOO = ROOT / "zoo"
+EPISODES = 100
+BATCH = ("--env.vectorization", "batch", "--env.num-envs", "16", "--algorithm.unroll-length", "128")
+MEMORY = (
+    *("--env.kwargs", "num_cues", "4", "delay", "16", "--env.num-envs", "16", "--algorithm.unroll-length", "64"),
+    *("--algorithm.mini-batch-length", "64", "--algorithm.mini-batch-size", "512", "--algorithm.gamma", "0.9"),
+    *("--algorithm.learning-rate", "linear(0.002, 0)", "--algorithm.entropy-cost", "0.03"),
+    *("--algorithm.network.recurrent", "lstm", "--algorithm.network.recurrent-size", "32"),
+    *("--algorithm.network.recurrent-span", "32", "--trainer.total-env-steps", "200000"),
+)
+SWING_UP = (
+    *("--env.num-envs", "32", "--env.max-episode-steps", "125", "--algorithm.unroll-length", "125"),
+    *("--algorithm.mini-batch-size", "500", "--algorithm.learning-rate", "linear(0.001, 0)"),
+    *("--algorithm.gae-lambda", "0.95", "--trainer.total-env-steps", "1000000", "--trainer.eval-every-steps", "100000"),
+)
+SELF_PLAY = (
+    *("--agents.self-play.pool-size", "10", "--env.num-envs", "16", "--algorithm.unroll-length", "64"),
+    *("--algorithm.mini-batch-size", "256", "--algorithm.learning-rate", "linear(0.001, 0)"),
+    *("--algorithm.entropy-cost", "0.01", "--trainer.total-env-steps"),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A policy, and how it is trained."""
+
+    algorithm: str
+    env: str
+    options: tuple[str, ...] = ()
+    called: str | None = None
+    """Instead of the environment's name."""
+
+    @property
+    def name(self) -> str:
+        """Its folder in `zoo/`."""
+        return f"{self.algorithm}/{self.called or self.env.replace(':', '/').rpartition('/')[2]}"
+
+    @property
+    def run_name(self) -> str:
+        return self.name.replace("/", "_")
+
+    @property
+    def command(self) -> list[str]:
+        return ["palaestra", "train", self.algorithm, self.env, *self.options, "--run.name", self.run_name]
+
+
+def steps(number: int) -> tuple[str, str]:
+    return "--trainer.total-env-steps", str(number)
+
+
+TINY = "palaestra.envs.tiny"
+RECIPES = [
+    Recipe("ppo", "CartPole-v1"),
+    Recipe("ppo", "Pendulum-v1"),
+    Recipe("ppo", "MountainCarContinuous-v0"),
+    Recipe("ppo", f"{TINY}:Catch", ("--env.kwargs", "num_pixels", "0", *steps(30_000))),
+    Recipe("ppo", f"{TINY}:Recall", MEMORY),
+    Recipe("ppo", "Acrobot-v1"),
+    Recipe("ppo", f"{TINY}:CartPoleSwingUp", SWING_UP),
+    Recipe("pqn", "palaestra.envs:MinAtarBreakout", steps(1_000_000)),
+    Recipe("dqn", "MountainCar-v0"),
+    Recipe("ppo", "pettingzoo:classic/connect_four_v3", (*SELF_PLAY, "600000")),
+    Recipe("ppo", "Hopper-v5", BATCH),
+    Recipe("pqn", "palaestra.envs:MinAtarSpaceInvaders", steps(1_000_000)),
+    Recipe("reinforce", "CartPole-v1"),
+    Recipe("evolution_strategies", "CartPole-v1"),
+    Recipe("impala", "CartPole-v1"),
+    Recipe("ppg", "CartPole-v1"),
+    Recipe("pqn", "CartPole-v1"),
+    Recipe("a2c", "MountainCarContinuous-v0"),
+    Recipe("trpo", "MountainCarContinuous-v0"),
+    Recipe("impala", "MountainCarContinuous-v0"),
+    Recipe("sac", "MountainCarContinuous-v0"),
+    Recipe("ppo", "pettingzoo:classic/tictactoe-v3", (*SELF_PLAY, "200000")),
+    Recipe("trpo", "CartPole-v1"),
+    Recipe("sarsa", "CartPole-v1"),
+    Recipe("ppo", "LunarLander-v3"),
+    Recipe("crossq", "Pendulum-v1"),
+    Recipe("evolution_strategies", "Acrobot-v1"),
+    Recipe("trpo", "Acrobot-v1"),
+    Recipe("ppo", "Walker2d-v5", BATCH),
+    Recipe("trpo", "Pendulum-v1"),
+    Recipe("dqn", "CartPole-v1"),
+    Recipe("a2c", "CartPole-v1"),
+    Recipe("ddpg", "Pendulum-v1"),
+    Recipe("td3", "Pendulum-v1"),
+    Recipe("qr_dqn", "MountainCar-v0"),
+    Recipe("ppo", "HalfCheetah-v5", (*BATCH, "--algorithm.mini-batch-size", "128")),
+    Recipe("qr_dqn", "Acrobot-v1"),
+    Recipe("ppo", "palaestra.envs:Go1Joystick"),
+]
+
+
+def train(recipe: Recipe, runs: Path) -> bool:
+    """Runs the command, unless that is done; says what came of it."""
+    directory = RunDirectory(runs / recipe.run_name)
+    if (directory.path / "run.json").is_file():
+        if directory.status == "done":
+            return True
+        shutil.rmtree(directory.path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *recipe.command, "--run.directory", str(runs)]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    said = (done.stdout if done.returncode == 0 else done.stderr)[-1500:].strip().splitlines()
+    print(f"{recipe.name}  {time.monotonic() - began:.0f} s  {' | '.join(said[-8:])}", flush=True)
+    return done.returncode == 0
+
+
+def publish(recipe: Recipe, runs: Path) -> SharedPolicy | None:
+    """The shared folder, where the policy has learned."""
+    target = ZOO / recipe.name
+    if target.exists():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = share(runs / recipe.run_name, output=target, episodes=EPISODES, film=False)
+    (low, high), random = made.facts["evaluation"]["return_ci95"], made.facts["random"]
+    learned = random is not None and low > random["return_ci95"][1]
+    text = f"{recipe.name}  {low:.1f} to {high:.1f}, random actions {random and random['return_ci95']}"
+    print(f"{text}{'' if learned else '  NOT LEARNED, left out'}", flush=True)
+    if not learned:
+        shutil.rmtree(target)
+    return made if learned else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.zoo", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="for example ppo/CartPole-v1; all by default")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="where the runs are kept")
+    parser.add_argument("--train-only", action="store_true", help="share nothing")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - {recipe.name for recipe in RECIPES}:
+        parser.error(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(recipe.name for recipe in RECIPES)}")
+    for recipe in RECIPES:
+        wanted = not arguments.names or recipe.name in arguments.names
+        if wanted and train(recipe, arguments.runs) and not arguments.train_only:
+            publish(recipe, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()
