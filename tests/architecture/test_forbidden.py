@@ -32,7 +32,7 @@ KERNEL = {  # which tells about this process and this machine
     },
     "src/palaestra/core/computing.py": {"own.read_text", "(folder / name).read_text"},
     "src/palaestra/envs/supervision/guard.py": {"open"},
-    "src/palaestra/runs/records.py": {"Path('/proc/cpuinfo').read_text"},
+    "src/palaestra/runs/computed.py": {"Path('/proc/cpuinfo').read_text"},
     "src/palaestra/runtime/leaks.py": {
         *("(task / 'children').read_text", "(_SELF / 'statm').read_text"),
         *("(_SELF / 'task' / number / 'comm').read_text", "Path('/proc', number, 'comm').read_text"),

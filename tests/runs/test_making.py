@@ -34,7 +34,7 @@ def test_a_resumed_run_multiplies_with_the_library_that_it_began_with(tmp_path, 
     assert read_info(forked.directory)["resume"] == "exact"
     monkeypatch.setattr(computing, "_onednn_is_exact", lambda: False)
     palaestra.resume(run.directory, trainer__total_env_steps=16)
-    assert read_info(run.directory)["resume"] == "statistical"
+    assert read_info(run.directory)["resume"] == "continued"
 
 
 @pytest.mark.parametrize(

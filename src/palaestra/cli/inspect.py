@@ -26,7 +26,7 @@ from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import mujoco_misfits, own_environments, registered_environments
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
-from palaestra.runs.records import package_version
+from palaestra.runs.computed import package_version
 
 _NEWEST = 20  # runs that are shown
 

@@ -171,9 +171,9 @@ def _report(done: experiments.RunResult) -> int:
         lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
     if "resume" in info:
         why = ", and ".join(info.get("resume_reasons", []))
-        how = {"exact": "exact, as if it had never stopped", "statistical": f"statistical: {why}"}
+        how = {"exact": "exact, as if it had never stopped"}.get(info["resume"], f"{info['resume']}: {why}")
         changed = "; with other settings since" if info.get("overrides") else ""
-        lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how[info['resume']]}{changed}")
+        lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]
     if result.status in ("stopped", "interrupted"):
         why = f": {result.reason}" if result.reason else "; saved"

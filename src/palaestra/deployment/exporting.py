@@ -20,7 +20,7 @@ from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec,
 from palaestra.core.tree import tree_paths
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
-from palaestra.runs.records import package_version
+from palaestra.runs.computed import package_version
 
 __all__ = ["ExportFormat", "Exported", "Parity", "export"]
 

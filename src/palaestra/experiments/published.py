@@ -1,7 +1,6 @@
 """Published rows of `benchmarks/learning`: trained as they were, and compared with what they say."""
 
 import math
-import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from palaestra.config.presets import load_config
 from palaestra.core import ConfigError, did_you_mean
 from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
+from palaestra.runs.computed import differences, machine_kind
 from palaestra.runs.learner import evaluation_environment
-from palaestra.runs.records import package_version, processor, read_evaluations
+from palaestra.runs.records import read_evaluations
 from palaestra.training import StoppedError
 
-__all__ = ["PublishedRow", "Verification", "machine_kind", "published_rows", "train_published", "verify"]
+__all__ = ["PublishedRow", "Verification", "published_rows", "train_published", "verify"]
 
 _RESULTS = Path("benchmarks/learning/results")
 _FINAL_EPISODES = 100
 _FINAL_SEED = 1_000_000
 """Added to the run's seed: the final episodes are none of those by which the best policy was chosen."""
-_PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "mujoco", "ale-py", "box2d")
 
 
 @dataclass(frozen=True)
@@ -106,16 +103,6 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, and `ok`."""
         return {**vars(self), "ok": self.ok, "within": self.within}
-
-
-def machine_kind() -> dict[str, Any]:
-    """What the bits of trained weights depend on besides the seed: processor, system, and versions of packages."""
-    return {
-        "processor": processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: version for name in _PACKAGES if (version := package_version(name))},
-    }
 
 
 def published_rows(results: str | Path | None = None) -> dict[str, PublishedRow]:
@@ -252,16 +239,10 @@ def _compared(published: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str
     elif then["weights_sha256"] == now["weights_sha256"]:
         bits = "same"
     else:
-        different = _differences(published.get("machine", {}), here["machine"])
-        bits = f"another kind of machine ({different})" if different else "other"
+        different = differences(published.get("machine", {}), here["machine"])
+        told = ", ".join(f"{name}: {old} then, {new} here" for name, (old, new) in different.items())
+        bits = f"another kind of machine ({told})" if different else "other"
     return {"published": then["return_mean"], "here": now["return_mean"], "bits": bits}
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    before, after = ({**kind, **kind.get("versions", {})} for kind in (then, now))
-    # a package that was not there then had no part in it
-    names = [name for name in before if name != "versions" and before[name] != after.get(name)]
-    return ", ".join(f"{name}: {before.get(name)} then, {after.get(name)} here" for name in names)
 
 
 def _interval(published: PublishedRow, count: int) -> tuple[float, float] | None:

@@ -32,6 +32,7 @@ from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
 from palaestra.runs import making
 from palaestra.runs.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
+from palaestra.runs.computed import computed_by
 from palaestra.runs.learner import Learner, evaluation_environment
 from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
 from palaestra.runs.records import (
@@ -291,7 +292,7 @@ def active(
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)
         later.begin(trainer)
-        facts = {"process": process_info(), **making.computing(), "networks": networks}
+        facts = {"process": process_info(), **computed_by(config.env.name), "networks": networks}
         directory.write_info({**_NO_END, "status": "running", **facts})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):

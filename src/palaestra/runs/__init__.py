@@ -1,6 +1,7 @@
 """What makes a run and keeps it: learners, the run directory, records, lineage and trust."""
 
 from palaestra.runs.build import *
+from palaestra.runs.computed import *
 from palaestra.runs.data import *
 from palaestra.runs.learner import *
 from palaestra.runs.lineage import *

@@ -21,7 +21,8 @@ from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.nn.blocks import LAYERS
 from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
 from palaestra.robots import RobotConfig
-from palaestra.runs import making, records
+from palaestra.runs import records
+from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
 from palaestra.runs.learner import Learner
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
@@ -226,7 +227,8 @@ def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     for env_steps, evaluation in records.read_evaluations(parent.path):
         if env_steps <= step:
             records.write_evaluation(child.path, env_steps, evaluation)
-    names = ("threads", "onednn", "policy_lost_at", *(["config_sha256"] if parent.edited else []))  # as the child is
+    names = ("sessions", "resumed_at", "policy_lost_at", *OF_SESSION)  # as the child is
+    names += ("config_sha256",) if parent.edited else ()
     taken = {name: value for name, value in parent.info.items() if name in names}
     child.write_info({"best_return": parent.kept_return, **taken})
 
@@ -243,12 +245,14 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
     Raises:
         CheckpointError: its checkpoints are damaged.
     """
-    exact, why = _computes_exactly(directory.config, config), _load(directory, trainer, config)
+    exact, info = _computes_exactly(directory.config, config), directory.info
+    why = _load(directory, trainer, config)
     why += ["with new episodes"] if getattr(reporter, "resume", "exact") != "exact" else []
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
-    directory.write_info({"resume": "statistical" if why else "exact", "resume_reasons": why})
+    before = [] if directory.never_saved else sessions(info, trainer.collector.env_steps)
+    directory.write_info({"sessions": before, **how_exactly(before, why, computed_by(config.env.name))})
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
@@ -267,7 +271,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         Why the run does not go on as it would have.
     """
     directory.say_changed_logs()
-    step, why, edited, lost = 0, making.rounds_otherwise(directory.info), directory.edited, False
+    step, why, edited, lost = 0, list[str](), directory.edited, False
     unknown = "config_sha256" not in directory.info
     if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)

@@ -161,17 +161,6 @@ def _largest_product(algorithm: Algorithm[Any], num_lanes: int) -> int:
     return int(2 * rows * max(sizes, default=0))
 
 
-def computing() -> dict[str, Any]:
-    """What rounding depends on besides the machine, for `run.json`."""
-    return {"threads": torch.get_num_threads(), "onednn": prefers_onednn()}
-
-
-def rounds_otherwise(info: Mapping[str, Any]) -> list[str]:
-    """Why it does, where the library is not that of `run.json`, for another processor may not have it."""
-    same = info.get("onednn", prefers_onednn()) == prefers_onednn()
-    return [] if same else ["with the sums of another library"]
-
-
 def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None:
     """Threads and library as `run.json` has them, if the run has begun: others round otherwise."""
     if config.run.num_threads is None:

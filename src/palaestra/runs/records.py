@@ -4,12 +4,10 @@ import contextlib
 import datetime
 import faulthandler
 import functools
-import importlib.metadata
 import json
 import logging
 import math
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -20,11 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-import torch
-
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.core.computing import memory_bytes, num_cores
 from palaestra.core.errors import told_once
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_json, read_text
@@ -33,6 +28,7 @@ from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
 from palaestra.nn import model_summary, without_mask
 from palaestra.policies import RandomPolicy, load_policy
+from palaestra.runs.computed import computed_by
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, RemoteError
 from palaestra.training import Callback, TrainingRun, policy_folder
 
@@ -42,8 +38,6 @@ _log = logging.getLogger(__name__)
 CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
 _HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
 _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
-_PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
-_OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray")
 
 
 @functools.cache
@@ -62,30 +56,19 @@ def process_info() -> dict[str, Any]:
     return {"pid": os.getpid(), "host": socket.gethostname(), "folder": os.getcwd()}
 
 
-def provenance() -> dict[str, Any]:
-    """What `run.json` says about a run's origin, as JSON values."""
+def provenance(env: str = "") -> dict[str, Any]:
+    """What `run.json` says about a run's origin, as JSON values.
+
+    Args:
+        env: name of its environment.
+    """
     return {
         "command": sys.argv,
         "started": now(),
         "process": process_info(),
-        "versions": {"python": platform.python_version(), **_versions()},
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "processor": processor(),
-            "cores": num_cores(),
-            "memory_bytes": memory_bytes(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        },
+        **computed_by(env),
         "git": _git_revision(),
     }
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    """Of the packages that a run depends on; they stay while a process lives."""
-    versions = {name: package_version(name) or "source tree" for name in _PACKAGES}
-    return versions | {name: version for name in _OF_ENVIRONMENTS if (version := package_version(name))}
 
 
 def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
@@ -119,27 +102,6 @@ def network_lines(networks: Mapping[str, str]) -> list[str]:
         networks: from `networks_of`.
     """
     return [f"network     {name}  {text}" for name, text in networks.items()]
-
-
-def package_version(package: str) -> str | None:
-    """The version of an installed package; `None` without it.
-
-    Args:
-        package: its name.
-    """
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """The model of the processor, as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration, IndexError):
-        return platform.processor()
 
 
 def _git_revision() -> dict[str, Any] | None:

@@ -71,7 +71,8 @@ class RunDirectory:
         """
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
             (self.path / name).mkdir(parents=True)
-        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed, **provenance()}
+        origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed}
+        origin |= provenance(config.env.name)
         made = {"format": 1, "id": uuid.uuid4().hex, "status": "created"}
         self.save_config(config, **made, **origin, lineage=dict(lineage) if lineage else None)
 

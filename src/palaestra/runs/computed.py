@@ -1,0 +1,137 @@
+"""What computed a run: versions, hardware and threads of each of its sessions, on which every rounded sum depends."""
+
+import functools
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palaestra.core.computing import memory_bytes, num_cores, prefers_onednn
+
+__all__ = ["machine_kind"]
+
+_PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
+_OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray", "jax")
+_OF_HARDWARE = ("machine", "processor", "instructions")
+"""Which entries of a session's `hardware` may change a bit; others are for people."""
+OF_SESSION = ("versions", "hardware", "threads", "onednn", "resume", "resume_reasons")
+"""What `run.json` says of the newest session, and its `sessions` of each before."""
+
+
+def computed_by(env: str = "") -> dict[str, Any]:
+    """What the bits of this process's sums depend on, as JSON values: `versions`, `hardware`, `threads`, `onednn`.
+
+    Args:
+        env: name of the environment, whose package is among the versions.
+    """
+    return {
+        "versions": versions(env),
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "processor": processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": num_cores(),
+            "memory_bytes": memory_bytes(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "threads": torch.get_num_threads(),
+        "onednn": prefers_onednn(),
+    }
+
+
+def versions(env: str = "") -> dict[str, str]:
+    """Of Python, of what the library needs, and of packages with environments that this process has imported.
+
+    Args:
+        env: name of the environment, such as `my_package:MyEnvironment`, whose package is among them.
+    """
+    known = {name: package_version(name) or "source tree" for name in _PACKAGES}
+    loaded = {module.lower() for module in sys.modules}
+    others = {name for name in _OF_ENVIRONMENTS if name.replace("-", "_") in loaded}
+    others |= {part.partition(".")[0] for part in env.split(":")[:-1]}
+    found = {name: version for name in sorted(others - {*known}) if name and (version := package_version(name))}
+    return {"python": platform.python_version(), **known, **found}
+
+
+@functools.cache
+def package_version(package: str) -> str | None:
+    """The version of an installed package, which stays while a process lives; `None` without it.
+
+    Args:
+        package: its name.
+    """
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+@functools.cache
+def processor() -> str:
+    """The model of the processor, as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor()
+
+
+def machine_kind() -> dict[str, Any]:
+    """What the bits of trained weights depend on besides the seed: processor, system, and versions of packages."""
+    facts = computed_by()
+    kind = {name: facts["hardware"][name] for name in ("processor", "instructions")}
+    return {**kind, "system": f"{platform.system()} {platform.machine()}", "versions": facts["versions"]}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What may change a bit and differs, by name: what it was, and what it is; what only one of them names is none.
+
+    Args:
+        then: from `computed_by`, or from `machine_kind`, earlier.
+        now: the same, today.
+    """
+    before, after = _flat(then), _flat(now)
+    return {name: (was, after[name]) for name, was in before.items() if name in after and after[name] != was}
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("threads", "onednn") if "hardware" in facts else ("system",)  # of a machine, without the kernel's version
+    hardware = {name: facts.get("hardware", facts).get(name) for name in _OF_HARDWARE}
+    known = {**hardware, **facts.get("versions", {}), **{name: facts.get(name) for name in names}}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def sessions(info: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:
+    """Those in which a run was computed so far, the newest last: `env_steps` where each began, and what computed it.
+
+    Args:
+        info: what `run.json` says, before a new session writes itself down there.
+        step: env steps of the checkpoint that is continued from: later sessions have no part in it.
+    """
+    newest = {name: info[name] for name in OF_SESSION if name in info}
+    known = [*info.get("sessions", []), {"env_steps": info.get("resumed_at") or 0, **newest}]
+    return [one for one in known if step is None or one["env_steps"] <= step]
+
+
+def how_exactly(before: Sequence[Mapping[str, Any]], why: Sequence[str], now: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run goes on, for `run.json`; what an earlier session was not, the run is not any more.
+
+    `exact` is said of what is restored and computed as before, `continued` of what is restored and may round
+    otherwise, `statistical` of what is not restored.
+
+    Args:
+        before: from `sessions`.
+        why: in what the run is not restored.
+        now: from `computed_by`.
+    """
+    changed = [item for one in before[-1:] for item in differences(one, now).items()]
+    rounds = [f"with {name} {new} instead of {old}" for name, (old, new) in changed]
+    said = {"statistical" if why else "continued" if rounds else "exact", *(one.get("resume") for one in before)}
+    earlier = [reason for one in before for reason in one.get("resume_reasons", [])]
+    resume = next((name for name in ("statistical", "continued") if name in said), "exact")
+    return {"resume": resume, "resume_reasons": list(dict.fromkeys([*earlier, *why, *rounds]))}
