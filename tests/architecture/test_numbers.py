@@ -213,10 +213,10 @@ ROOMS = {
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),
-    "deployment": Room(8, 1494),
-    "distributed": Room(13, 2335),
+    "deployment": Room(8, 1495, "0033"),
+    "distributed": Room(13, 2338, "0033"),
     "envs": Room(58, 7175, "0028"),
-    "experiments": Room(6, 1163, "0029"),
+    "experiments": Room(6, 1165, "0033"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2915, "0027"),
     "ops": Room(11, 738),
@@ -225,9 +225,9 @@ ROOMS = {
     "robots": Room(9, 1373),
     "rollout": Room(9, 1522, "0029"),
     "runs": Room(14, 2634, "0033"),
-    "runtime": Room(11, 1674, "0030"),
+    "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2332, "0029"),
+    "training": Room(16, 2333, "0033"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -135,8 +135,8 @@ def test_ctrl_c_while_another_process_evaluates_saves(tmp_path, wait_until):
     run = tmp_path / "runs" / "run"
     evaluation = ("--trainer.eval-async", "--trainer.eval-every-steps", "200", "--trainer.eval-episodes", "100000")
     with Terminal(*trained(tmp_path, *evaluation, "--algorithm.num-epochs", "500"), folder=tmp_path) as terminal:
-        wait_until(lambda: children(terminal, b"spawn_main"), TIMEOUT_S, what="the process that evaluates")
-        [pid] = children(terminal, b"spawn_main")
+        wait_until(lambda: children(terminal, b"palaestra: evaluation"), TIMEOUT_S, what="the process that evaluates")
+        [pid] = children(terminal, b"palaestra: evaluation")
         stat = Path(f"/proc/{pid}/stat")
         wait_until(lambda: terminal.read() and int(stat.read_text().split()[13]) > 1000, TIMEOUT_S, what="10 s of it")
         terminal.type("\x03")
@@ -152,8 +152,8 @@ def test_the_process_that_evaluates_ends_with_a_run_that_is_killed(tmp_path, wai
     """F16."""
     evaluation = ("--trainer.eval-async", "--trainer.eval-every-steps", "200", "--trainer.eval-episodes", "2")
     with Terminal(*trained(tmp_path, *evaluation), folder=tmp_path) as terminal:
-        wait_until(lambda: children(terminal, b"spawn_main"), TIMEOUT_S, what="the process that evaluates")
-        [pid] = children(terminal, b"spawn_main")
+        wait_until(lambda: children(terminal, b"palaestra: evaluation"), TIMEOUT_S, what="the process that evaluates")
+        [pid] = children(terminal, b"palaestra: evaluation")
         run = tmp_path / "runs" / "run"
         wait_until(lambda: terminal.read() and list(run.glob("evals/*.json")), TIMEOUT_S, what="an evaluation")
         terminal.process.kill()

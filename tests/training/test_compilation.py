@@ -285,7 +285,7 @@ def companions(pid):
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if (int(fields[1]) == pid and b"accompany" in command) or int(fields[2]) in found:
+        if (int(fields[1]) == pid and b"palaestra: compiler" in command) or int(fields[2]) in found:
             found.append(int(entry.name))
     return found
 

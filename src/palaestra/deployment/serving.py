@@ -25,6 +25,7 @@ from palaestra.experiments import RunDirectory, config_from_mapping, find_run, p
 from palaestra.policies import NetworkPolicy, Policy, load_policy
 from palaestra.rollout import RequestError
 from palaestra.runs.team import TeamLearner
+from palaestra.runtime import entitled
 
 __all__ = ["Served", "ServingConfig", "serve"]
 
@@ -131,7 +132,7 @@ def serve(
     seen = {policy: _signature(folder) for policy, folder in folders.items()}
     policies, agents = ({POLICY: load_policy(name)}, {}) if run is None else _loaded(run)
     app = PolicyApp(policies, agents, config)
-    with _listener(config) as listener:
+    with entitled("serve", name), _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         running = _HttpServer(app, _Reloads(app, folders, seen), listener)

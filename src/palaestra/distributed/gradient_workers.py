@@ -181,7 +181,8 @@ class GradientWorkers:
         factory = host_factory(self._algorithms)
         if not isinstance(resources, PlacementGroup):
             resources = runtime.placement_group([resources or {}] * num_workers, name="learners", timeout_s=timeout_s)
-        self._workers = [runtime.start(factory, name="grad-worker", resources=resources) for _ in range(num_workers)]
+        roles = [f"learner {number + 2} of {num_workers + 1}" for number in range(num_workers)]  # the run is the first
+        self._workers = [runtime.start(factory, name="grad-worker", resources=resources, role=role) for role in roles]
         everybody = {name: list(range(num_workers)) for name in self._algorithms}
         self._allocation = everybody if allocator is None else allocator.allocate()
         for name, workers in self._allocation.items():

@@ -80,7 +80,8 @@ class DistributedPolicyManager(PolicyManager):
         """By policy name: id of its host in the runtime."""
         for number in range(count):
             mine = {name: self._algorithms[name] for name in list(self._algorithms)[number::count]}
-            host = runtime.start(host_factory(mine), name="policy-host", resources=resources)
+            role = f"policy host {number + 1} of {count}"
+            host = runtime.start(host_factory(mine), name="policy-host", resources=resources, role=role)
             self.hosts |= dict.fromkeys(mine, host)
         self._versions = dict.fromkeys(self._algorithms, 0)
         self._held: dict[str, tuple[int, int]] = {}

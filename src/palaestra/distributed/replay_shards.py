@@ -67,7 +67,8 @@ class ReplayShards:
         for number in range(count):
             parts = {name: replay.part(number, together) for name, replay in self.replays.items()}
             make = functools.partial(ReplayShard, parts)
-            self._ids.append(runtime.start(make, name=f"replay-{number}", resources=wishes))
+            role = f"replay shard {number + 1} of {count}"
+            self._ids.append(runtime.start(make, name=f"replay-{number}", resources=wishes, role=role))
         self.ask({number: ("place", self._positions(number)) for number in range(count)})
 
     def __len__(self) -> int:

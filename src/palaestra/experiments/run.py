@@ -47,6 +47,7 @@ from palaestra.runs.records import (
 )
 from palaestra.runs.records import now as time_now
 from palaestra.runs.run_directory import RunDirectory, find_run
+from palaestra.runtime import entitled
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
@@ -279,6 +280,7 @@ def active(
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
         stack.callback(directory.unlock)
+        stack.enter_context(entitled("run", directory.path))
         stack.enter_context(crashes_told(directory.path))
         stack.push(functools.partial(_recorded, directory))
         collecting = stack.enter_context(_begun(directory, learner).collecting(data))

@@ -10,3 +10,4 @@ from palaestra.runtime.ray import *
 from palaestra.runtime.ray_cluster import *
 from palaestra.runtime.runtime import *
 from palaestra.runtime.supervision import *
+from palaestra.runtime.titles import *

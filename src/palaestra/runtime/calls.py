@@ -147,6 +147,8 @@ class WorkerRecord:
     """That it belongs to."""
     bundle: int = 0
     """Its own of the group."""
+    role: str = ""
+    """What its process is called."""
     incarnation: int = 0
     handle: Any = None
     """What the runtime knows it by; `None` while there is none."""
@@ -162,6 +164,11 @@ class WorkerRecord:
     """Reason why its newest incarnation ended."""
     first_error: PalaestraError | None = None
     """Reason why its first incarnation ended."""
+
+    @property
+    def title(self) -> str:
+        """What its process is called, and errors call it."""
+        return self.role or self.id
 
     @property
     def ended(self) -> bool:

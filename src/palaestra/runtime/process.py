@@ -56,7 +56,7 @@ class ProcessRuntime(Runtime):
             ConfigError: the script that runs is no file, and every new process has to import it.
         """
         require_script()
-        name = f"{worker.name} (incarnation {worker.incarnation})" if worker.incarnation else worker.name
+        name = f"{worker.title} (incarnation {worker.incarnation})" if worker.incarnation else worker.title
         given = worker.factory, prefers_onednn()
         process = SupervisedProcess(_serve, given, context="forkserver", name=name, preload=_PRELOAD)
         seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)

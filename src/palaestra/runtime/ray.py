@@ -19,6 +19,7 @@ from palaestra.runtime.messages import Failed, Mapped, Message, ParcelLostError,
 from palaestra.runtime.ray_cluster import ClusterError, ClusterLine, RayProcesses, placed, reach
 from palaestra.runtime.runtime import Runtime
 from palaestra.runtime.supervision import WorkerDiedError, ignore_sigterm
+from palaestra.runtime.titles import title
 
 __all__ = ["RayRuntime"]
 
@@ -64,7 +65,6 @@ class RayRuntime(Runtime):
                 signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with code 15
         self._cluster = ClusterLine(self._ray)
         self._cpus_each = 0.0 if address is None else 1.0
-        self._actor_class = self._ray.remote(_Actor)
         self._asked: dict[Any, tuple[WorkerRecord, Call]] = {}
         self._parcels: dict[Call, list[Any]] = {}  # references of those that answers may have
         self._placed: dict[str, Any] = {}  # references that are there once the actor is
@@ -87,7 +87,8 @@ class RayRuntime(Runtime):
         if worker.group is not None:
             in_group = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             strategy = in_group(worker.group.handle, placement_group_bundle_index=worker.bundle)
-        actor = self._actor_class.options(max_restarts=0, scheduling_strategy=strategy, **options).remote(
+        kind = self._ray.remote(type(title(worker.title), (_Actor,), {}))  # Ray calls processes by their classes
+        actor = kind.options(max_restarts=0, scheduling_strategy=strategy, **options).remote(
             worker.factory, prefers_onednn()
         )
         self._placed[worker.id] = actor.__ray_ready__.remote()

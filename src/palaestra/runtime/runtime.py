@@ -177,6 +177,7 @@ class Runtime(ABC):
         name: str,
         resources: Mapping[str, float] | PlacementGroup | None = None,
         parcels: int = 0,
+        role: str = "",
     ) -> str:
         """Makes a worker. Returns at once; an object that cannot be made fails the calls to it.
 
@@ -186,6 +187,7 @@ class Runtime(ABC):
             resources: what it needs, for example `{"CPU": 1, "GPU": 0.5}`, where the runtime hands out resources; or a
                 placement group, whose next bundle it gets and keeps.
             parcels: so many `Parcel`s of an answer need not come here, where the runtime can keep them elsewhere.
+            role: what its process is called, for example "learner 2 of 4"; by default its id.
 
         Returns:
             The worker's id.
@@ -199,7 +201,7 @@ class Runtime(ABC):
             group, bundle = resources, resources.take()
             resources = group.bundles[bundle]
         id_, needs = f"{name}-{number}" if number else name, dict(resources or {})
-        worker = WorkerRecord(id_, name, Factory(factory), needs, parcels, group, bundle)
+        worker = WorkerRecord(id_, name, Factory(factory), needs, parcels, group, bundle, role)
         self._begin(worker)
         self._workers[worker.id] = worker
         if group is not None:

@@ -29,6 +29,7 @@ import cloudpickle
 
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.memory import SharedSemaphore
+from palaestra.runtime.titles import entitle
 
 __all__ = [
     "Companion",
@@ -69,7 +70,7 @@ class SupervisedProcess:
         target: a function of a module, called in the worker with the other end of the connection and `args`.
         args: sent by value.
         context: how processes are started: afresh, or by forking a server that has imported `preload`.
-        name: for error messages, for example "worker 2".
+        name: for error messages and lists of processes, for example "worker 2".
         preload: modules that the fork server imports once.
 
     Raises:
@@ -361,6 +362,7 @@ def accompany(parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     os.nice(19)
+    entitle("compiler")
     threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
     pickle.load(sys.stdin.buffer)()
 
@@ -428,6 +430,7 @@ def _main(
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ignore_sigterm()
+    entitle(multiprocessing.current_process().name.removeprefix("the "))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     end_with_parent()
     target(connection, *args)

@@ -17,7 +17,7 @@ from palaestra.core import ConfigError
 from palaestra.core.computing import prefer_onednn, prefers_onednn
 from palaestra.policies import Policy
 from palaestra.rollout import BrokenOffError, Evaluation, NoEpisodeError, breakable, continue_evaluation
-from palaestra.runtime import WorkerDiedError
+from palaestra.runtime import WorkerDiedError, entitle
 from palaestra.runtime.supervision import end_with_parent
 from palaestra.training.config import TrainerConfig
 from palaestra.training.parts import named_policies
@@ -219,6 +219,7 @@ def _begin(*, onednn: bool) -> None:
     """In the other process: by one thread, and by the library that this one prefers; Ctrl-C is for the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    entitle("evaluation")
     torch.set_num_threads(1)
     prefer_onednn(onednn)
 
