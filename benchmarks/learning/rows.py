@@ -117,6 +117,12 @@ def _mujoco(algorithm: str, env: str, sac: str = "") -> Row:
     return Row(algorithm, env, 200_000, compile=True, rival=rival, times=1.4 if rival else 1.0, settings=_BF16)
 
 
+def _trial(algorithm: str, env: str) -> Row:
+    """What 100,000 env steps teach FlashSAC's small networks, beside XQC's."""
+    variant, rival = "100,000 steps", f"xqc_{env}_100-000-steps" if algorithm == "flash_sac" else None
+    return Row(algorithm, env, 100_000, seeds=3, compile=True, rival=rival, variant=variant, settings=_BF16)
+
+
 def _cheetah_in_bf16(algorithm: str) -> Row:
     """Products in bfloat16, which have to be level with those in float32."""
     env = "HalfCheetah-v5"
@@ -281,6 +287,11 @@ _ROWS = (
     Row("crossq", "HalfCheetah-v5", 60_000, compile=True),
     *(_mujoco(algorithm, env) for env in ("Walker2d-v5", "Ant-v5") for algorithm in ("sac", "xqc")),
     _mujoco("xqc", "HalfCheetah-v5", sac="_bf16"),
+    *(
+        _trial(algorithm, env)
+        for env in ("HalfCheetah-v5", "Walker2d-v5", "Humanoid-v5")
+        for algorithm in ("flash_sac", "xqc")
+    ),
     _long("dqn", "LunarLander-v3", 100_000, 154.382, 79.241, "LunarLander-v2"),
     _long("ppo", "LunarLander-v3", 1_000_000, 242.119, 31.823, "LunarLander-v2"),
     _long("ppo", "Walker2d-v5", 1_000_000, 3478.798, 821.708, "Walker2d-v3"),

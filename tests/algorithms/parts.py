@@ -33,6 +33,7 @@ TINY: dict[str, Any] = {
     "num_actions": 3,
     "num_policy_phases": 1,
     "num_auxiliary_updates": 2,
+    "actor_hidden_sizes": (8,),
     "num_simulations": 3,
     "model_steps": 2,
     "td_steps": 2,
@@ -151,6 +152,7 @@ KINDS = {
     "masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
     "batch-norm": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "unit-vectors": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
+    "inverted-blocks": EnvConfig(name="tests.algorithms.parts:Track", max_episode_steps=5),
     "composite": EnvConfig(name="tests.algorithms.parts:Parts", max_episode_steps=4),
     "recurrent": EnvConfig(name="palaestra.envs.tiny:Catch", kwargs={"num_rows": 6, "num_columns": 3}),
     "recurrent-masked": EnvConfig(name="tests.algorithms.parts:Masked", max_episode_steps=4),
@@ -169,6 +171,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recurrent-masked": MEMORY,
     "batch-norm": {"network": NetworkConfig(hidden_sizes=(8,), batch_norm=True)},
     "unit-vectors": {"network": NetworkConfig(hidden_sizes=(8,), activation="relu", block="xqc")},
+    "inverted-blocks": {"network": NetworkConfig(hidden_sizes=(8,), activation="relu", block="flash")},
     "game": {"simulator": "palaestra.envs:TicTacToe", "mini_batch_length": 4},
 }
 """What a kind changes besides the environment."""

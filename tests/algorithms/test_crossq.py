@@ -155,7 +155,7 @@ def test_algorithms_that_do_not_learn_with_batch_normalisation_say_so(name):
         pytest.raises(ConfigError, match=r"leave out network\.batch_norm, or use"),
     ):
         make(name, env, network=BATCH_NORM)
-    assert {one for one, kind in ALGORITHMS.items() if kind.batch_norm} == {"crossq", "xqc"}
+    assert {one for one, kind in ALGORITHMS.items() if kind.batch_norm} == {"crossq", "flash_sac", "xqc"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tests.algorithms.parts import TINY, any_kind, environment
 PARTS = {
     **dict.fromkeys(("ppo", "a2c", "impala", "ppg", "trpo"), ("policy", "value")),
     **dict.fromkeys(("dqn", "c51", "qr_dqn", "iqn", "rainbow", "pqn", "sarsa", "discrete_cql"), ("q",)),
-    **dict.fromkeys(("sac", "crossq", "xqc", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
+    **dict.fromkeys(("sac", "crossq", "xqc", "flash_sac", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
     **dict.fromkeys(("td3", "td3_bc", "rebrac"), ("actor", "critic")),
     "muzero": ("network",),
     "dreamer": ("world_model",),

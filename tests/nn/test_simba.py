@@ -139,7 +139,7 @@ def test_action_values_may_be_dueling_and_have_any_number_of_blocks(sizes):
 def test_impossible_blocks_are_named():
     with pytest.raises(ConfigError, match=r"blocks of the sizes \[8, 6\] were asked for"):
         MLP(4, (8, 6), 2, layers="simba")
-    with pytest.raises(ConfigError, match=r"network\.block is 'simbaa'; it must be simba, simba2 or xqc"):
+    with pytest.raises(ConfigError, match=r"network\.block is 'simbaa'; it must be simba, simba2, xqc or flash"):
         NetworkConfig(block="simbaa")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="layer_norm and block normalise the same units twice"):
         NetworkConfig(block="simba", layer_norm=True)

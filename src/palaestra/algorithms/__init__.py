@@ -19,6 +19,7 @@ from palaestra.algorithms.dqn import *
 from palaestra.algorithms.dreamer import *
 from palaestra.algorithms.evolution_strategies import *
 from palaestra.algorithms.exploration_bonus import *
+from palaestra.algorithms.flash_sac import *
 from palaestra.algorithms.gradient_algorithm import *
 from palaestra.algorithms.impala import *
 from palaestra.algorithms.iql import *
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dqn": DQN,
     "dreamer": Dreamer,
     "evolution_strategies": EvolutionStrategies,
+    "flash_sac": FlashSAC,
     "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,

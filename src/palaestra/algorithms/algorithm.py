@@ -444,11 +444,16 @@ class Algorithm(ABC, Generic[PolicyT]):
             "parts": self._parts,
             "generator.minibatches": self.minibatch_generator.get_state(),
             "generator.noise": self._noise_generator.get_state(),
-            "generator.acting": self.policy.generator.get_state(),
         }
         if self.policy.normalizer is not None:
             state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
-        return state
+        return state | self.acting_tensors()
+
+    def acting_tensors(self) -> dict[str, Tensor]:
+        """What of `state_tensors` changes by acting: the generator, and what exploration has to know."""
+        held = {} if self.policy.exploration is None else self.policy.exploration.memory
+        held = {f"exploration.{key}": value for key, value in held.items()}
+        return {"generator.acting": self.policy.generator.get_state(), **held}
 
     def load_state_tensors(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_tensors` gave.
@@ -473,7 +478,9 @@ class Algorithm(ABC, Generic[PolicyT]):
             self.policy.load_generator_state(state["generator.acting"])
         except KeyError as error:
             raise CheckpointError(f"the saved algorithm has no {error}") from error
-        saved = {key.partition(".")[2]: value for key, value in state.items() if key.startswith("normalizer.")}
+        if self.policy.exploration is not None:
+            self.policy.exploration.memory = _those(state, "exploration.")
+        saved = _those(state, "normalizer.")
         if bool(saved) != (self.policy.normalizer is not None):
             which = "normalises observations, and this one does not" if saved else "does not normalise observations"
             raise CheckpointError(
@@ -481,6 +488,11 @@ class Algorithm(ABC, Generic[PolicyT]):
             )
         if self.policy.normalizer is not None:
             self.policy.normalizer.load_state_dict(saved)
+
+
+def _those(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What a part has saved, under its own names."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 class _PartlyUpdated:

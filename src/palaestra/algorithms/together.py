@@ -403,7 +403,7 @@ def _require_possible(pattern: GradientAlgorithm[Any]) -> None:
         "algorithm.target_kl": pattern.stop_early,
         "algorithm.recompute_advantage": pattern.preprocesses_each_epoch,
         "a hook after each gradient step": pattern.after_step,
-        "an optimizer of torch.optim, or unit vectors": any(o.option.torch_class or o.unit_vectors for o in optimizers),
+        "an optimizer of torch.optim, or kept lengths": any(o.option.torch_class or o.lengths for o in optimizers),
     }
     if found := [reason for reason, given in refused.items() if given]:
         raise ConfigError(

@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption, in_full_precision
-from palaestra.ops import categorical_projection
+from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.policies import SquashedGaussianPolicy
 
-__all__ = ["XQC", "RewardScale", "XQCConfig"]
+__all__ = ["XQC", "XQCConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +95,7 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         network: EncoderOption = None,
     ) -> None:
         config, seeds = parts.settings(XQCConfig, config, seeds, network)
-        if config.num_atoms < 2 or not config.min_return < config.max_return:
-            raise ConfigError(
-                f"algorithm.num_atoms is {config.num_atoms}, from min_return={config.min_return} to "
-                f"max_return={config.max_return}; give at least 2 atoms, and a max_return above min_return"
-            )
+        self.returns = parts.ScaledReturns(config)
         actor, critic = config.network.parts("actor", "critic")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
@@ -109,7 +104,7 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
                 observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
             )
         self.temperature = parts.Temperature(config.initial_temperature)
-        self.reward_scale = RewardScale(max(config.max_return, -config.min_return))
+        self.reward_scale = parts.RewardScale(self.returns.largest)
         self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
@@ -138,11 +133,11 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
         both = cat((observation, after)), torch.cat((batch.action, next_action))
         rows = len(batch.reward)
         logits = self.critic(*both, moments=moments["critic"], rows=slice(rows)).log_softmax(-1)  # [K, N, Q]
-        wanted = self._target(batch, both, next_log_prob)
+        wanted = self.returns.target(self, batch, both, next_log_prob)
         terms = {"critic": -(wanted * logits).sum(-1).mean(-1).sum()}
         scale = self.reward_scale()
         metrics = {
-            "q_mean": self._mean(logits.detach()).mean() * scale,
+            "q_mean": self.returns.mean(logits.detach()).mean() * scale,
             "alpha": temperature,
             "reward_scale": scale.clone(),
         }
@@ -150,74 +145,12 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
             moments["actor"] = []
             outputs = self.policy.network(observation, moments["actor"])
             action, log_prob = self.policy.distribution_of(outputs).at(batch.noise)
-            least_q = self._mean(self.critic(observation, action).log_softmax(-1)).amin(0)
+            least_q = self.returns.mean(self.critic(observation, action).log_softmax(-1)).amin(0)
             terms["actor"] = (temperature * log_prob - least_q).mean()
             terms["temperature"] = self.temperature.loss(log_prob + self.target_entropy)
             metrics["entropy"] = -log_prob.mean()
         return Losses(terms, metrics, moments=moments)
 
-    @torch.no_grad()
-    def _target(self, batch: parts.SoftBatch, both: tuple[Any, Tensor], next_log_prob: Tensor) -> Tensor:
-        """[N, Q] the distribution of whichever target critic expects less, by moments of both ends of transitions."""
-        after = slice(len(batch.reward), None)
-        logits = self.target_critic(*both, moments=[], rows=after).log_softmax(-1)  # [K, N, Q]
-        least = self._mean(logits).argmin(0)  # [N]
-        probs = logits.exp()[least, torch.arange(len(least), device=least.device)]
-        cost = batch.bootstrap * self.temperature() * next_log_prob
-        reward = batch.reward / self.reward_scale() - cost
-        return categorical_projection(probs, self._atoms(reward.device), reward, batch.bootstrap)
-
-    def _atoms(self, device: torch.device) -> Tensor:
-        """[Q] scaled returns."""
-        return torch.linspace(self.config.min_return, self.config.max_return, self.config.num_atoms, device=device)
-
-    def _mean(self, logits: Tensor) -> Tensor:
-        """[K, N, Q] logarithms of probabilities -> [K, N] scaled returns."""
-        return in_full_precision(torch.matmul, logits.exp(), self._atoms(logits.device))
-
     def after_update(self, batch: parts.SoftBatch) -> None:
         """Rewards that were learned from count in the scale from now on."""
         self.reward_scale.merge(batch.reward, self.value_of("gamma") ** self.config.n_step)
-
-
-class RewardScale(nn.Module):
-    """What rewards are divided by, so that the root mean square of returns is at most half of the outermost atom.
-
-        s = 2 √(mean r²) / ((1 − γ) m)
-
-    By Minkowski's inequality the root mean square of discounted sums of rewards is at most √(mean r²) / (1 − γ), where
-    rows are as likely at one time as at another. The mean is a running one of the last thousand updates, and sums
-    of n rewards have γⁿ instead of γ.
-
-    Args:
-        largest: m, the outermost atom.
-    """
-
-    count: Tensor
-    mean_square: Tensor
-    value: Tensor
-
-    def __init__(self, largest: float) -> None:
-        super().__init__()
-        self._largest = largest
-        for name in ("count", "mean_square"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        self.register_buffer("value", torch.ones(()))
-
-    def forward(self) -> Tensor:
-        """0-dim, greater than 0; 1 before the first rewards other than 0."""
-        return self.value
-
-    @torch.no_grad()
-    def merge(self, reward: Tensor, discount: Any) -> None:
-        """Takes rewards into account from now on.
-
-        Args:
-            reward: [N].
-            discount: of what follows them; above 0.999 it counts as 0.999.
-        """
-        self.count += 1
-        share = (1 / self.count).clamp(min=1e-3)
-        self.mean_square.lerp_(reward.double().square().mean(), share)
-        bound = (self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3)
-        self.value.copy_(torch.where(self.mean_square > 0, 2 * bound / self._largest, 1.0))

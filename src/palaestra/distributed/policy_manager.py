@@ -174,8 +174,7 @@ class DistributedPolicyManager(PolicyManager):
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:
         updated, algorithm = job.updated, self._algorithms[job.policy]
         assert updated is not None and updated.state is not None and updated.result is not None
-        acting = algorithm.policy.generator.get_state()  # acting happens here, so here is its generator
-        algorithm.load_state_tensors({**updated.state, "generator.acting": acting})
+        algorithm.load_state_tensors({**updated.state, **algorithm.acting_tensors()})  # acting happens here
         self._versions[job.policy] += 1
         for indices, priority in updated.write_backs:
             job.source.write_back(indices, priority)

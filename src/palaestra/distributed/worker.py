@@ -202,6 +202,9 @@ class RolloutWorker:
             collector.load_state(position["collector"])
             for name, state in position["generators"].items():
                 self._parts.policies[name].generator.set_state(state)
+            for name, memory in position.get("explorations", {}).items():
+                exploration: Any = self._parts.policies[name].exploration
+                exploration.memory = memory
             for name, buffer in self._buffers.items():
                 buffer.load_state_tensors(position["buffers"][name])
         elif position is not None:
@@ -268,6 +271,11 @@ class RolloutWorker:
         return {
             "collector": self._parts.collector.state(),
             "generators": {name: policy.generator.get_state() for name, policy in self._parts.policies.items()},
+            "explorations": {
+                name: policy.exploration.memory
+                for name, policy in self._parts.policies.items()
+                if policy.exploration is not None
+            },
             "buffers": {name: buffer.state_tensors() for name, buffer in self._buffers.items()},
             "lanes": self._lanes(),
         }

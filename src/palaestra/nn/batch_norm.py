@@ -34,6 +34,7 @@ class BatchNorm(MixesRows):
         size: units.
         num_members: K, networks side by side, each with moments of its own; 0 for a single one.
         renormalizes: whether r and d are ever other than 1 and 0.
+        one_scale: whether the squares of gains and shifts together are kept at a mean of 1; see `CoreModel`.
 
     Examples:
         >>> norm, moments = BatchNorm(2), []
@@ -49,9 +50,10 @@ class BatchNorm(MixesRows):
     variance: Tensor
     steps: Tensor
 
-    def __init__(self, size: int, num_members: int = 0, *, renormalizes: bool = True) -> None:
+    def __init__(self, size: int, num_members: int = 0, *, renormalizes: bool = True, one_scale: bool = False) -> None:
         super().__init__()
         self.size, self.renormalizes = size, renormalizes
+        self.one_scale = ("gain", "shift") if one_scale else ()
         shape = (num_members, 1, size) if num_members else (size,)
         self.gain, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
         self.register_buffer("mean", torch.zeros(shape))

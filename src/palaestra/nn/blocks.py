@@ -23,9 +23,12 @@ __all__ = [
     "Activation",
     "BatchNormBlock",
     "Initialisation",
+    "InvertedBlock",
     "Layers",
     "NoisyMLP",
+    "NormalizedInput",
     "NormalizedLinear",
+    "RMSNorm",
     "ResidualBlock",
     "SphereBlock",
     "SphereHead",
@@ -41,8 +44,8 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialisation: TypeAlias = Literal["auto", "orthogonal", "default"]
 """How weights start; `"auto"` is orthogonal for tanh and PyTorch's default for the others."""
 
-Block: TypeAlias = Literal["simba", "simba2", "xqc"]
-"""Blocks instead of hidden layers: `ResidualBlock`, `SphereBlock`, `BatchNormBlock`."""
+Block: TypeAlias = Literal["simba", "simba2", "xqc", "flash"]
+"""Blocks instead of hidden layers: `ResidualBlock`, `SphereBlock`, `BatchNormBlock`, `InvertedBlock`."""
 
 Layers: TypeAlias = Literal["linear", "layer_norm", "batch_norm"] | Block
 """What networks are made of: linear layers, `NormalizedLinear`, `BatchNormLinear`, or blocks."""
@@ -117,7 +120,29 @@ class UnitLinear(nn.Linear):
                 self.bias.zero_()
 
 
-class BatchNormBlock(MixesRows):
+class _MixingBlock(MixesRows):
+    rule: Any
+    function: Any = None
+
+    def forward(self, x: Tensor, moments: list[Tensor] | None = None) -> Tensor:
+        """The output for every row.
+
+        Args:
+            x: [..., in_size]; with `moments` a minibatch [N, in_size].
+            moments: see `BatchNorm`.
+
+        Returns:
+            [..., out_size].
+        """
+
+        def part(name: str, x: Tensor) -> Tensor:
+            layer = getattr(self, name)
+            return layer(x, moments) if isinstance(layer, MixesRows) else layer(x)
+
+        return self.rule(x, part, self.function)
+
+
+class BatchNormBlock(_MixingBlock):
     """A hidden layer of XQC: y = φ(norm(W x)) with weights of length 1, normalised by the minibatch.
 
     Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4.
@@ -145,17 +170,53 @@ class BatchNormBlock(MixesRows):
         """
         return function(part("norm", part("linear", x)))
 
-    def forward(self, x: Tensor, moments: list[Tensor] | None = None) -> Tensor:
-        """The output for every row.
 
-        Args:
-            x: [..., in_size]; with `moments` a minibatch [N, in_size].
-            moments: see `BatchNorm`.
+class NormalizedInput(_MixingBlock):
+    """The first layer of FlashSAC: h = W norm(x), normalised by the minibatch, with weights of length 1.
 
-        Returns:
-            [..., out_size].
-        """
-        return self.function(self.norm(self.linear(x), moments))
+    Kim et al. 2026, https://arxiv.org/abs/2604.04539.
+
+    Args:
+        in_size: features of the input.
+        size: units.
+    """
+
+    def __init__(self, in_size: int, size: int) -> None:
+        super().__init__()
+        self.norm = BatchNorm(in_size, renormalizes=False, one_scale=True)
+        self.linear = UnitLinear(in_size, size, bias=False)
+
+    @staticmethod
+    def rule(x: Tensor, part: Part, function: Any) -> Tensor:
+        """The layer, whoever computes its parts; see `BatchNormBlock.rule`."""
+        return part("linear", part("norm", x))
+
+
+class InvertedBlock(_MixingBlock):
+    """What a hidden layer of FlashSAC adds to its input: wider inside, normalised by the minibatch before each φ.
+
+        y = x + φ(norm₂(W₂ φ(norm₁(W₁ x)))),   W₁ [4 n, n]
+
+    Kim et al. 2026, https://arxiv.org/abs/2604.04539. Weights of each unit keep length 1, and the gains and shifts of a
+    normalisation one scale together.
+
+    Args:
+        size: n, features of input and output.
+        function: φ.
+    """
+
+    def __init__(self, size: int, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down = UnitLinear(size, 4 * size, bias=False), UnitLinear(4 * size, size, bias=False)
+        self.up_norm = BatchNorm(4 * size, renormalizes=False, one_scale=True)
+        self.down_norm = BatchNorm(size, renormalizes=False, one_scale=True)
+        self.function = function
+
+    @staticmethod
+    def rule(x: Tensor, part: Part, function: Any) -> Tensor:
+        """The block, whoever computes its parts; see `BatchNormBlock.rule`."""
+        inside = function(part("up_norm", part("up", x)))
+        return x + function(part("down_norm", part("down", inside)))
 
 
 class UnitScale(nn.Module):
@@ -165,11 +226,13 @@ class UnitScale(nn.Module):
         size: units.
         initial: g.
         speed: s; the smaller, the faster an optimizer's steps change the factors.
+        one_scale: whether the squares of f are kept at a mean of 1; see `CoreModel`.
     """
 
-    def __init__(self, size: int, initial: float = 1.0, speed: float = 1.0) -> None:
+    def __init__(self, size: int, initial: float = 1.0, speed: float = 1.0, *, one_scale: bool = False) -> None:
         super().__init__()
         self.factor, self.unit = nn.Parameter(torch.full((size,), speed)), initial / speed
+        self.one_scale = ("factor",) if one_scale else ()
 
     def forward(self, x: Tensor) -> Tensor:
         """The scaled units.
@@ -267,6 +330,25 @@ class SphereHead(_Block):
         return part("last", part("scale", part("first", x)))
 
 
+class RMSNorm(_Block):
+    """Features of a root mean square of 1, row by row: y = g ⊙ x / √(mean(x²) + 10⁻⁶), where mean(g²) = 1.
+
+    Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation (4); gains that keep one scale as in FlashSAC.
+
+    Args:
+        size: features.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = UnitScale(size, one_scale=True)
+
+    @staticmethod
+    def rule(x: Tensor, part: Part, function: Any) -> Tensor:
+        """The layer, whoever computes its parts; see `BatchNormBlock.rule`."""
+        return part("scale", x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt())
+
+
 class ResidualBlock(nn.Module):
     """What a hidden layer adds to its input, instead of what it makes of it.
 
@@ -318,7 +400,8 @@ class MLP(nn.Module):
     layer, and layer normalisation follows the last; linear layers start orthogonal, with gain 1 for the first. With
     "xqc" the input is normalised by the minibatch, and a `BatchNormBlock` stands for each hidden layer; the last layer
     has weights of length 1, whatever `out_gain` says. With "simba2" they are `SphereInput`, a `SphereBlock` for each
-    hidden layer, and `SphereHead`.
+    hidden layer, and `SphereHead`; with "flash" `NormalizedInput`, an `InvertedBlock` for each, `RMSNorm` and a last
+    layer with weights of length 1.
 
     Args:
         in_size: features of the input.
@@ -464,6 +547,13 @@ def _unit(sizes: list[int], function: Callable[[Tensor], Tensor], out: int | Non
     return made if out is None else [*made, UnitLinear(sizes[-1], out)]
 
 
+def _inverted(sizes: list[int], function: Callable[[Tensor], Tensor], out: int | None) -> list[nn.Module]:
+    _require_equal(sizes)
+    blocks = [InvertedBlock(size, function) for size in sizes[1:]]
+    made: list[nn.Module] = [NormalizedInput(sizes[0], sizes[1]), *blocks, RMSNorm(sizes[1])]
+    return made if out is None else [*made, UnitLinear(sizes[1], out)]
+
+
 LAYERS: dict[Layers, _Kind] = {
     "linear": _Kind(partial(_plain, nn.Linear, nn.Linear)),
     "layer_norm": _Kind(partial(_plain, NormalizedLinear, nn.Linear)),
@@ -471,6 +561,7 @@ LAYERS: dict[Layers, _Kind] = {
     "simba": _Kind(_residual, is_block=True, needs_hidden=True, starts_orthogonal=True),
     "simba2": _Kind(_sphere, is_block=True, needs_hidden=True, starts_orthogonal=True, starts_itself=True),
     "xqc": _Kind(_unit, is_block=True, starts_itself=True),
+    "flash": _Kind(_inverted, is_block=True, needs_hidden=True, starts_itself=True),
 }
 """How the layers of each kind are made. A new kind of block is an entry here, and a name in `Block`."""
 

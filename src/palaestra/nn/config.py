@@ -92,7 +92,8 @@ class NetworkConfig:
     """Whether the inputs of each layer are normalised by the minibatch; for algorithms that learn with it."""
     block: Block | None = None
     """Blocks instead of the hidden layers, one for each: simba, residual, all of one size; simba2, the same on a
-    sphere, with weights of length 1; or xqc, with such weights and batch normalisation, where an algorithm has it."""
+    sphere, with weights of length 1; xqc, with such weights and batch normalisation; or flash, residual ones with both;
+    the latter two where an algorithm has batch normalisation."""
     init: Initialisation = "auto"
     """How weights start: orthogonal, PyTorch's default, or auto (orthogonal for tanh)."""
     dueling: bool = False

@@ -17,6 +17,7 @@ from palaestra.core import CheckpointError, ConfigError, ShapeError, did_you_mea
 from palaestra.nn.batch_norm import batch_norms
 from palaestra.nn.fast import MovableModule, differentiate, follow_all, public_gradients
 from palaestra.nn.optimizer import ComponentOptimizer, OptimizerOption, step_together
+from palaestra.nn.rules import kept_lengths
 
 __all__ = ["CoreModel", "combine_gradients"]
 
@@ -32,7 +33,9 @@ class CoreModel(MovableModule):
     """Network components with embedded optimizers, so that an algorithm knows nothing of either.
 
     A module whose attribute `unit_vectors` maps names of its own parameters to dimensions, such as `{"weight": 1}`, has
-    them brought back to length 1 along these after each step of their optimizer; see `UnitLinear`.
+    them brought back to length 1 along these after each step of their optimizer; see `UnitLinear`. Those that an
+    attribute `one_scale` names, such as `("gain", "shift")`, are brought back to one scale: the mean squares of all of
+    them along their last dimension add up to 1.
 
     A component without an option is frozen: it gets no gradients (target networks). In the others, parameters whose
     `requires_grad` is off stay as they are. Subclass it and define `forward` for a model whose components call each
@@ -100,8 +103,7 @@ class CoreModel(MovableModule):
                     )
                 owner[id(parameter)] = name
             named = {f"{name}.{key}": parameter for key, parameter in parameters.items()}
-            units = {f"{name}.{key}": dim for key, dim in _unit_vectors(component[name]).items()}
-            self.optimizers[name] = ComponentOptimizer(named, option, units)
+            self.optimizers[name] = ComponentOptimizer(named, option, kept_lengths(component[name], name))
         self._trained.clear()
 
     def replace_optimizers(self, options: Mapping[str, Any]) -> None:
@@ -125,9 +127,9 @@ class CoreModel(MovableModule):
                 inside = f"{owner}.{name}."
                 mine = {key: parameter for key, parameter in all_.items() if key.startswith(inside)}
                 rest = {key: parameter for key, parameter in all_.items() if key not in mine}
-                self.optimizers[owner] = ComponentOptimizer(rest, old.option, old.unit_vectors)
+                self.optimizers[owner] = ComponentOptimizer(rest, old.option, old.lengths)
                 owner = "/".join((owner, *name.split(".")))
-            self.optimizers[owner] = ComponentOptimizer(mine, option, old.unit_vectors)
+            self.optimizers[owner] = ComponentOptimizer(mine, option, old.lengths)
         self._trained.clear()
 
     def _component_of(self, part: str) -> str:
@@ -444,15 +446,6 @@ def _copy(source: nn.Module, target: nn.Module) -> None:
     _require_equal(mine, theirs)
     for name, value in mine.items():
         theirs[name].copy_(value)
-
-
-def _unit_vectors(module: nn.Module) -> dict[str, int]:
-    """By a parameter's name, the dimension along which it has length 1 after each step."""
-    found: dict[str, int] = {}
-    for path, part in module.named_modules():
-        of_part: Mapping[str, int] = getattr(part, "unit_vectors", {})
-        found |= {f"{path}.{name}" if path else name: dim for name, dim in of_part.items()}
-    return found
 
 
 def _numbers(module: nn.Module) -> _Numbers:

@@ -7,16 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.nn.batch_norm import BatchNorm, BatchNormLinear
-from palaestra.nn.blocks import (
-    BatchNormBlock,
-    NormalizedLinear,
-    ResidualBlock,
-    SphereBlock,
-    SphereHead,
-    SphereInput,
-    UnitLinear,
-    UnitScale,
-)
+from palaestra.nn.blocks import NormalizedLinear, UnitLinear, UnitScale
 
 
 def ensemble_of(layers: Sequence[Any]) -> nn.Module:
@@ -26,9 +17,8 @@ def ensemble_of(layers: Sequence[Any]) -> nn.Module:
         layers: the same one of each, whose parameters it starts with.
     """
     kinds: dict[type[nn.Module], Any] = {nn.LayerNorm: EnsembleNorm, BatchNorm: EnsembleBatchNorm}
-    kinds |= dict.fromkeys((ResidualBlock, BatchNormBlock, SphereInput, SphereBlock, SphereHead), EnsembleBlock)
     kinds[UnitScale] = EnsembleScale
-    return kinds.get(type(layers[0]), EnsembleLinear)(layers)
+    return kinds.get(type(layers[0]), EnsembleBlock if hasattr(layers[0], "rule") else EnsembleLinear)(layers)
 
 
 def _of(parameter: Tensor, members: Any) -> Tensor:
@@ -110,7 +100,8 @@ class EnsembleBatchNorm(nn.Module):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
-        self.norm = BatchNorm(layers[0].size, len(layers), renormalizes=layers[0].renormalizes)
+        options = {"renormalizes": layers[0].renormalizes, "one_scale": bool(layers[0].one_scale)}
+        self.norm = BatchNorm(layers[0].size, len(layers), **options)
 
     def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
         """The normalised units of the members.
@@ -137,7 +128,7 @@ class EnsembleScale(nn.Module):
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.stack([layer.factor.detach()[None] for layer in layers]))
-        self._unit = layers[0].unit
+        self._unit, self.one_scale = layers[0].unit, layers[0].one_scale
 
     def forward(self, x: Tensor, members: Any = None, moments: list[Tensor] | None = None) -> Tensor:
         """The scaled units of the members.

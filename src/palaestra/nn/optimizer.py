@@ -125,17 +125,18 @@ class ComponentOptimizer:
     Args:
         parameters: by full name.
         option: which optimizer, with which parameters.
-        unit_vectors: by full name, the dimension along which a parameter has length 1 again after each step.
+        lengths: of parameters that keep their length.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         option: OptimizerOption,
-        unit_vectors: Mapping[str, int] | None = None,
+        lengths: Sequence[rules.KeptLength] = (),
     ) -> None:
         self.names = tuple(parameters)
-        self.unit_vectors = dict(unit_vectors or {})
+        self.lengths = [one for one in lengths if set(one.names) <= parameters.keys()]
+        self._lengths_of = [([parameters[name] for name in one.names], one.dim) for one in self.lengths]
         self.parameters: list[Tensor] = list(parameters.values())
         self.option = option
         own: Any = option.torch_class
@@ -276,14 +277,15 @@ class ComponentOptimizer:
             self._kernel(self.parameters, grads, *self.state.values(), [], self._counts, lr=self._rate, **self._kept)
         else:
             self._update(grads, self._rate)
-        if self.unit_vectors:
+        if self.lengths:
             self._bring_back(None)
 
     def _bring_back(self, finite: Tensor | None) -> None:
-        """Unit vectors to length 1."""
-        for name, parameter in zip(self.names, self.parameters, strict=True) if self.unit_vectors else ():
-            if name in self.unit_vectors:
-                _write(parameter, unit(parameter, self.unit_vectors[name]), finite)
+        """What keeps its length to that length."""
+        for parameters, dim in self._lengths_of:
+            kept = [unit(parameters[0], dim)] if dim is not None else rules.of_one_scale(parameters)
+            for parameter, value in zip(parameters, kept, strict=True):
+                _write(parameter, value, finite)
 
     def _step_own(self, grads: Sequence[Tensor]) -> None:
         """By an optimizer of PyTorch, or of the user."""

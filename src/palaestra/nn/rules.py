@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from palaestra.core import ConfigError
 
@@ -114,3 +114,39 @@ def kept_by(kind: Any, parameters: Sequence[Tensor], settings: Mapping[str, Any]
             "another optimizer, or other settings of it"
         ) from error
     return [{name for name, value in optimizer.state.get(one, {}).items() if value is not None} for one in copies]
+
+
+class KeptLength(NamedTuple):
+    """Parameters of one layer that keep their length from step to step."""
+
+    names: tuple[str, ...]
+    """In full."""
+    dim: int | None
+    """Along which the one that is named has length 1; `None`: the squares of all of them together have a mean of 1."""
+
+
+def kept_lengths(module: nn.Module, name: str) -> list[KeptLength]:
+    """What the parts of a module keep, as their `unit_vectors` and `one_scale` say; see `CoreModel`.
+
+    Args:
+        module: a component.
+        name: of the component.
+    """
+    found: list[KeptLength] = []
+    for path, part in module.named_modules(prefix=name):
+        vectors: Mapping[str, int] = getattr(part, "unit_vectors", {})
+        together: Sequence[str] = getattr(part, "one_scale", ())
+        found += [KeptLength((f"{path}.{one}",), dim) for one, dim in vectors.items()]
+        found += [KeptLength(tuple(f"{path}.{one}" for one in together), None)] if together else []
+    return found
+
+
+def of_one_scale(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors whose mean squares along the last dimension add up to 1, of the same directions together.
+
+    Args:
+        tensors: of one shape.
+    """
+    squares = torch.stack([tensor.square().mean(-1, keepdim=True) for tensor in tensors]).sum(0)
+    scale = (squares + 1e-8).rsqrt()
+    return [tensor * scale for tensor in tensors]

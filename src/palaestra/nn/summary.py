@@ -4,11 +4,11 @@ from torch import nn
 
 from palaestra.nn.attention import AttentionMemory
 from palaestra.nn.batch_norm import BatchNorm
-from palaestra.nn.blocks import NoisyMLP, ResidualBlock, SphereBlock
+from palaestra.nn.blocks import InvertedBlock, NoisyMLP, ResidualBlock, SphereBlock, UnitScale
 from palaestra.nn.cnn import ConvolutionalNetwork, NatureCNN, SmallCNN
 from palaestra.nn.core_model import CoreModel
 from palaestra.nn.encoder import Integers, OwnEncoder
-from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm
+from palaestra.nn.ensemble import EnsembleBlock, EnsembleLinear, EnsembleNorm, EnsembleScale
 from palaestra.nn.recurrent import RecurrentCell
 
 __all__ = ["model_summary", "network_summary"]
@@ -84,11 +84,11 @@ def _layers(module: nn.Module) -> list[_Layer]:
         case EnsembleBlock(up=EnsembleLinear() as up):
             members, size, _ = up.weight.shape
             return [(f"{members} x block ", size, size)]
-        case ResidualBlock() | SphereBlock():
+        case ResidualBlock() | SphereBlock() | InvertedBlock():
             return [("block ", module.up.in_features, module.up.in_features)]
         case nn.Linear():
             return [("", module.in_features, module.out_features)]
-        case nn.LayerNorm() | BatchNorm() | EnsembleNorm():
+        case nn.LayerNorm() | BatchNorm() | EnsembleNorm() | UnitScale() | EnsembleScale():
             return []
     inside = [layer for child in module.children() for layer in _layers(child)]
     return inside if inside or not _num_parameters(module) else [(type(module).__name__, None, None)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from palaestra.core import ConfigError, Schedule, schedule_range, schedule_value
 
-__all__ = ["EpsilonGreedy", "EvalExploration", "Exploration", "GaussianNoise", "UniformNoise"]
+__all__ = ["EpsilonGreedy", "EvalExploration", "Exploration", "GaussianNoise", "HeldNoise", "UniformNoise"]
 
 _LEAST_EPSILON = 2.0**-24  # a float32 draw from [0, 1) has no finer steps
 _FEW = 16  # rows
@@ -37,6 +37,8 @@ class Exploration(ABC):
         self.strength = schedule_value(strength, 0.0)
         self.progress = 0.0
         self.generator = torch.Generator().manual_seed(seed)
+        self.memory: dict[str, Tensor] = {}
+        """What it has to know from one call to the next, for checkpoints; nothing by default."""
 
     @final
     def set_progress(self, progress: float) -> None:
@@ -303,6 +305,54 @@ class GaussianNoise(_Noise):
             noise: from `noise`.
         """
         return self._clipped(action + (noise * action if self.relative else noise))
+
+
+@final
+class HeldNoise(Exploration):
+    """The random part of a `SquashedGaussianPolicy`'s actions, held for n steps each time it is drawn.
+
+        P(n) = n⁻² / Σₘ m⁻²,   n, m = 1 ... N
+
+    Steps in one direction lead further than as many in directions of their own. As in FlashSAC, Kim et al. 2026,
+    https://arxiv.org/abs/2604.04539; all lanes draw at the same time.
+
+    Args:
+        longest: N, steps that noise is held for at most.
+        seed: of the own generator.
+
+    Raises:
+        ConfigError: N is below 1.
+
+    Examples:
+        >>> noise, generator = HeldNoise(longest=16), torch.Generator().manual_seed(2)
+        >>> [round(float(noise.noise(torch.zeros(1), generator)), 1) for _ in range(6)]
+        [0.4, -0.9, -1.1, -1.1, -1.1, -0.2]
+    """
+
+    def __init__(self, longest: int = 16, *, seed: int = 0) -> None:
+        if longest < 1:
+            raise ConfigError(f"HeldNoise was given longest={longest}; noise is held for at least 1 step")
+        super().__init__(1.0, seed=seed)
+        chances = torch.arange(1, longest + 1, dtype=torch.float64) ** -2
+        self._until = chances.cumsum(0) / chances.sum()
+
+    def explore(self, action: Tensor, generator: torch.Generator, mask: Tensor | None) -> Tensor:
+        return action
+
+    def noise(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers of one call: new ones, or those of the call before.
+
+        Args:
+            out: as actions are; filled in place.
+            generator: source of the noise.
+        """
+        held, left = self.memory.get("noise"), self.memory.get("left")
+        if held is None or left is None or not left or held.shape != out.shape:
+            held = torch.empty_like(out).normal_(generator=generator)
+            chance = torch.rand((), generator=generator, device=out.device).double().cpu()
+            left = (torch.searchsorted(self._until, chance) + 1).clamp(max=len(self._until))
+        self.memory = {"noise": held, "left": left - 1}
+        return out.copy_(held)
 
 
 def _bound(bound: Any) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Policies whose actions end within bounds: squashed Gaussian and deterministic."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -12,7 +12,7 @@ from palaestra.core import BoundedSpec, ConfigError, SpecTree
 from palaestra.nn import Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head, require_continuous
-from palaestra.policies.exploration import GaussianNoise
+from palaestra.policies.exploration import GaussianNoise, HeldNoise
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
@@ -46,11 +46,11 @@ class SquashedPolicy(NetworkPolicy):
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
-        return PolicyStep(self._explored(self._action(self.head(features), deterministic), explore), state)
+        return PolicyStep(self._explored(self._action(self.head(features), explore, deterministic), explore), state)
 
     @abstractmethod
-    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
-        """Raw actions [B, A], without exploration, from what the network says."""
+    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
+        """Raw actions [B, A], before what exploration adds, from what the network says."""
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -75,14 +75,18 @@ def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
 _LOG_STD_RANGE = (-20.0, 2.0)
 
 
-def squashed_gaussian(outputs: Tensor) -> SquashedGaussian:
+def squashed_gaussian(outputs: Tensor, within: Sequence[float] | None = None) -> SquashedGaussian:
     """The distribution that a network's outputs describe.
 
     Args:
         outputs: [..., 2A], means and log standard deviations; the latter are clipped to [-20, 2].
+        within: bounds that log standard deviations are pressed into by tanh instead, 0 being the middle.
     """
     mean, log_std = outputs.chunk(2, -1)
-    return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+    if within is None:
+        return SquashedGaussian(mean, log_std.clamp(*_LOG_STD_RANGE))
+    low, high = within
+    return SquashedGaussian(mean, low + (high - low) / 2 * (1 + log_std.tanh()))
 
 
 @final
@@ -90,14 +94,16 @@ class SquashedGaussianPolicy(SquashedPolicy):
     """Draws an action from a normal distribution pressed into [-1, 1] by tanh, and maps it onto the action space.
 
     Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905, appendix C. Mean and log standard deviation are two halves
-    of one network's output; the latter is clipped to [-20, 2] as in the paper's code.
+    of one network's output; the latter is clipped to [-20, 2] as in the paper's code, or with the option
+    `log_std_range` of `build`, two numbers, pressed into that range by tanh.
 
     Args:
         network: observation [..., *observation] -> [..., 2A].
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: a floating-point tensor of A elements with two finite bounds each.
         normalizer: applied to every observation.
-        exploration: noise added in `Phase.COLLECT`; usually none, for the policy is random itself.
+        exploration: usually none, for the policy is random itself; `HeldNoise` holds its noise for a while, and others
+            add their own in `Phase.COLLECT`.
 
     Raises:
         ConfigError: the action space is not such a box.
@@ -113,13 +119,23 @@ class SquashedGaussianPolicy(SquashedPolicy):
 
     _numbers = 2
 
+    @classmethod
+    def network_for(
+        cls,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: NetworkConfig,
+        log_std_range: Sequence[float] | None = None,
+    ) -> nn.Module:
+        return super().network_for(observation_spec, action_spec, config)
+
     def distribution_of(self, outputs: Tensor) -> SquashedGaussian:
         """The distribution over raw actions that the network's outputs describe.
 
         Args:
             outputs: [..., 2A] of the network.
         """
-        return squashed_gaussian(outputs)
+        return squashed_gaussian(outputs, self.build_options.get("log_std_range"))
 
     def distribution(self, observation: Any, state: Any = (), first: Tensor | None = None) -> SquashedGaussian:
         """The distribution over raw actions, with gradients.
@@ -139,18 +155,26 @@ class SquashedGaussianPolicy(SquashedPolicy):
         return distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
-        if self.state_spec or self.exploration is not None:
+        if self.state_spec or not (self.exploration is None or isinstance(self.exploration, HeldNoise)):
             return None
         mean = self.distribution(observation).mean
-        return lambda: torch.empty_like(mean).normal_(generator=self.generator)
+        return lambda: self._noise(mean)
+
+    def _noise(self, like: Tensor) -> Tensor:
+        """Of one step of collecting."""
+        out, held = torch.empty_like(like), self.exploration
+        return held.noise(out, self.generator) if isinstance(held, HeldNoise) else out.normal_(generator=self.generator)
 
     def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.distribution(observation).at(noise)[0], {}
 
-    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
         if deterministic:
             return outputs.chunk(2, -1)[0].tanh()
-        return self.distribution_of(outputs).sample(self.generator)
+        distribution = self.distribution_of(outputs)
+        if explore and isinstance(self.exploration, HeldNoise):
+            return distribution.at(self._noise(distribution.mean))[0]
+        return distribution.sample(self.generator)
 
 
 class DeterministicPolicy(SquashedPolicy):
@@ -186,7 +210,7 @@ class DeterministicPolicy(SquashedPolicy):
         """
         return self._outputs(observation).tanh()
 
-    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
         return outputs.tanh()
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:

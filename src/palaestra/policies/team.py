@@ -301,7 +301,7 @@ class TeamSquashedGaussianPolicy(SquashedPolicy):
         action, log_prob = distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
         return action.flatten(-2), log_prob.sum(-1)
 
-    def _action(self, outputs: Tensor, deterministic: bool) -> Tensor:
+    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
         members = self._by_member(outputs)
         return (members.mode() if deterministic else members.sample(self.generator)).flatten(-2)
 

@@ -138,11 +138,13 @@ class CompiledStep:
             return
         with torch.inference_mode():
             observation = torch.zeros(env.batch_size, *spec.shape, dtype=spec.dtype, device=env.device)
-            before = generator.get_state()
+            before, held = generator.get_state(), getattr(self.policy.exploration, "memory", {})
             draw = self.policy.acting_noise(observation)
             assert draw is not None
             noise = None if self._draws_inside else torch.stack([draw() for _ in range(rows)])
             generator.set_state(before)
+            if self.policy.exploration is not None:
+                self.policy.exploration.memory = held
             self._graph(_Given(env.lanes, observation, noise), rows, draw)
 
     def _graph(

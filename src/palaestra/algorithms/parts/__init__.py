@@ -11,6 +11,7 @@ __all__ = [
     "FixedPolicy",
     "Remembered",
     "ReturnScale",
+    "RewardScale",
     "Seen",
     "SequenceBatch",
     "SoftBatch",

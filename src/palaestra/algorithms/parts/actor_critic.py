@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from palaestra.algorithms.parts.memory import Seen
 from palaestra.algorithms.parts.transitions import TransitionBatch
-from palaestra.core import Batch
-from palaestra.ops import mean_of, td_target
+from palaestra.core import Batch, ConfigError
+from palaestra.nn import in_full_precision
+from palaestra.ops import categorical_projection, mean_of, td_target
 
 _BatchT = TypeVar("_BatchT", bound=Batch)
 
@@ -111,3 +112,102 @@ def smoothing_noise(batch: Batch, config: Any, generator: torch.Generator, layou
     noise = torch.empty(batch["action"].shape).normal_(std=config.target_noise_std, generator=generator)
     limit = config.target_noise_clip
     return layout.of({**dict(batch.items()), "noise": noise.clamp_(-limit, limit)})
+
+
+class ScaledReturns:
+    """Distributions of returns in units of `RewardScale`, over evenly spaced atoms, of soft critics.
+
+    Args:
+        config: with `num_atoms`, Q, `min_return` and `max_return`.
+
+    Raises:
+        ConfigError: there are no atoms from a low to a higher return.
+    """
+
+    def __init__(self, config: Any) -> None:
+        if config.num_atoms < 2 or not config.min_return < config.max_return:
+            raise ConfigError(
+                f"algorithm.num_atoms is {config.num_atoms}, from min_return={config.min_return} to "
+                f"max_return={config.max_return}; give at least 2 atoms, and a max_return above min_return"
+            )
+        self.largest = max(config.max_return, -config.min_return)
+        """The outermost atom."""
+        self._atoms = config.min_return, config.max_return, config.num_atoms
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Scaled returns.
+
+        Args:
+            logits: [K, N, Q], logarithms of probabilities.
+
+        Returns:
+            [K, N].
+        """
+        return in_full_precision(torch.matmul, logits.exp(), torch.linspace(*self._atoms, device=logits.device))
+
+    @torch.no_grad()
+    def target(self, algorithm: Any, batch: SoftBatch, both: tuple[Any, Tensor], next_log_prob: Tensor) -> Tensor:
+        """The distribution of whichever target critic expects less, by moments of both ends of transitions.
+
+        Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4.
+
+        Args:
+            algorithm: has `target_critic`, `temperature` and `reward_scale`.
+            batch: the minibatch, N rows.
+            both: observations and actions of both ends, 2N rows.
+            next_log_prob: [N] nats, of the actions at the second.
+
+        Returns:
+            [N, Q].
+        """
+        after = slice(len(batch.reward), None)
+        logits = algorithm.target_critic(*both, moments=[], rows=after).log_softmax(-1)  # [K, N, Q]
+        least = self.mean(logits).argmin(0)  # [N]
+        probs = logits.exp()[least, torch.arange(len(least), device=least.device)]
+        cost = batch.bootstrap * algorithm.temperature() * next_log_prob
+        reward = batch.reward / algorithm.reward_scale() - cost
+        atoms = torch.linspace(*self._atoms, device=reward.device)
+        return categorical_projection(probs, atoms, reward, batch.bootstrap)
+
+
+class RewardScale(nn.Module):
+    """What rewards are divided by, so that the root mean square of returns is at most half of the outermost atom.
+
+        s = 2 √(mean r²) / ((1 − γ) m)
+
+    By Minkowski's inequality the root mean square of discounted sums of rewards is at most √(mean r²) / (1 − γ), where
+    rows are as likely at one time as at another. The mean is a running one of the last thousand updates, and sums
+    of n rewards have γⁿ instead of γ.
+
+    Args:
+        largest: m, the outermost atom.
+    """
+
+    count: Tensor
+    mean_square: Tensor
+    value: Tensor
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self._largest = largest
+        for name in ("count", "mean_square"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("value", torch.ones(()))
+
+    def forward(self) -> Tensor:
+        """0-dim, greater than 0; 1 before the first rewards other than 0."""
+        return self.value
+
+    @torch.no_grad()
+    def merge(self, reward: Tensor, discount: Any) -> None:
+        """Takes rewards into account from now on.
+
+        Args:
+            reward: [N].
+            discount: of what follows them; above 0.999 it counts as 0.999.
+        """
+        self.count += 1
+        share = (1 / self.count).clamp(min=1e-3)
+        self.mean_square.lerp_(reward.double().square().mean(), share)
+        bound = (self.mean_square.sqrt() + 1e-8) / max(1 - float(discount), 1e-3)
+        self.value.copy_(torch.where(self.mean_square > 0, 2 * bound / self._largest, 1.0))
