@@ -16,6 +16,7 @@ PARTS = {
     **dict.fromkeys(("dqn", "c51", "qr_dqn", "iqn", "rainbow", "pqn", "sarsa", "discrete_cql"), ("q",)),
     **dict.fromkeys(("sac", "crossq", "xqc", "flash_sac", "redq", "quantile_sac", "cql", "ddpg"), ("actor", "critic")),
     **dict.fromkeys(("td3", "td3_bc", "rebrac"), ("actor", "critic")),
+    "fql": ("actor", "flow", "critic"),
     "muzero": ("network",),
     "dreamer": ("world_model",),
     "iql": ("actor", "critic", "value"),

@@ -221,7 +221,7 @@ ROOMS = {
     "nn": Room(20, 2960, "0034"),
     "ops": Room(11, 738),
     "palaestra": Room(2, 102, "0029"),
-    "policies": Room(15, 1948, "0034"),
+    "policies": Room(15, 1969, "0034"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1524, "0034"),
     "runs": Room(14, 2634, "0033"),

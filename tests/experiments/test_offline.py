@@ -40,7 +40,7 @@ def loaded(algorithm, data, **offline):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but_of(("behaviour_cloning", "td3_bc"), ["behaviour_cloning", "cql", "iql", "td3_bc", "rebrac"])
+    "name", slow_but_of(("behaviour_cloning", "td3_bc"), ["behaviour_cloning", "cql", "iql", "td3_bc", "rebrac", "fql"])
 )
 def test_an_offline_algorithm_trains_from_a_folder(name, tmp_path):
     """Issue 6: offline and imitation, with evaluations, checkpoints, policy and report; its clock is its updates."""

@@ -25,6 +25,7 @@ RUNS = {
         TRANSFORMER | ENDS | {"offline__updates": 130},
     ),
     "offline-rebrac": ("rebrac", "Pendulum-v1", OFFLINE),
+    "offline-fql": ("fql", "Pendulum-v1", OFFLINE),
     "offline-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE),
     "offline-discrete_cql": ("discrete_cql", "CartPole-v1", OFFLINE | {"algorithm__gradient_steps": 2}),
     "then-hybrid-td3_bc": ("td3_bc", "Pendulum-v1", OFFLINE | ENDS | {"offline__updates": 200}),

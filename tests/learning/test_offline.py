@@ -17,6 +17,7 @@ SMALL = {
 SETTINGS = {
     "td3_bc": {**SMALL, "value_weight": 10.0},
     "rebrac": {**SMALL, "actor_penalty": 0.1, "critic_penalty": 0.01},
+    "fql": {**SMALL, "normalize_value": True, "imitation_weight": 0.3},
     "cql": {**SMALL, "temperature_learning_rate": 3e-3, "conservative_cost": 0.5, "num_actions": 4},
     "iql": {**SMALL, "expectile": 0.9, "inverse_temperature": 10.0},
 }

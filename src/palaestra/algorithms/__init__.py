@@ -20,6 +20,7 @@ from palaestra.algorithms.dreamer import *
 from palaestra.algorithms.evolution_strategies import *
 from palaestra.algorithms.exploration_bonus import *
 from palaestra.algorithms.flash_sac import *
+from palaestra.algorithms.fql import *
 from palaestra.algorithms.gradient_algorithm import *
 from palaestra.algorithms.impala import *
 from palaestra.algorithms.iql import *
@@ -69,6 +70,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dreamer": Dreamer,
     "evolution_strategies": EvolutionStrategies,
     "flash_sac": FlashSAC,
+    "fql": FQL,
     "impala": IMPALA,
     "iql": IQL,
     "iqn": IQN,

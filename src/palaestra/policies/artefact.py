@@ -23,7 +23,7 @@ from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import NetworkPolicy, Policy
 from palaestra.policies.population import PopulationPolicy
 from palaestra.policies.search import SearchPolicy
-from palaestra.policies.squashed import DeterministicPolicy, SquashedGaussianPolicy
+from palaestra.policies.squashed import DeterministicPolicy, OneStepPolicy, SquashedGaussianPolicy
 from palaestra.policies.stochastic import CategoricalPolicy, CompositePolicy, GaussianPolicy, ReturnConditionedPolicy
 from palaestra.policies.team import (
     TeamCategoricalPolicy,
@@ -46,7 +46,14 @@ __all__ = [
 _FORMAT = 1
 _CLASSES: tuple[type[NetworkPolicy], ...] = (
     *(CategoricalPolicy, CompositePolicy, DeterministicPolicy, GaussianPolicy, LatentPolicy),
-    *(PopulationPolicy, ReturnConditionedPolicy, SearchPolicy, SquashedGaussianPolicy, ValueGreedyPolicy),
+    *(
+        OneStepPolicy,
+        PopulationPolicy,
+        ReturnConditionedPolicy,
+        SearchPolicy,
+        SquashedGaussianPolicy,
+        ValueGreedyPolicy,
+    ),
     *(TeamCategoricalPolicy, TeamDeterministicPolicy, TeamGreedyPolicy, TeamSquashedGaussianPolicy),
 )
 _Read = TypeVar("_Read")

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree
-from palaestra.nn import Network, NetworkConfig, with_memory
+from palaestra.core import BoundedSpec, ConfigError, SpecTree, tree_leaves
+from palaestra.nn import EnsembleNetwork, Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head, require_continuous
 from palaestra.policies.exploration import GaussianNoise, HeldNoise
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
-__all__ = ["DeterministicPolicy", "SquashedGaussianPolicy"]
+__all__ = ["DeterministicPolicy", "OneStepPolicy", "SquashedGaussianPolicy"]
 
 
 class SquashedPolicy(NetworkPolicy):
@@ -46,11 +46,11 @@ class SquashedPolicy(NetworkPolicy):
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
-        return PolicyStep(self._explored(self._action(self.head(features), explore, deterministic), explore), state)
+        return PolicyStep(self._explored(self._action(features, explore, deterministic), explore), state)
 
     @abstractmethod
-    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
-        """Raw actions [B, A], before what exploration adds, from what the network says."""
+    def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
+        """Raw actions [B, A], before what exploration adds."""
 
 
 def require_box(policy: str, action_spec: SpecTree) -> BoundedSpec:
@@ -168,7 +168,8 @@ class SquashedGaussianPolicy(SquashedPolicy):
     def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.distribution(observation).at(noise)[0], {}
 
-    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
+    def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
+        outputs = self.head(features)
         if deterministic:
             return outputs.chunk(2, -1)[0].tanh()
         distribution = self.distribution_of(outputs)
@@ -210,8 +211,8 @@ class DeterministicPolicy(SquashedPolicy):
         """
         return self._outputs(observation).tanh()
 
-    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
-        return outputs.tanh()
+    def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
+        return self.head(features).tanh()
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
         explore = self.exploration
@@ -223,3 +224,51 @@ class DeterministicPolicy(SquashedPolicy):
     def act_with(self, observation: Any, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert isinstance(self.exploration, GaussianNoise)
         return self.exploration.changed(self.action(observation), noise), {}
+
+
+@final
+class OneStepPolicy(SquashedPolicy):
+    """Makes an action of an observation and of noise in one step, so that actions may have any distribution.
+
+    Where it has to be deterministic, the noise is 0. Park et al. 2025, https://arxiv.org/abs/2502.02538, section 4.
+
+    Args:
+        network: observation [N, *observation] and noise [N, A] -> [1, N, A].
+        observation_spec: what an observation looks like, without leading dimensions.
+        action_spec: a floating-point tensor of A elements with two finite bounds each.
+        normalizer: applied to every observation.
+        exploration: usually none, for the policy is random itself.
+
+    Raises:
+        ConfigError: the action space is not such a box.
+
+    Examples:
+        >>> import numpy as np
+        >>> from palaestra.core import BoundedSpec, TensorSpec
+        >>> box = BoundedSpec((2,), minimum=np.zeros(2), maximum=np.ones(2))
+        >>> OneStepPolicy.build(TensorSpec((4,)), box)([0.0, 0.0, 0.0, 0.0]).shape
+        (2,)
+    """
+
+    @classmethod
+    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
+        size = require_box(cls.__name__, action_spec).size
+        return EnsembleNetwork(observation_spec, size, 1, config, action_size=size)
+
+    def made_of(self, features: Any, noise: Tensor) -> Tensor:
+        """Raw actions, with gradients.
+
+        Args:
+            features: normalised observations, leaves [N, *observation].
+            noise: [N, A] standard normal numbers.
+
+        Returns:
+            [N, A], beyond [-1, 1] too: what is executed is clipped.
+        """
+        return self.head(features, noise)[0]
+
+    def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
+        leaf = next(iter(tree_leaves(features)))
+        noise = leaf.new_zeros((leaf.shape[0], self.raw_action_spec.size), dtype=torch.float32)
+        noise = noise if deterministic else noise.normal_(generator=self.generator)
+        return self.made_of(features, noise).clamp(-1.0, 1.0)

@@ -301,8 +301,8 @@ class TeamSquashedGaussianPolicy(SquashedPolicy):
         action, log_prob = distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
         return action.flatten(-2), log_prob.sum(-1)
 
-    def _action(self, outputs: Tensor, explore: bool, deterministic: bool) -> Tensor:
-        members = self._by_member(outputs)
+    def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
+        members = self._by_member(self.head(features))
         return (members.mode() if deterministic else members.sample(self.generator)).flatten(-2)
 
     def _by_member(self, outputs: Tensor) -> SquashedGaussian:
