@@ -77,7 +77,7 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
     """Imitates the data with a flow, and distils from it a policy of one step that seeks values as well.
 
     Raises:
-        ConfigError: the action space is something else.
+        ConfigError: the action space is not one bounded box.
     """
 
     config_class = FQLConfig
