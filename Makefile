@@ -47,9 +47,11 @@ all-tests: $(DEV_READY)
 	$(BIN)/pytest -n $(WORKERS)
 
 .PHONY: docs
-docs: $(DEV_READY) ## Build the documentation into site/; a broken link is an error
+docs: $(DEV_READY) ## Build the documentation into site/, with the gallery; a broken link is an error
 	$(BIN)/python tools/commands_page.py
 	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m tools.markdown_pages
+	$(BIN)/python -m tools.gallery
 
 .PHONY: coverage
 coverage: $(DEV_READY) ## Regenerate docs/coverage.md and docs/reliability/: what is proven by which test

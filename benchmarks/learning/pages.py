@@ -17,8 +17,8 @@ ALL = "learning.md"
 INTRODUCTION = """\
 # Learning results
 
-What `python -m benchmarks.learning run` has trained so far, and what it has not. It is a queue that continues where it
-stopped: `benchmarks/README.md` says how. This page is written from the committed results."""
+Mean returns with their 95% intervals, a table for each environment, of what `python -m benchmarks.learning run` has
+trained so far; a click on a verdict says what was compared."""
 TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
 the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.learning.chance import chance
 from benchmarks.learning.rows import CAR_REPEAT, ROWS, Row, peer_of
 from benchmarks.numbers import Interval, Sample, difference, mean_interval, sample, spread
-from benchmarks.record import origin, table
+from benchmarks.record import origin
 
 Seeds = Sequence[Mapping[str, Any]]
 CARTPOLE_RETURN = 500.0
@@ -16,16 +16,17 @@ CARTPOLE_TRAIN_S = {"ppo": 30.0}
 CARTPOLE_SHARE = 4 / 5
 MARGIN = 0.05
 NOTES = f"""\
-Mean return over seeds with its 95% interval (Student's t); every seed's final evaluation is deterministic, over 100
-episodes. *Last policy* is the one after the last update, *best policy* the one that had the best evaluation during
-training; both are evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo: mean and
-standard deviation over the episodes of 150,000 env steps, with its environment where ours has another version. *Level*
-is non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5% of what the other
-one is above random actions. It is *not met* where the interval lies below that, else *undecided*: the seeds are too few
-to tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the interval. Rows of
+The bar is the interval of the last policy on an axis of its table, the red mark on it the Zoo's mean. Mean return over
+seeds with its 95% interval (Student's t); every seed's final evaluation is deterministic, over 100 episodes. *Last
+policy* is the one after the last update, *best policy* the one that had the best evaluation during training; both are
+evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo: mean and standard deviation
+over the episodes of 150,000 env steps, with its environment where ours has another version. *Level* is
+non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5% of what the other one
+is above random actions. It is *not met* where the interval lies below that, else *undecided*: the seeds are too few to
+tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the interval. Rows of
 Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
-execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
-Rows from HalfCheetah-v5 on are trained with `--compile`. Training time is without evaluation, but with compilation."""
+execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames. Rows
+from HalfCheetah-v5 on are trained with `--compile`. Training time is without evaluation, but with compilation."""
 
 
 def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
@@ -147,32 +148,110 @@ def curve(seeds: Seeds) -> list[tuple[float, Interval]]:
 
 
 def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """The table of all rows, with how much of each is done and where the numbers come from."""
-    lines = []
-    for name, record in records.items():
-        row = ROWS[name]
-        line = [row.title, row.task, f"{row.env_steps:,}"]
-        if record is None:
-            lines.append([*line, f"not run (0 of {row.seeds})", "", "", "", zoo_text(row), ""])
-            continue
-        summary, done = summarize(row, record["seeds"], peer_seeds(row, records)), len(record["seeds"])
-        state = f"done ({done})" if done >= row.seeds else f"partial ({done} of {row.seeds})"
-        bars = "; ".join(f"{bar['text']} **{bar['verdict']}**" for bar in summary["bars"])
-        means = [interval(summary["last"]), interval(summary["best"]), f"{summary['train_s']['median']:.0f} s"]
-        lines.append([*line, state, *means, zoo_text(row), bars])
-    header = [
-        "",
-        "environment",
-        "env steps",
-        "seeds",
-        "last policy",
-        "best policy",
-        "training",
-        "Zoo",
-        "bars, last policy",
-    ]
+    """A table for each environment, with how much of each row is done and where the numbers come from."""
+    by_env: dict[str, list[str]] = {}
+    for name in records:
+        by_env.setdefault(ROWS[name].env, []).append(name)
+    parts = []
+    for env, names in by_env.items():
+        summaries = {name: _summary(name, records) for name in names}
+        means = [_ends(one["last"]) for one in summaries.values() if one]
+        means += [(row.zoo.mean,) * 2 for name in names if (row := ROWS[name]).zoo]
+        bounds = min((low for low, _ in means), default=0.0), max((high for _, high in means), default=0.0)
+        rows = "\n".join(_line(name, records, summaries[name], bounds) for name in names)
+        head = "".join(f"<th>{title}</th>" for title in HEAD)
+        parts.append(
+            f'## {env}\n\n<table class="results">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>'
+        )
     origins = sorted({origin(record) for record in records.values() if record is not None})
-    return "\n\n".join([table(header, lines), NOTES, *origins])
+    commands = "\n".join(f"- {one}" for one in origins)
+    reading = f'??? note "How to read this"\n\n{_indented(NOTES)}'
+    return "\n\n".join([reading, *parts, f'??? note "Commands, machines and revisions"\n\n{_indented(commands)}'])
+
+
+HEAD = ("", "env steps", "seeds", "last policy", "best policy", "training", "Zoo", "bars")
+
+
+def _summary(name: str, records: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    record = records[name]
+    return None if record is None else summarize(ROWS[name], record["seeds"], peer_seeds(ROWS[name], records))
+
+
+def _ends(value: Mapping[str, float | None]) -> tuple[float, float]:
+    mean, half = value["mean"] or 0.0, value["half_width"] or 0.0
+    return mean - half, mean + half
+
+
+def _line(
+    name: str,
+    records: Mapping[str, Mapping[str, Any] | None],
+    summary: Mapping[str, Any] | None,
+    bounds: tuple[float, float],
+) -> str:
+    """A row of the table of its environment.
+
+    Args:
+        name: of the row.
+        records: of all rows.
+        summary: of the row, where it has been run.
+        bounds: ends of the drawn axis, for all rows of the environment.
+    """
+    row, record = ROWS[name], records[name]
+    title = f"{row.title}, {row.variant}" if row.variant else row.title
+    if record is None or summary is None:
+        cells = [title, f"{row.env_steps:,}", f"0 of {row.seeds}", "not run", "", "", _zoo(row), ""]
+    else:
+        done, seconds = len(record["seeds"]), summary["train_s"]["median"]
+        cells = [
+            title,
+            f"{row.env_steps:,}",
+            f"{done}" if done >= row.seeds else f"{done} of {row.seeds}",
+            interval(summary["last"])
+            + drawn(_ends(summary["last"]), bounds, None if row.zoo is None else row.zoo.mean),
+            interval(summary["best"]),
+            f"{seconds:.0f} s",
+            _zoo(row),
+            _bars(row, summary["bars"]),
+        ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def drawn(ends: tuple[float, float], bounds: tuple[float, float], mark: float | None) -> str:
+    """An interval as a bar on an axis, and a mark on it.
+
+    Args:
+        ends: of the interval.
+        bounds: of the axis.
+        mark: where; the Zoo's mean.
+    """
+    low, high = bounds
+    width = (high - low) or 1.0
+
+    def share(value: float) -> float:
+        return round(100 * (value - low) / width, 1)
+
+    start, end = share(ends[0]), share(ends[1])
+    line = "" if mark is None else f'<b style="left:{share(mark)}%"></b>'
+    return f'<span class="axis"><i style="left:{start}%;width:{round(end - start, 1)}%"></i>{line}</span>'
+
+
+def _zoo(row: Row) -> str:
+    return "" if row.zoo is None else f"{row.zoo.mean:.1f} ± {row.zoo.std:.1f}"
+
+
+def _bars(row: Row, bars: Sequence[Mapping[str, str]]) -> str:
+    """Verdicts, and behind a click what they mean."""
+    if not bars:
+        return ""
+    short = ", ".join(bar["verdict"] for bar in bars)
+    texts = [f"{bar['text']}: {bar['verdict']}" for bar in bars]
+    if row.zoo is not None and row.zoo.env is not None:
+        texts.append(f"the Zoo's environment is {row.zoo.env}")
+    return f"<details><summary>{short}</summary>{'; '.join(texts)}</details>"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def peer_seeds(row: Row, records: Mapping[str, Mapping[str, Any] | None]) -> Seeds:

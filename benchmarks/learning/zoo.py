@@ -13,12 +13,26 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.record import ROOT
-from palaestra.deployment import SharedPolicy, share
+from benchmarks.record import ROOT, table, write_json
+from palaestra.deployment import share
+from palaestra.deployment.card import model_card
+from palaestra.deployment.zoo import index_of
 from palaestra.experiments import RunDirectory
 
 ZOO = ROOT / "zoo"
 EPISODES = 100
+README = """\
+# The zoo
+
+Trained policies, each with its receipt: the command, the revision of the library, the SHA-256 of every file, the curve,
+and the mean return over 100 episodes that are new to it with its 95% interval, beside that of random actions. There is
+no pickle and no code in them. All are made by `python -m benchmarks.learning.zoo`; each is one seed.
+
+```bash
+palaestra list policies
+palaestra pull zoo:ppo/CartPole-v1
+```
+"""
 BATCH = ("--env.vectorization", "batch", "--env.num-envs", "16", "--algorithm.unroll-length", "128")
 MEMORY = (
     *("--env.kwargs", "num_cues", "4", "delay", "16", "--env.num-envs", "16", "--algorithm.unroll-length", "64"),
@@ -30,7 +44,7 @@ MEMORY = (
 SWING_UP = (
     *("--env.num-envs", "32", "--env.max-episode-steps", "125", "--algorithm.unroll-length", "125"),
     *("--algorithm.mini-batch-size", "500", "--algorithm.learning-rate", "linear(0.001, 0)"),
-    *("--algorithm.gae-lambda", "0.95", "--trainer.total-env-steps", "1000000", "--trainer.eval-every-steps", "100000"),
+    *("--algorithm.gae-lambda", "0.95", "--trainer.total-env-steps", "300000", "--trainer.eval-every-steps", "60000"),
 )
 SELF_PLAY = (
     *("--agents.self-play.pool-size", "10", "--env.num-envs", "16", "--algorithm.unroll-length", "64"),
@@ -76,9 +90,9 @@ RECIPES = [
     Recipe("ppo", f"{TINY}:Recall", MEMORY),
     Recipe("ppo", "Acrobot-v1", steps(300_000)),
     Recipe("ppo", f"{TINY}:CartPoleSwingUp", SWING_UP),
-    Recipe("pqn", "palaestra.envs:MinAtarBreakout", steps(1_000_000)),
+    Recipe("pqn", "palaestra.envs:MinAtarBreakout", steps(700_000)),
     Recipe("dqn", "MountainCar-v0"),
-    Recipe("ppo", "pettingzoo:classic/connect_four_v3", (*SELF_PLAY, "300000")),
+    Recipe("ppo", "pettingzoo:classic/connect_four_v3", (*SELF_PLAY, "250000")),
     Recipe("pqn", "palaestra.envs:MinAtarSpaceInvaders", steps(500_000)),
     Recipe("reinforce", "CartPole-v1"),
     Recipe("evolution_strategies", "CartPole-v1"),
@@ -111,35 +125,57 @@ RECIPES = [
 
 
 def train(recipe: Recipe, runs: Path) -> bool:
-    """Runs the command, unless that is done; says what came of it."""
+    """Runs the command, or the rest of it; says what came of it."""
     directory = RunDirectory(runs / recipe.run_name)
+    command = [sys.executable, "-m", *recipe.command, "--run.directory", str(runs)]
     if (directory.path / "run.json").is_file():
         if directory.status == "done":
             return True
-        shutil.rmtree(directory.path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *recipe.command, "--run.directory", str(runs)]
-    began = time.monotonic()
+        command = [sys.executable, "-m", "palaestra", "resume", str(directory.path)]
+    environment, began = {**os.environ, "OMP_NUM_THREADS": "1"}, time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     said = (done.stdout if done.returncode == 0 else done.stderr)[-1500:].strip().splitlines()
     print(f"{recipe.name}  {time.monotonic() - began:.0f} s  {' | '.join(said[-8:])}", flush=True)
     return done.returncode == 0
 
 
-def publish(recipe: Recipe, runs: Path) -> SharedPolicy | None:
-    """The shared folder, where the policy has learned."""
+def publish(recipe: Recipe, runs: Path) -> None:
+    """Makes the shared folder, where the policy has learned."""
     target = ZOO / recipe.name
     if target.exists():
         shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    made = share(runs / recipe.run_name, output=target, episodes=EPISODES, film=False)
-    (low, high), random = made.facts["evaluation"]["return_ci95"], made.facts["random"]
-    learned = random is not None and low > random["return_ci95"][1]
-    text = f"{recipe.name}  {low:.1f} to {high:.1f}, random actions {random and random['return_ci95']}"
-    print(f"{text}{'' if learned else '  NOT LEARNED, left out'}", flush=True)
+    facts = share(runs / recipe.run_name, output=target, episodes=EPISODES, film=False).facts
+    (target / "README.md").write_text(model_card(facts, list(facts["files"]), f"zoo:{recipe.name}"), encoding="utf-8")
+    evaluation, random = facts["evaluation"], facts["random"]
+    low, high = evaluation["return_ci95"]
+    strength = evaluation.get("elo_ci95")  # of self-play, whose returns cancel out
+    learned = strength[0] > 0 if strength else low > random["return_ci95"][1]
+    told = (
+        f"{low:.1f} to {high:.1f}, random actions {random['return_mean']:.1f}{f', Elo {strength}' if strength else ''}"
+    )
+    print(f"{recipe.name}  {told}{'' if learned else '  has not learned, left out'}", flush=True)
     if not learned:
         shutil.rmtree(target)
-    return made if learned else None
+
+
+def write_index() -> None:
+    """What can be pulled, for programs and for readers."""
+    index = index_of(ZOO)
+    write_json(ZOO / "index.json", index)
+    lines = []
+    for name, one in index["policies"].items():
+        (low, high), strength = one["return_ci95"], one["elo_ci95"]
+        reached = [f"{one['return_mean']:,.1f} ± {(high - low) / 2:,.1f}", f"{one['random_mean']:,.1f}"]
+        if strength:
+            reached = [f"Elo {strength[0]:+.0f} to {strength[1]:+.0f} above random actions", ""]
+        lines.append(
+            [f"[{name}]({name}/README.md)", f"{one['env_steps']:,}", *reached, f"{one['size_bytes'] / 1000:,.0f}"]
+        )
+    head = ["policy", "env steps", "return", "random actions", "kB"]
+    (ZOO / "README.md").write_text(f"{README}\n{table(head, lines)}\n", encoding="utf-8")
+    total = sum(one["size_bytes"] for one in index["policies"].values())
+    print(f"{len(lines)} policies, {total / 1e6:.1f} MB in {ZOO}")
 
 
 def main() -> None:
@@ -154,6 +190,8 @@ def main() -> None:
         wanted = not arguments.names or recipe.name in arguments.names
         if wanted and train(recipe, arguments.runs) and not arguments.train_only:
             publish(recipe, arguments.runs)
+    if not arguments.train_only:
+        write_index()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from palaestra.analysis.report import line_chart, round_ticks
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
 from palaestra.runs.records import FaultRecord, write_fault
+from palaestra.training.console import acting_together
 from tests.experiments.parts import rows_of, trained, written
 
 
@@ -146,6 +147,23 @@ def test_evaluations_that_are_none_are_left_out_by_name(tmp_path, caplog, conten
     assert "1.0 ± 0.5 (2 episodes)" in write_report([run.path], tmp_path / "report.html").read_text()
     assert "20.json is no evaluation" in caplog.text
     assert "notes.json" not in caplog.text
+
+
+def test_each_evaluation_is_a_point_with_its_interval(tmp_path):
+    """They were a curve through every logged row, flat and then a jump."""
+    run = written(tmp_path, rows_of([1, 2, 3]))
+    record = {"return_mean": 1.0, "return_ci95": [0.5, 1.5], "episodes": 2, "length_mean": 3.0, "returns": [1.0, 1.0]}
+    for step in (10, 20):
+        (run.path / "evals" / f"{step}.json").write_text(json.dumps(record))
+    text = write_report([run.path], tmp_path / "report.html").read_text()
+    assert text.count("<circle") == 2 and text.count("<path") == 2
+    assert "returns of the last evaluation: all 2 are 1." in text, "equal returns have no histogram"
+    assert text.index("best evaluation") < text.index("<svg"), "numbers come before pictures"
+
+
+def test_choosing_actions_and_storing_rows_are_acting():
+    shares = {"environment": 0.5, "inference": 0.2, "storing": 0.1, "learning": 0.2, "waiting": None}
+    assert acting_together(shares) == pytest.approx({"environment": 0.5, "acting": 0.3, "learning": 0.2})
 
 
 def test_rows_of_any_shape_are_left_out_of_curves(tmp_path):

@@ -207,13 +207,13 @@ class Room(NamedTuple):
 
 ROOMS = {
     "algorithms": Room(53, 5176, "0029"),
-    "analysis": Room(10, 1979),
+    "analysis": Room(10, 2004, "0035"),
     "buffers": Room(14, 2577, "0030"),
-    "cli": Room(16, 1326),
+    "cli": Room(16, 1339, "0035"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),
-    "deployment": Room(8, 1495, "0033"),
+    "deployment": Room(9, 1626, "0035"),
     "distributed": Room(13, 2345, "0034"),
     "envs": Room(58, 7175, "0028"),
     "experiments": Room(6, 1165, "0033"),
@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(14, 2634, "0033"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2333, "0033"),
+    "training": Room(16, 2337, "0035"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -1,6 +1,7 @@
 """What the learning benchmark says about its seeds, and how its queue goes on where it stopped."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.chance import chance
 from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
 from benchmarks.learning.rows import CAR_REPEAT, ROWS, peer_of
-from benchmarks.learning.summary import curve, level_bar, markdown, summarize
+from benchmarks.learning.summary import curve, drawn, level_bar, markdown, summarize
 from benchmarks.numbers import Sample
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
@@ -147,12 +148,23 @@ def test_the_table_has_every_row_and_says_how_much_of_it_is_done():
         "sarsa_CartPole-v1": {**origin, "seeds": [seed(0, 120.0)]},
     }
     text = markdown(records)
-    assert "| dqn | MountainCar-v0 | 120,000 | done (5) | -98.0 ± 2.0 | -98.0 ± 2.0 | 20 s | -100.849 ± 9.925 |" in text
-    assert "| sarsa | CartPole-v1 | 500,000 | partial (1 of 5) | 120.0 | 120.0 | 20 s |" in text
-    assert (
-        "| ppo | HalfCheetah-v5 | 1,000,000 | not run (0 of 3) |  |  |  | 5819.1 ± 663.53 (HalfCheetah-v3) |  |" in text
+    cells = [
+        re.sub(r"<[^>]*>", "|", line.replace("</td><td>", "|")) for line in text.splitlines() if line.startswith("<tr>")
+    ]
+    said = [re.sub(r"\|+", "|", line) for line in cells]
+    (car,) = [line for line in said if line.startswith("|dqn|120,000|")]
+    assert car.startswith("|dqn|120,000|5|-98.0 ± 2.0|-98.0 ± 2.0|20 s|-100.8 ± 9.9|met|level with the Zoo: ")
+    assert any(line.startswith("|sarsa|500,000|1 of 5|120.0|120.0|20 s|") for line in said)
+    assert "|ppo|1,000,000|0 of 3|not run|5819.1 ± 663.5|" in said
+    assert len(said) == len(ROWS)
+    assert text.count("## ") == len({row.env for row in ROWS.values()})
+
+
+def test_an_interval_is_drawn_where_it_lies():
+    assert drawn((25, 50), (0, 100), 75) == (
+        '<span class="axis"><i style="left:25.0%;width:25.0%"></i><b style="left:75.0%"></b></span>'
     )
-    assert text.count("\n| ") == len(ROWS) + 1
+    assert 'style="left:0.0%;width:0.0%"' in drawn((500, 500), (500, 500), None)
 
 
 def test_the_queue_runs_what_is_missing_and_keeps_what_is_there(tmp_path):

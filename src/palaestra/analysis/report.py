@@ -20,7 +20,7 @@ from palaestra.core.reading import read_bytes, read_text
 from palaestra.runs.records import is_number, read_evaluations, read_faults
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.training import Histogram
-from palaestra.training.console import PARTS
+from palaestra.training.console import PARTS, acting_together
 
 __all__ = ["write_report"]
 
@@ -30,7 +30,11 @@ _HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4)}
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif;margin:1rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
+.facts{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:0}.facts dt{font-size:.8rem;color:#4b5563}
+.facts dd{margin:0;font-size:1.2rem;overflow-wrap:anywhere}
+.pair svg text{font-size:13px}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(22rem,100%),1fr));gap:.6rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}code,pre{font-size:.85rem}
 table{border-collapse:collapse;font-size:.9rem;display:block;overflow-x:auto}
 td,th{padding:.2rem .8rem .2rem 0;text-align:right}
@@ -38,9 +42,9 @@ td:first-child,th:first-child{text-align:left}tr+tr{border-top:1px solid #e5e7eb
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif}svg text:not([fill]){fill:#4b5563}
 svg .title{font-weight:600;fill:#1f2937}.grid{stroke:#e5e7eb}h3{font-size:.8rem;margin:1rem 0 .3rem}
 .bar,.histogram,.ends{display:flex;max-width:45rem}.bar{height:18px}.histogram{height:7rem;align-items:flex-end}
-.histogram,.ends{width:20rem}.histogram div{flex:1;margin-right:1px;background:#2563eb}
+.histogram,.ends{width:20rem;max-width:100%}.histogram div{flex:1;margin-right:1px;background:#2563eb}
 .ends{justify-content:space-between;font-size:.75rem}
-.strip{display:grid;grid-template-columns:repeat(auto-fill,minmax(17rem,1fr));gap:.6rem}.warn{color:#b91c1c;font-weight:600;font-size:.8rem;line-height:1.2}pre{background:#f3f4f6;padding:.8rem;
+.strip{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(17rem,100%),1fr));gap:.6rem}.warn{color:#b91c1c;font-weight:600;font-size:.8rem;line-height:1.2}pre{background:#f3f4f6;padding:.8rem;
 overflow-x:auto}video{max-width:100%}summary{cursor:pointer}
 """
 
@@ -63,7 +67,8 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
         raise CheckpointError("a report needs at least one run")
     labels = dict.fromkeys(labels_of([run.config for run in directories]))
     title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
-    parts = [f"<h1>{escape(title)}</h1>", _summary(directories), *_curves(directories)]
+    first = _facts(directories[0]) if len(directories) == 1 else _summary(directories)
+    parts = [f"<h1>{escape(title)}</h1>", first, f'<div class="pair">{"".join(_curves(directories))}</div>']
     for run in directories:
         one = [
             *_evaluation(run),
@@ -84,16 +89,26 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     return path
 
 
+_SUMMARY = ["best evaluation", "last evaluation", "status", "env steps", "training", "seed", "run"]
+
+
+def _said(run: RunDirectory) -> list[str]:
+    """What matters most of a run, in the order of `_SUMMARY`."""
+    evaluations, best, train_s = read_evaluations(run.path), run.kept_return, run.info.get("train_s")
+    trained = "–" if train_s is None else f"{train_s:.1f} s"
+    reached = ["–" if best is None else f"{best:.1f}", _mean(evaluations[-1][1] if evaluations else None)]
+    done = [escape(run.status), f"{run.steps_done:,}", trained, str(run.config.run.seed)]
+    return [*reached, *done, escape(run.path.name)]
+
+
+def _facts(run: RunDirectory) -> str:
+    pairs = zip(_SUMMARY, _said(run), strict=True)
+    return f'<dl class="facts">{"".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in pairs)}</dl>'
+
+
 def _summary(runs: Sequence[RunDirectory]) -> str:
-    rows = []
-    for run in runs:
-        info, evaluations = run.info, read_evaluations(run.path)
-        last = evaluations[-1][1] if evaluations else None
-        best, train_s = run.kept_return, info.get("train_s")
-        trained = "–" if train_s is None else f"{train_s:.1f} s"
-        row = [escape(run.path.name), escape(run.status), str(run.config.run.seed), f"{run.steps_done:,}", trained]
-        rows.append([*row, _mean(last), "–" if best is None else f"{best:.1f}"])
-    return _table(["run", "status", "seed", "env steps", "training", "last evaluation", "best evaluation"], rows)
+    rows = [_said(run) for run in runs]
+    return _table(["run", *_SUMMARY[:-1]], [[row[-1], *row[:-1]] for row in rows])
 
 
 def _mean(evaluation: dict[str, Any] | None) -> str:
@@ -105,12 +120,25 @@ def _mean(evaluation: dict[str, Any] | None) -> str:
 
 
 def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
-    explored = ("return_mean", "return of training episodes (they explore)")
-    for metric, title in (explored, ("eval/return_mean", "return of evaluations")):
-        try:
-            yield line_chart(curves_of(runs, metric=metric), title=title)
-        except (CheckpointError, ConfigError):  # none has been logged
-            yield f"<p>There is no {title} yet.</p>"
+    evaluated = _evaluated(runs)
+    title = "return of evaluations" + (", with 95% intervals" if evaluated else "")
+    yield line_chart(evaluated, title=title, points=True) if evaluated else f"<p>There is no {title} yet.</p>"
+    title = "return of training episodes (they explore)"
+    try:
+        yield line_chart(curves_of(runs), title=title)
+    except (CheckpointError, ConfigError):  # none has been logged
+        yield f"<p>There is no {title} yet.</p>"
+
+
+def _evaluated(runs: Sequence[RunDirectory]) -> list[Curve]:
+    """The evaluations of each run that has some."""
+    found = []
+    for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
+        if evaluations := read_evaluations(run.path):
+            rows = [(step, record["return_mean"], *record["return_ci95"]) for step, record in evaluations]
+            x, value, low, high = np.array(rows, np.float64).T
+            found.append(Curve(label, x, value, low, high, np.ones(len(x), int)))
+    return found
 
 
 def _evaluation(run: RunDirectory) -> Iterable[str]:
@@ -155,13 +183,13 @@ def _time(run: RunDirectory) -> Iterable[str]:
     rows = [row for row in thinned_metrics(run.path) if all(is_number(row.get(name)) for name in _TIMES)]
     if not rows:
         return
-    shares = {part: rows[-1][f"time/{part}"] for part in PARTS if is_number(rows[-1].get(f"time/{part}"))}
+    shares = acting_together({part: rows[-1].get(f"time/{part}") for part in PARTS})
     yield "<h2>Time</h2>"
     if shares:
         total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training
         yield bar(shares, title=f"where it went, of {total_s:.1f} s")
     points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
-    yield line_chart([one_run(points)], title="env steps per second, from the start", size=(720, 160))
+    yield line_chart([one_run(points)], title="env steps per second, from the start", size=(440, 150))
 
 
 def _videos(run: RunDirectory) -> Iterable[str]:
@@ -241,20 +269,19 @@ def run_html(run: RunDirectory) -> str:
     Args:
         run: its directory.
     """
-    try:
-        chart = line_chart(curves_of([run], metric="eval/return_mean"), title="return of evaluations", size=(560, 220))
-    except (CheckpointError, ConfigError):  # none has been logged
-        chart = ""
+    curves = _evaluated([run])
+    chart = line_chart(curves, title="return of evaluations", size=(560, 220), points=True) if curves else ""
     return f"<div>{_summary([run])}{chart}<div><code>{escape(str(run.path))}</code></div></div>"
 
 
-def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (720, 300)) -> str:
+def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (440, 240), points: bool = False) -> str:
     """Curves over env steps, with their intervals, as SVG.
 
     Args:
-        curves: to draw.
+        curves: to draw; those of one label have one colour.
         title: above the picture.
         size: width and height in pixels.
+        points: whether each point was measured by itself: it is marked, and so is its interval.
     """
     width, height = size
     left, right, top, bottom = 56, width - 12, 26, height - 34
@@ -271,7 +298,7 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     def down(y: Any) -> Any:
         return top + (high - y) / (high - low) * (bottom - top)
 
-    def points(x: np.ndarray, y: np.ndarray) -> str:
+    def line_of(x: np.ndarray, y: np.ndarray) -> str:
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across(x), down(y), strict=True))
 
     parts = [f'<text x="{left}" y="15" class="title">{escape(title)}</text>']
@@ -282,16 +309,23 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     for tick in round_ticks(0.0, x_max, max(3, width // 140)):
         anchor = "end" if across(tick) > right - 12 else "middle"
         parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{_short(tick)}</text>')
-    for number, curve in enumerate(curves):
-        color = _COLORS[number % len(_COLORS)]
+    labels = list(dict.fromkeys(curve.label for curve in curves))
+    colors = dict(zip(labels, itertools.cycle(_COLORS), strict=False))
+    for curve in curves:
+        color = colors[curve.label]
         if (curve.num_runs > 1).any():
-            area = f"{points(curve.x, curve.high)} {points(curve.x[::-1], curve.low[::-1])}"
+            area = f"{line_of(curve.x, curve.high)} {line_of(curve.x[::-1], curve.low[::-1])}"
             parts.append(f'<polygon points="{area}" fill="{color}" opacity="0.18"/>')
-        line = points(curve.x, curve.value)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.6"/>')
-        if len(curves) > 1:
-            y = top + 14 + 15 * number
-            parts.append(f'<text x="{left + 10}" y="{y}" fill="{color}">— {escape(curve.label)}</text>')
+        stroke = 0.6 if points else 1.6
+        line = line_of(curve.x, curve.value)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{stroke}"/>')
+        if points:
+            for x, y, *ends in zip(across(curve.x), *map(down, (curve.value, curve.low, curve.high)), strict=True):
+                parts.append(f'<path d="M{x:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{color}" stroke-width="1.6"/>')
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
+    for number, label in enumerate(labels if len(labels) > 1 else ()):
+        y = top + 14 + 15 * number
+        parts.append(f'<text x="{left + 10}" y="{y}" fill="{colors[label]}">— {escape(label)}</text>')
     parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">env steps</text>')
     label = escape(title)
     head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">'
@@ -305,6 +339,8 @@ def histogram(values: Sequence[float], *, title: str) -> str:
         values: at least one.
         title: above the picture.
     """
+    if min(values) == max(values):
+        return f"<p>{escape(title)}: all {len(values)} are {values[0]:.4g}.</p>"
     found = Histogram.of(values, bins=min(20, max(5, len(values) // 3)))
     counts, edges = found.counts, found.edges
     columns = "".join(

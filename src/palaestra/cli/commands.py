@@ -103,7 +103,7 @@ _TABLE = (
     Command("compare", "RUN OTHER-RUN", "settings and curves", ".results:compare", "first second"),
     Command("stats", "[NAME=]LOGS...", "what seeds say", ".stats:stats", "ours=last theirs=sb3_logs --env CartPole-v1"),
     Command("share", "RUN", "a folder for others", ".deploy:share", "last --push me/my-agent"),
-    Command("pull", "MODEL|FOLDER", "a policy of others", ".deploy:pull", "someone/their-agent"),
+    Command("pull", "MODEL|FOLDER", "a policy of others", ".deploy:pull", "zoo:ppo/CartPole-v1"),
     Command("verify", "ROW", "train a published result", ".verify:verify", "ppo_CartPole-v1", "--list"),
     Command("diagnose", "RUN", "why does it not learn", ".diagnose:diagnose", "last"),
     Command("tune", "ALGORITHM ENVIRONMENT", "search for settings", ".tune:tune", "dqn CartPole-v1 --trials 20"),
@@ -116,7 +116,7 @@ _TABLE = (
     Command(
         "data minari", "FOLDER DATASET", "complete episodes, for Minari", ".data:minari", "expert pendulum/expert-v0"
     ),
-    Command("list", "[algorithms|envs|presets|runs]", "what there is", ".inspect:list_all", "algorithms"),
+    Command("list", "[algorithms|envs|presets|policies|runs]", "what there is", ".inspect:list_all", "algorithms"),
     Command("show-code", "ALGORITHM", "the file that is the algorithm", ".inspect:show_code", "ppo --flat"),
     Command("bench", "[ALGORITHM] ENVIRONMENT", "env steps per second", ".inspect:bench", "CartPole-v1"),
     Command("check-env", "ENVIRONMENT", "check an environment", ".inspect:check_env", "my_package:MyEnvironment"),

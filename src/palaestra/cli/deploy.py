@@ -86,7 +86,7 @@ class PullOptions(JsonOptions):
 
 
 def pull(source: str, options: PullOptions) -> int:
-    """Gets a shared policy from the hub, or checks a folder."""
+    """Gets a shared policy from the zoo or the hub, or checks a folder."""
     shared = deployment.pull(source, output=options.output)
     options.show(_record(shared), f"{shared}\nnext        palaestra play {shlex.quote(str(shared.directory))}")
     return 0

@@ -22,6 +22,7 @@ from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, Ru
 from palaestra.config.presets import tuned
 from palaestra.core import CheckpointError, ConfigError, available_devices
 from palaestra.core.reading import read_json, read_text
+from palaestra.deployment import zoo_policies
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
 from palaestra.envs.suites.gym import mujoco_misfits, own_environments, registered_environments
@@ -40,8 +41,10 @@ class ListOptions(RunOptions):
 
 
 def list_all(what: str, options: ListOptions) -> int:
-    """Lists algorithms with what they support, environments, presets, and runs."""
-    lists = {"algorithms": _algorithms, "envs": _environments, "presets": _presets, "runs": _runs}
+    """Lists algorithms with what they support, environments, presets, trained policies to pull, and runs."""
+    lists = {
+        "algorithms": _algorithms, "envs": _environments, "presets": _presets, "policies": _policies, "runs": _runs
+    }  # fmt: skip
     chosen = (what,) if what else ("algorithms", "presets", "runs")
     if options.json:
         print(json.dumps({name: lists[name](options).values for name in chosen}))
@@ -83,6 +86,21 @@ def _presets(options: ListOptions) -> _Listing:
         known.setdefault(algorithm, []).append(env)
     rows = [(name, ", ".join(envs)) for name, envs in known.items()]
     return _Listing([list(key) for key in tuned()], ["algorithm", "tuned for"], rows)
+
+
+def _policies(options: ListOptions) -> _Listing:
+    found = zoo_policies()
+    rows = []
+    for one in found:
+        low, high = one.return_ci95
+        reached = f"{one.return_mean:,.1f} ± {(high - low) / 2:,.1f}"
+        chance = f"{one.random_mean:,.1f}"
+        if one.elo_ci95 is not None:  # of two that play against each other, returns cancel out
+            reached, chance = f"Elo {one.elo_ci95[0]:+.0f} to {one.elo_ci95[1]:+.0f}", "Elo 0"
+        rows.append((f"zoo:{one.name}", f"{one.env_steps:,}", reached, chance, f"{one.size_bytes / 1000:,.0f} kB"))
+    notes = ["get one with `palaestra pull zoo:ALGORITHM/ENVIRONMENT`; returns with the 95% interval of their mean"]
+    head = ["policy", "env steps", "return", "random actions", "size"]
+    return _Listing([asdict(one) for one in found], head, rows, notes)
 
 
 def _runs(options: ListOptions) -> _Listing:

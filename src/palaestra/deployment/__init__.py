@@ -4,3 +4,4 @@ from palaestra.deployment.card import *
 from palaestra.deployment.exporting import *
 from palaestra.deployment.serving import *
 from palaestra.deployment.sharing import *
+from palaestra.deployment.zoo import *

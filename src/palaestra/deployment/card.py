@@ -34,7 +34,7 @@ def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
     Args:
         facts: of the manifest: see `share`.
         files: that lie beside it.
-        name: of the folder, or `NAMESPACE/NAME` on a hub.
+        name: of the folder, `NAMESPACE/NAME` on a hub, or `zoo:ALGORITHM/ENVIRONMENT`.
 
     Examples:
         >>> evaluation = {"return_mean": 9.5, "return_std": 0.5, "episodes": 20, "deterministic": True, "seed": 1000000}
@@ -121,6 +121,14 @@ def _results(facts: Mapping[str, Any]) -> str:
         f"**{evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}** (mean and standard deviation of "
         f"{evaluation['episodes']} episodes, {kind}, none of those by which it was chosen)."
     )
+    if random := facts.get("random"):
+        (low, high), (lowest, highest) = evaluation["return_ci95"], random["return_ci95"]
+        text += (
+            f" 95% interval of the mean: {low:.2f} to {high:.2f}. Random actions: {random['return_mean']:.2f}, "
+            f"{lowest:.2f} to {highest:.2f}, over {random['episodes']} episodes."
+        )
+    if strength := evaluation.get("elo_ci95"):
+        text += f" Elo above random actions, 95% interval: {strength[0]:+.0f} to {strength[1]:+.0f}."
     if seeds is None:
         return f"{text}\n\nOne seed was trained, which says nothing about how much others differ."
     low, high = seeds["ci95"]
@@ -133,7 +141,8 @@ def _results(facts: Mapping[str, Any]) -> str:
 
 
 def _use(name: str, places: Iterable[str]) -> str:
-    folder = f"shared/{name.rpartition('/')[2]}"
+    of_zoo = name.removeprefix("zoo:")
+    folder = f"shared/{of_zoo.replace('/', '_') if of_zoo != name else name.rpartition('/')[2]}"
     loads = "\n".join(f'policy = palaestra.load_policy("{folder}/{place}")' for place in places)
     return f"""\
 ## Use
@@ -160,13 +169,14 @@ def _origin(facts: Mapping[str, Any]) -> str:
         for one in facts.get("overrides", ())
         for path, (old, new) in one["changes"].items()
     )
+    revision = f", by revision {facts['revision']}" if facts.get("revision") else ""
     again = "has every setting: `palaestra train --config config.yaml` trains again."
     if changes:
         again = f"has the settings at its end, for these were changed on the way:\n\n{changes}"
     return f"""\
 ## Where it comes from
 
-Trained with `{facts["command"]}`; `config.yaml` {again}
+Trained with `{facts["command"]}`{revision}; `config.yaml` {again}
 
 Versions: {versions}.
 

@@ -16,6 +16,7 @@ from palaestra import experiments
 from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
+from palaestra.deployment import zoo
 from palaestra.deployment.card import OF_A_MACHINE, model_card, placeless, public_changes, typed
 from palaestra.policies import Policy, copy_policy
 
@@ -43,8 +44,8 @@ class SharedPolicy:
     directory: Path
     """Where it lies; `play`, `eval` and `load_policy` take it."""
     facts: dict[str, Any]
-    """What its manifest says: `algorithm`, `environment`, `seed`, `env_steps`, `evaluation`, `seeds`, `weights_sha256`,
-    `command`, `versions`, and `files` with their hashes."""
+    """What its manifest says: `algorithm`, `environment`, `seed`, `env_steps`, `evaluation`, `random` (the same of
+    random actions), `seeds`, `weights_sha256`, `command`, `revision`, `versions`, and `files` with their hashes."""
     missing: tuple[str, ...] = ()
     """What could not be made for it, and why: a film, a curve."""
     url: str | None = None
@@ -104,7 +105,7 @@ def share(
         _create(_require_repository(push))
     _require_alike(runs)
     seed = runs[0].config.run.seed + _FRESH_SEED
-    found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed)
+    found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed, baseline=True)
     run = max(runs, key=_best_return)
     learner, policies = experiments.policies_of_run(run)
     missing: list[str] = []
@@ -118,6 +119,7 @@ def share(
         if film:
             _film(learner, policies, folder, missing)
         facts = _facts(run, evaluation, _seeds(runs, found), hashes)
+        facts |= {"random": None if found.baseline is None else _short(found.baseline.to_json())}
         names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
         (folder / _CARD).write_text(model_card(facts, names, push or target.name), encoding="utf-8")
         facts |= {"format_version": _FORMAT, "files": {name: files.fingerprint(folder / name) for name in names}}
@@ -135,10 +137,11 @@ def share(
 
 
 def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolicy:
-    """Gets a shared policy from the hub, or checks a folder; nothing of what it names is imported.
+    """Gets a shared policy from the zoo or the hub, or checks a folder; nothing of what it names is imported.
 
     Args:
-        source: a folder, or `NAMESPACE/NAME` on the hub, which needs the extra `hub`.
+        source: a folder; `zoo:ALGORITHM/ENVIRONMENT`, see `zoo_policies`; or `NAMESPACE/NAME` on the hub, which needs
+            the extra `hub`.
         output: where it is put; must not exist. By default `shared/NAME`; a folder is checked where it lies.
 
     Raises:
@@ -152,11 +155,14 @@ def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolic
         _require_free(Path(output))
         _copy_listed(Path(source), Path(output), facts)
         return SharedPolicy(Path(output), facts)
-    repository = _require_repository(str(source))
-    target = Path(output) if output is not None else Path("shared") / repository.partition("/")[2]
+    kind, prefix, name = str(source).rpartition(zoo.PREFIX)
+    of_zoo = bool(prefix) and not kind
+    repository = name if of_zoo else _require_repository(str(source))
+    called = repository.replace("/", "_") if of_zoo else repository.partition("/")[2]
+    target = Path(output) if output is not None else Path("shared") / called
     _require_free(target)
     with tempfile.TemporaryDirectory() as temporary:
-        _download(repository, Path(temporary))
+        (zoo.fetch if of_zoo else _download)(repository, Path(temporary))
         shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has
         facts = check_shared(temporary)
         _copy_listed(Path(temporary), target, facts)
@@ -301,21 +307,30 @@ def _facts(
     run: experiments.RunDirectory, evaluation: dict[str, Any], seeds: dict[str, Any] | None, hashes: dict[str, str]
 ) -> dict[str, Any]:
     info, config = run.info, run.config
-    short = ("return_mean", "return_std", "return_ci95", "episodes", "deterministic", "seed")
+    git = info.get("git") or {}
     began = info.get("began_from") or {}
     return {
         "algorithm": config.algorithm_name,
         "environment": config.env.name,
         "seed": config.run.seed,
         "env_steps": run.steps_done,
-        "evaluation": {key: evaluation[key] for key in short},
+        "evaluation": _short(evaluation) | {"seed": evaluation["seed"]},
         "seeds": seeds,
         "weights_sha256": hashes,
         "began_from_sha256": began.get("weights_sha256"),
         "command": typed(info.get("command") or []),
+        "revision": f"{git['commit']}{'+' if git['dirty'] else ''}" if git else None,
         "overrides": public_changes(info.get("overrides", [])),
         "versions": info.get("versions", {}),
     }
+
+
+def _short(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of an evaluation; the Elo of self-play, whose returns cancel out."""
+    short = ("return_mean", "return_std", "return_ci95", "episodes", "deterministic")
+    parts = evaluation["parts"]
+    strength = {"elo_ci95": [parts["elo_low"], parts["elo_high"]]} if "elo" in parts else {}
+    return {key: evaluation[key] for key in short} | strength
 
 
 def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[str]) -> None:
@@ -343,7 +358,10 @@ def _film(learner: experiments.Learner, policies: Mapping[str, Policy], folder: 
 
 def _require_repository(name: str) -> str:
     if not _REPOSITORY.fullmatch(name):
-        raise ConfigError(f"{name!r} is neither a folder nor a model on the hub; give a folder, or NAMESPACE/NAME")
+        raise ConfigError(
+            f"{name!r} is neither a folder nor a model on the hub; give a folder, NAMESPACE/NAME, or "
+            "zoo:ALGORITHM/ENVIRONMENT (`palaestra list policies`)"
+        )
     return name
 
 

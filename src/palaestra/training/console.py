@@ -25,6 +25,20 @@ PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _log = logging.getLogger(__name__)
 
 
+def acting_together(shares: Mapping[str, float | None]) -> dict[str, float]:
+    """How time splits, for readers: choosing actions and storing rows are one part, acting.
+
+    Args:
+        shares: of `PARTS`; what is not known is `None`.
+    """
+    found: dict[str, float] = {}
+    for part, share in shares.items():
+        if share is not None:
+            name = "acting" if part in ("inference", "storing") else part
+            found[name] = found.get(name, 0.0) + share
+    return found
+
+
 def silence_stdout() -> None:
     """What is still in the buffer of stdout, or is printed later, goes nowhere: nobody can take it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -274,11 +288,8 @@ class ConsoleLogger:
             late = f", {int(row['workers/late'])} late" if "workers/late" in row else ""  # actors never are
             lost = f"{restarts} restarts, {dropped} fragments dropped"
             table.add_row("workers", f"{there} there{late}", f"lag at most {lag}", lost)
-        acting = row["time/inference"] + row["time/storing"]
-        split = Text(
-            f"{'time':<12}environment {row['time/environment']:.0%} · acting {acting:.0%} · "
-            f"learning {row['time/learning']:.0%} · waiting {row['time/waiting']:.0%}"
-        )
+        shares = acting_together({part: row[f"time/{part}"] for part in PARTS})
+        split = Text(f"{'time':<12}" + " · ".join(f"{part} {share:.0%}" for part, share in shares.items()))
         hint = Text(advice(row), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
         return Panel(Group(table, split, hint, bar), title=Text(self._title), expand=False)
