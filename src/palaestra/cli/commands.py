@@ -55,7 +55,7 @@ class Command(NamedTuple):
     example: str = ""
     """What works after the name."""
     instead: str = ""
-    """The option with which its arguments are left out."""
+    """The option with which its arguments are left out; several with `|` between them."""
 
     @property
     def arguments(self) -> list[Argument]:
@@ -70,7 +70,7 @@ class Command(NamedTuple):
     @property
     def usage(self) -> str:
         """Usage line."""
-        other = f", or palaestra {self.name} {self.instead}" if self.instead else ""
+        other = "".join(f", or palaestra {self.name} {one}" for one in self.instead.split("|") if one)
         return f"{' '.join(filter(None, ('palaestra', self.name, self.forms, '[options]')))}{other}"
 
     @property
@@ -104,7 +104,7 @@ _TABLE = (
     Command("stats", "[NAME=]LOGS...", "what seeds say", ".stats:stats", "ours=last theirs=sb3_logs --env CartPole-v1"),
     Command("share", "RUN", "a folder for others", ".deploy:share", "last --push me/my-agent"),
     Command("pull", "MODEL|FOLDER", "a policy of others", ".deploy:pull", "zoo:ppo/CartPole-v1"),
-    Command("verify", "ROW", "train a published result", ".verify:verify", "ppo_CartPole-v1", "--list"),
+    Command("verify", "ROW", "compute a result again", ".verify:verify", "ppo_CartPole-v1", "--list|--run RUN"),
     Command("diagnose", "RUN", "why does it not learn", ".diagnose:diagnose", "last"),
     Command("tune", "ALGORITHM ENVIRONMENT", "search for settings", ".tune:tune", "dqn CartPole-v1 --trials 20"),
     Command("export", "RUN", "its policy as ONNX", ".deploy:export", "last --format onnx"),

@@ -184,7 +184,8 @@ def _positional(command: Command, typed: list[str]) -> tuple[list[str], list[str
         name = arguments[min(given.index(""), len(arguments) - 1)].called
         raise ConfigError(f"{name} is an empty text, as a shell makes of an unset variable: {usage}")
     needed = [argument for argument in arguments if not argument.is_optional]
-    replaced = not given and command.instead.split(" ")[0] in [f"--{name}" for name, _ in typed_options(rest, [])]
+    instead = {one.split(" ")[0] for one in command.instead.split("|")}
+    replaced = not given and not instead.isdisjoint(f"--{name}" for name, _ in typed_options(rest, []))
     if len(given) < len(needed) and not replaced and not _HELP & set(rest):
         where = "; it comes before the options" if rest else ""
         raise ConfigError(f"{needed[len(given)].called} is missing{where}: {usage}")

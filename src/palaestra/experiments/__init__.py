@@ -13,6 +13,7 @@ from palaestra.config.dimensions import *
 from palaestra.config.groups import *
 from palaestra.config.presets import *
 from palaestra.experiments.published import *
+from palaestra.experiments.receipts import *
 from palaestra.experiments.run import *
 from palaestra.experiments.seeds import *
 from palaestra.experiments.together import *

@@ -210,11 +210,11 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
     with new_folder(forked, "") as (target, unfinished):
         child = RunDirectory(unfinished)
         child.begin(forked, {"forked_from": str(parent.path.resolve()), "env_steps": step})
-        _copy_results(parent, child, step)
+        copy_results(parent, child, step)
     return RunDirectory(target)
 
 
-def _copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
+def copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     """What a run has come to until some step."""
     child.checkpoints().take_over(parent.checkpoints(), step)
     for described in (parent.path / "policy").glob("**/policy.json"):

@@ -1,0 +1,134 @@
+"""Tests of `palaestra verify --run`: a receipt for a run, which anyone can check on the same kind of machine."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import RunDirectory, verify_run
+from palaestra.training import CheckpointStore
+from tests.cli.parts import exit_code, output
+from tests.experiments.parts import CHAIN, SMALL, trained
+from tests.runs.test_lineage import contents
+
+SAVED = {"trainer__checkpoint_every_steps": 32, "run__num_threads": 1}
+REPLAYED = {"algorithm__capacity": 64, "algorithm__learning_starts": 16, "algorithm__mini_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with three checkpoints."""
+    return trained(tmp_path_factory.mktemp("receipts"), **SAVED).directory
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it that a test may spoil."""
+    return RunDirectory(shutil.copytree(finished, tmp_path / "run"))
+
+
+def flattened(value):
+    """The tensors of a nest."""
+    if isinstance(value, dict):
+        return [one for part in value.values() for one in flattened(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def spoil(run, step):
+    """Changes one weight of a checkpoint, which stays whole."""
+    store = run.checkpoints()
+    state = store.load(store.directory / f"step_{step:010d}")[1]
+    first = next(one for one in flattened(state["algorithm"]) if one.is_floating_point())
+    first.view(-1)[0] += 1e-6
+    store.save(step, state, replace=True)
+
+
+def newest(run):
+    return run.env_steps
+
+
+def test_f33_the_last_iterations_come_to_the_same_bits_and_the_run_stays_as_it_is(run, capsys):
+    before = contents(run.path)
+    assert exit_code("verify", "--run", str(run.path)) == 0
+    assert contents(run.path) == before
+    said = output(capsys)
+    assert "replaying env steps" in said
+    assert "the same, bit for bit" in said
+    assert exit_code("verify", "--run", str(run.path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert (found["ends"], found["other_bits"], found["machine"]) == (newest(run), [], {})
+    assert 0 < found["begins"] < found["ends"]
+
+
+@pytest.mark.parametrize("again", [{"from_start": True}, {"iterations": 4}])
+def test_more_of_it_is_replayed_if_asked(run, again):
+    receipt = verify_run(run.path, **again)
+    assert receipt.ok
+    assert (receipt.begins == 0) == ("from_start" in again)
+    assert receipt.iterations >= 4
+    assert len(receipt.compared) >= 2
+
+
+def test_a_single_bit_is_found_and_another_machine_is_named(run, capsys):
+    """The mutant: were the comparison blind, the tests above would prove nothing."""
+    spoil(run, newest(run))
+    assert exit_code("verify", "--run", str(run.path)) == 1
+    assert "has the code changed since?" in output(capsys)
+    (other,) = verify_run(run.path).other_bits
+    assert other.startswith(".algorithm.")
+    info = run.info
+    run.write_info({"versions": {**info["versions"], "torch": "1.13.0"}})
+    assert exit_code("verify", "--run", str(run.path)) == 1
+    said = output(capsys)
+    assert "machine torch: 1.13.0 then" in said
+    assert "another machine computed it" in said
+
+
+def test_what_nobody_could_replay_is_refused_with_what_to_do(run):
+    steps = sorted(int(path.name.removeprefix("step_")) for path in run.checkpoints().steps())
+    with pytest.raises(CheckpointError, match=r"keeps 3 checkpoints.*give at most \d+, or --from-start, or train with"):
+        verify_run(run.path, iterations=1_000)
+    with pytest.raises(ConfigError, match="iterations is 0; give at least 1"):
+        verify_run(run.path, iterations=0)
+    run.write_info({"overrides": [{"env_steps": steps[1], "changes": {"algorithm.gamma": [0.9, 0.5]}}]})
+    assert verify_run(run.path).ok
+    with pytest.raises(ConfigError, match=r"settings of .* changed at .* \(algorithm.gamma\)"):
+        verify_run(run.path, from_start=True)
+    run.write_info({"overrides": [], "resumed_at": steps[1], "resume": "statistical", "resume_reasons": ["so"]})
+    with pytest.raises(ConfigError, match=r"went on at .* so, so that nothing that begins before"):
+        verify_run(run.path, iterations=4)
+    for step in steps[:2]:
+        shutil.rmtree(run.path / "checkpoints" / f"step_{step:010d}")
+    with pytest.raises(CheckpointError, match="has one checkpoint, so there is nothing to replay from"):
+        verify_run(run.path)
+
+
+def test_options_that_do_not_belong_together_are_refused(capsys):
+    assert exit_code("verify", "ppo_CartPole-v1", "--iterations", "3") == 2
+    assert "--iterations is for --run RUN" in output(capsys)
+    assert exit_code("verify", "ppo_CartPole-v1", "--run", "last") == 2
+    assert "leave out the row" in output(capsys)
+    assert exit_code("verify") == 2
+    assert "or palaestra verify --run RUN" in output(capsys)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("dqn", REPLAYED),
+        pytest.param("r2d2", {"algorithm__capacity": 64, "algorithm__learning_starts": 16}, marks=pytest.mark.slow),
+        pytest.param("ppo", {"distributed__runtime": "process", "distributed__num_workers": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_buffers_and_workers_are_replayed_as_well(algorithm, settings, tmp_path):
+    small = {name: value for name, value in SMALL.items() if not name.startswith("algorithm") or algorithm == "ppo"}
+    where = {"run__directory": str(tmp_path), "run__name": "it"}
+    run = palaestra.train(algorithm, CHAIN, **small | SAVED | where | settings).directory
+    assert len(CheckpointStore(run / "checkpoints").steps()) == 3
+    receipt = verify_run(run)
+    assert receipt.other_bits == ()
+    assert verify_run(run, from_start=True).ok
