@@ -1,6 +1,7 @@
-"""AlphaZero in a game where a player may move twice in a row, against a solver that tries every move."""
+"""AlphaZero and MuZero in a game where a player may move twice in a row, against a solver that tries every move."""
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment, evaluate
 from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
-from palaestra.core import Batch, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core import Batch, DiscreteSpec, TensorSpec
 from palaestra.envs import TensorEnvironment
 from palaestra.nn import SearchSettings, gumbel_search
 
@@ -91,7 +92,7 @@ def test_a_search_finds_the_moves_of_the_solver():
 
     right = [action in one for action, one in zip(found(), best, strict=True)]
     assert all(right)
-    wrong = [action in one for action, one in zip(found(_says_player=False), best, strict=True)]
+    wrong = [action in one for action, one in zip(found(says_player=False), best, strict=True)]
     assert not all(wrong), "the mutant: players take turns"
 
 
@@ -141,7 +142,70 @@ def test_it_learns_the_game():
     assert len(best) == MOST
 
 
-def test_muzero_refuses_what_its_model_cannot_say():
+def muzero(**settings: Any) -> MuZero:
     env = Pile(1)
-    with pytest.raises(ConfigError, match=r"MuZero's model cannot say who moves next, .* use alphazero"):
-        MuZero(env.observation_spec, env.action_spec, MuZeroConfig(alternating=True))
+    network = NetworkConfig(hidden_sizes=(32,), activation="relu")
+    config = MuZeroConfig(alternating=True, network=network, max_return=1.0, num_atoms=21, gamma=1.0, **settings)
+    return MuZero(env.observation_spec, env.action_spec, config, RunSeeds(0))
+
+
+@torch.no_grad()
+def test_a_model_that_is_learned_says_whether_the_same_player_moves_again():
+    """Its targets and its error by hand; and what a search makes of what it says."""
+    learner = muzero(model_steps=2, td_steps=2, state_size=4)
+    network: Any = learner.policy.network
+    player = torch.tensor([0, 1, 1, 0, 0]).unsqueeze(-1)
+    left = torch.nn.functional.one_hot(torch.tensor([6, 3, 2, 1, 0]), MOST + 1).float().unsqueeze(1)
+    observation = {"left": left, "player": player, "action_mask": torch.ones(5, 1, 3, dtype=torch.bool)}
+    policy = torch.full((4, 1, 3), 1 / 3)
+    batch = Batch.of(
+        {
+            "observation": Batch.of(observation),
+            "action": Batch.of({"choice": torch.tensor([2, 0, 0, 0]).unsqueeze(-1), "policy": policy}),
+            "reward": torch.tensor([0.0, 0.25, 0.5, 0.0, -1.0]).unsqueeze(-1),
+            "discount": torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]).unsqueeze(-1),
+            "step_type": torch.tensor([0, 1, 1, 1, 2]).unsqueeze(-1),
+        }
+    )
+    made: Any = learner.preprocess(batch, None)  # pyright: ignore[reportArgumentType]
+    value = network.values(network.predict(batch["observation"]).atoms)[:, 0].tolist()  # the slow copy begins equal
+    # 0 -> 1 changes sides, 1 -> 2 does not, 2 -> 3 does, 3 -> the end
+    expected = [0.25 - (0.5 + value[2]), 0.5 + (0.0 - value[3]), 0.0 - (-1.0)]
+    assert made.value_target[:, 0].tolist() == pytest.approx(expected)
+    assert made.again[:, 0].tolist() == [0.0, 1.0]
+
+    state = network.encode(made.observation[0])
+    errors, weights = [], [1.0, 0.5]
+    for step in range(2):
+        state, _, again = network.step(state, made.action[step])
+        chance = again.sigmoid().item()
+        errors.append(weights[1] * -math.log(chance if made.again[step] else 1 - chance))
+    found = learner.losses(made)
+    assert float(found.metrics["player_error"]) == pytest.approx(sum(errors), rel=1e-5)
+    others = [float(found.metrics[name]) for name in ("reward_error", "policy_error", "player_error")]
+    whole = sum(others) + 0.5 * float(found.metrics["value_error"])
+    assert float(found.terms["network"]) == pytest.approx(whole, rel=1e-5)
+
+    last = network.dynamics.layers[-1]
+    for logit, discount in ((20.0, 1.0), (-20.0, -1.0), (0.0, 0.0)):
+        last.weight[-1], last.bias[-1] = 0.0, logit
+        assert network.expand({"state": state}, made.action[0]).discount.item() == pytest.approx(discount, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_muzero_learns_the_game():
+    """By a model that it has learned: who takes one moves again."""
+    env = create_environment(EnvConfig(name=NAME, num_envs=16), seed=0)
+    learner = muzero(model_steps=3, td_steps=3, num_simulations=16, learning_rate=3e-3, mini_batch_sequences=64)
+    collector = Collector.of(env, learner)
+    for _ in range(200):
+        collector.unroll(8)
+        learner.update(collector.buffer)
+    state, best = piles()
+    observation = Pile(1).observe(state)
+    action = learner.policy.choose(observation, (), False, True).action["choice"].tolist()
+    assert all(one in right for one, right in zip(action, best, strict=True))
+    network: Any = learner.policy.network
+    again = network.step(network.encode(observation), torch.zeros(MOST, dtype=torch.int64))[2][2:, 0]
+    other = network.step(network.encode(observation), torch.full((MOST,), 2))[2][3:, 0]
+    assert (again > 0).all() and (other < 0).all()

@@ -158,7 +158,7 @@ def test_the_loss_of_muzero_is_that_of_the_paper():
             total += share * (0.5 * value * float(batch.value_weight[k, n]))
             total += share * float(policy) * float(batch.policy_weight[k, n])
             if k < 2:
-                state, atoms = model.step(state, batch.action[k, n])
+                state, atoms, _ = model.step(state, batch.action[k, n])
                 target = two_atoms(float(batch.reward[k, n]), 5.0, 7)
                 error = -(target * atoms.log_softmax(-1).numpy()).sum()
                 total += 0.5 * error * float(batch.reward_weight[k, n])
@@ -185,7 +185,7 @@ def test_half_of_the_gradient_goes_through_each_step_of_the_model():
     (found,) = torch.autograd.grad(algorithm.losses(only_last).terms["network"], seen[-1])
     state = seen[-1]
     for action in batch.action:
-        state, _ = model.step(state, action)
+        state, _, _ = model.step(state, action)
     policy = -(batch.search_policy[-1] * model.of_state(state).logits.log_softmax(-1)).sum(-1)
     (whole,) = torch.autograd.grad(policy.mean() / 2, seen[-1])
     torch.testing.assert_close(found, whole / 2)  # in two steps, behind what is said after the first

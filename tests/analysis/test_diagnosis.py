@@ -14,7 +14,7 @@ from palaestra import preset
 from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis import diagnosis, played
 from palaestra.config.config import algorithms_with
-from palaestra.core import CheckpointError
+from palaestra.core import CheckpointError, Linear
 from palaestra.experiments import RunDirectory, write_report
 from tests.cli.parts import exit_code
 
@@ -77,12 +77,32 @@ def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns,
         ("short_sighted", {"settings": {"gamma": 0.0}}),
         ("no_reward_signal", {"returns": (0.0,)}),
         ("reward_scale", {"discounted_return_mean": 2e7}),
+        ("learning_rate_is_0", {"settings": {"learning_rate": 0.0}, "learning/kl": 0.0}),
+        ("learning_rate_is_0", {"settings": {"learning_rate": Linear(3e-4, 0.0, 0.1)}, "learning/learning_rate": 0.0}),
         ("value_worse_than_constant", {"learning/explained_variance": -4.0}),
     ],
 )
 def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     (finding,) = palaestra.diagnose(made(tmp_path, **broken).path).findings
     assert finding.name == name
+
+
+def test_a_schedule_that_ends_with_the_run_is_no_step_size_of_0(tmp_path):
+    run = made(tmp_path, settings={"learning_rate": Linear(3e-4, 0.0)})
+    rows = [{**HEALTHY, "learning/learning_rate": rate} for rate in (3e-4, 2e-4, 1e-4, 0.0)]
+    (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert palaestra.diagnose(run.path).findings == ()
+
+
+def test_more_threads_than_are_fast_are_named(tmp_path):
+    """Two for networks of 64 units: every product waits for both."""
+    small = {"trainer__total_env_steps": 64, "trainer__eval_episodes": 0, "algorithm__unroll_length": 32}
+    for threads, expected in ((2, {"too_many_threads"}), (1, set())):
+        settings = small | {"run__num_threads": threads, "run__directory": str(tmp_path), "run__name": str(threads)}
+        run = palaestra.train("ppo", "CartPole-v1", **settings).directory
+        found = {one.name: one for one in palaestra.diagnose(run, episodes=1).findings}
+        assert found.keys() & {"too_many_threads"} == expected
+        assert all("--run.num-threads" in found[name].advice[0] for name in expected)
 
 
 def test_opponents_that_share_one_reward_are_named_and_not_a_lack_of_exploration(tmp_path):

@@ -52,6 +52,25 @@ class SignedChain(CountingChain):
     observation_space = gymnasium.spaces.Box(-(10**6), 10**6, (1,), np.int64)
 
 
+class Cents(CountingChain):
+    """Numbers of size 0.01 beside ones that are well."""
+
+    observation_space = gymnasium.spaces.Dict(
+        far=gymnasium.spaces.Box(-1, 1, (2,), np.float32), near=gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    )
+
+    def _seen(self):
+        return {"far": np.full(2, 0.01, np.float32), "near": np.array([self.t % 2], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._seen(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self._seen(), *rest
+
+
 class FaintPendulum(LoudPendulum):
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +122,7 @@ def push_to_the_end(policy):
         ("small_observations", "sac", "tests.analysis.test_played:FaintPendulum", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:CountingChain", lambda policy: None),
         ("small_observations", "dqn", "tests.analysis.test_played:SignedChain", lambda policy: None),
+        ("small_observations", "dqn", "tests.analysis.test_played:Cents", lambda policy: None),
     ],
 )
 def test_what_is_broken_is_found(name, algorithm, env, break_it):

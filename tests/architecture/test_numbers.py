@@ -206,10 +206,10 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(53, 5176, "0029"),
-    "analysis": Room(10, 2004, "0035"),
+    "algorithms": Room(54, 5176, "0036"),
+    "analysis": Room(10, 2051, "0036"),
     "buffers": Room(14, 2577, "0030"),
-    "cli": Room(16, 1361, "0033"),
+    "cli": Room(16, 1363, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),
@@ -218,16 +218,16 @@ ROOMS = {
     "envs": Room(58, 7175, "0028"),
     "experiments": Room(7, 1346, "0033"),
     "multiagent": Room(14, 1989),
-    "nn": Room(20, 2960, "0034"),
+    "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),
     "palaestra": Room(2, 102, "0029"),
-    "policies": Room(15, 1969, "0034"),
+    "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
-    "rollout": Room(9, 1524, "0034"),
-    "runs": Room(14, 2634, "0033"),
+    "rollout": Room(9, 1595, "0036"),
+    "runs": Room(15, 2704, "0036"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2337, "0035"),
+    "training": Room(16, 2341, "0036"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -39,6 +39,13 @@ class Fresh(Resets):
         return np.array([self.steps, self.start], np.float32)
 
 
+class Told(Fresh):
+    """Says what its episode ended with."""
+
+    def __init__(self):
+        super().__init__("final_observation")
+
+
 @pytest.mark.parametrize("key", [None, "final_observation"])
 def test_an_environment_that_resets_itself_is_found_whether_it_says_so_or_not(key):
     finding = broken(check(lambda: Fresh(key), steps=60))[OWN]

@@ -120,6 +120,11 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path):
     settings |= {"run__initial_policy": str(whole.directory), "trainer__total_env_steps": 8}
     began = palaestra.train("ppo", HERE, run__name="began", **settings)
     assert list(load_policy(began.directory / "policy").observation_spec) == ["state"]
+    settings |= {"run__name": "other", "algorithm__network__policy_sees": ("state", "privileged_state")}
+    with pytest.raises(
+        ConfigError, match=r"it sees {'state': .*} there and .* here; .* --algorithm.network.policy-sees"
+    ):
+        palaestra.train("ppo", HERE, **settings)
 
 
 def test_workers_send_what_values_see(tmp_path):

@@ -33,7 +33,7 @@ from palaestra.multiagent import (
     MultiAgentStep,
     evaluate_agents,
 )
-from palaestra.runs.team import Player, play_match
+from palaestra.runs.matches import Player, play_match
 from palaestra.training import SimplePolicyManager, Trainer, TrainerConfig
 
 ON_POLICY = {"learning_rate": 7e-4, "gamma": 0.95, "entropy_cost": Linear(0.2, 0.0), "unroll_length": 32}

@@ -11,7 +11,7 @@ from palaestra.envs import EnvConfig
 from palaestra.envs.contract import episodes
 from palaestra.multiagent import MultiAgentEnvs, assign_policies
 from palaestra.multiagent.envs import create_multi_agent_envs
-from palaestra.runs.team import Player, play_match
+from palaestra.runs.matches import Player, play_match
 from tests.multiagent.parts import RandomWorld
 from tests.multiagent.test_collector import TWO_KINDS, collector_of, lanes_of, seen_of
 

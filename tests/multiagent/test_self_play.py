@@ -19,7 +19,7 @@ from palaestra.multiagent import (
     snapshot_of,
     with_opponents,
 )
-from palaestra.runs.team import RunningPool
+from palaestra.runs.matches import RunningPool
 from palaestra.testing.algorithms import different, parameters
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 

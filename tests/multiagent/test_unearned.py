@@ -28,7 +28,7 @@ from palaestra.multiagent import (
     from_pettingzoo,
 )
 from palaestra.policies import Policy, PolicyStep, RandomPolicy
-from palaestra.runs.team import Player, play_match
+from palaestra.runs.matches import Player, play_match
 
 
 class Fold(AECEnv):

@@ -11,6 +11,7 @@ from palaestra.core import (
     MultiBinarySpec,
     MultiDiscreteSpec,
     ShapeError,
+    SpecError,
     TensorSpec,
     TimeStep,
     spec_leaves,
@@ -54,6 +55,22 @@ def test_a_rule_may_return_whatever_holds_numbers(result):
 def test_what_a_rule_gives_has_to_be_actions(result):
     policy = RulePolicy(lambda _: result, VECTOR, DiscreteSpec(num=2))
     with pytest.raises(ShapeError, match=r"the function of a RulePolicy gave (None|\(3,\) actions; \(2,\) are needed)"):
+        policy(np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "result", "said"),
+    [
+        (DiscreteSpec(num=2), [0.4, 1.0], "from 0 to 1; give those, such as argmax"),
+        (DiscreteSpec(num=3, start=5), [5, 8], "from 5 to 7"),
+        (MultiDiscreteSpec(nvec=(2, 4)), [[1, 3], [1, 4]], r"from 0 to \[1, 3\]"),
+        (MultiBinarySpec((2,)), [[0, 1], [1, -1]], "from 0 to 1"),
+    ],
+)
+def test_what_is_no_choice_is_not_rounded_to_one(spec, result, said):
+    """0.4 became 0: a network's outputs, say, instead of their argmax."""
+    policy = RulePolicy(lambda _: result, VECTOR, spec)
+    with pytest.raises(SpecError, match=said):
         policy(np.zeros((2, 2)))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from palaestra import EnvConfig, create_environment, evaluate
 from palaestra.core import ConfigError, SpecError, StepType
-from palaestra.envs import LaneEnvironment, SerialDriver, load
+from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, Wrap, load
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.rollout import EpisodeTracker
 from tests.algorithms.parts import collected, environment, make
@@ -200,6 +200,15 @@ def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monk
     (record,) = caplog.records
     assert "no evaluation episode has ended after 0 s and 1 steps" in record.getMessage()
     assert "--env.max-episode-steps N" in record.getMessage()
+
+
+@pytest.mark.parametrize("limit", [{"max_episode_steps": 5}, {"wrappers": (Wrap(TimeLimit, duration=5),)}])
+def test_a_slow_evaluation_names_the_limit_that_there_is(limit, caplog, monkeypatch):
+    """Go1's was told to set one."""
+    monkeypatch.setattr("palaestra.rollout.evaluation._LONG_S", 0.0)
+    with create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2, **limit), seed=0) as env:
+        evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=2)
+    assert [one.getMessage().partition(" steps; ")[2] for one in caplog.records] == ["they end after 5 at the latest"]
 
 
 def test_an_evaluation_of_no_episode_is_refused():

@@ -94,6 +94,20 @@ def test_a_run_is_not_resumed_where_its_parts_have_changed_places(tmp_path, monk
         palaestra.resume(run, trainer__total_env_steps=1000)
 
 
+@pytest.mark.parametrize(("change", "told"), [(0, "observation"), (1, "action")])
+def test_a_state_dict_of_a_policy_is_not_put_on_parts_in_another_order(change, told, tmp_path):
+    """Also from a file; what says no order is taken as it is."""
+    spaces = [{"b": BoundedSpec((2,)), "a": BoundedSpec((2,))}, {"b": DiscreteSpec(num=2), "a": DiscreteSpec(num=2)}]
+    swapped = [dict(reversed(one.items())) if place == change else one for place, one in enumerate(spaces)]
+    policy, same, other = (palaestra.PPO(*specs).policy for specs in (spaces, spaces, swapped))
+    torch.save(policy.state_dict(), tmp_path / "weights.pt")
+    for state in (policy.state_dict(), torch.load(tmp_path / "weights.pt", weights_only=True)):
+        same.load_state_dict(state)
+        with pytest.raises(ConfigError, match=rf"the {told} has its parts in the order \['a', 'b'\], and the weights"):
+            other.load_state_dict(state)
+    other.load_state_dict(dict(policy.state_dict()))
+
+
 def test_the_state_of_an_algorithm_is_not_put_on_parts_in_another_order():
     two = DiscreteSpec(num=2)
     observation = {"b": BoundedSpec((2,)), "a": BoundedSpec((2,))}

@@ -21,7 +21,7 @@ class Result:
     """An evaluation with a mean return and nothing else."""
 
     def __init__(self, return_mean: float) -> None:
-        self.return_mean, self.parts = return_mean, {}
+        self.return_mean, self.parts, self.against_best = return_mean, {}, None
 
 
 # -- early ends

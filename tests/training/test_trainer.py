@@ -248,7 +248,7 @@ def test_evaluations_come_once_a_period_and_at_the_end_and_the_best_is_known():
 
     class Result:
         def __init__(self, value: float) -> None:
-            self.return_mean, self.parts = value, {}
+            self.return_mean, self.parts, self.against_best = value, {}, None
 
     made: Trainer = trainer(
         "ppo",

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, DataSource, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.core.plan import Replay
 from palaestra.core.time_step import StepType
-from palaestra.nn import PLAYER, CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
+from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy
 
@@ -32,8 +33,8 @@ class MuZeroConfig(AlgorithmConfig):
     """Hyperparameters of `MuZero`."""
 
     alternating: bool = False
-    """Whether two players take turns, strictly: a reward is that of the player who moved, and the next one's value a
-    loss."""
+    """Whether two players move: a reward is that of the player who moved, and the value of the other one's turn a loss.
+    They take turns, or the observation's key `player` says who moves next, which the model learns."""
     num_simulations: Positive[int] = 25
     """Steps of the model in each search."""
     num_considered: Positive[int] = 16
@@ -114,6 +115,8 @@ class MuZeroBatch(Batch):
     """[K, N] 0 after an episode was cut off, or breaks off."""
     valid: Tensor
     """[1, N] 0 where no action was taken in the first row."""
+    again: Any
+    """[K, N] 1 where the same player moves again after an action; `None` where nobody says who moves."""
 
 
 class MuZero(GradientAlgorithm[SearchPolicy]):
@@ -135,8 +138,6 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
     ) -> None:
         config, seeds = parts.settings(MuZeroConfig, config, seeds, network)
         (layers,) = config.network.parts("network")
-        if config.alternating and isinstance(observation_spec, dict) and PLAYER in observation_spec:
-            raise ConfigError("MuZero's model cannot say who moves next, and observations have `player`; use alphazero")
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = SearchPolicy.build(
                 observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
@@ -154,7 +155,8 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         steps, network = self.config.model_steps, self.target_network
         value = network.values(network.predict(self.policy.normalize(batch.observation)).atoms)
         rows = (batch.reward, batch.discount, batch.step_type)
-        target = n_step_returns(value, *rows, gamma=self.config.planning.discount, n=self.config.td_steps)
+        gamma = network.discount_between(batch.observation[:-1], batch.observation[1:])
+        target = n_step_returns(value, *rows, gamma=gamma, n=self.config.td_steps)
         kinds = batch.step_type[: steps + 2]
         over = (~valid_starts(kinds)).to(torch.float32).cummax(0).values  # [K+1, N] at and after an end or a break
         before = torch.cat([torch.ones_like(over[:1]), 1 - over[:-1]])
@@ -171,6 +173,7 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
                 "value_weight": torch.maximum(1 - over, terminated),
                 "reward_weight": torch.maximum(before, terminated)[1:],
                 "valid": 1 - over[:1],
+                "again": (gamma[:steps] > 0).to(torch.float32) if network.says_player else None,
             }
         )
 
@@ -179,12 +182,13 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
         network: Any = self.policy.network
         model: LearnedModel = network
         state = model.encode(self.policy.normalize(batch.observation[0]))
-        steps, said, rewards = self.config.model_steps, [model.of_state(state)], []
+        steps, said, rewards, again = self.config.model_steps, [model.of_state(state)], [], []
         for action in batch.action:
-            state, reward = model.step(state, action)
+            state, reward, moves_again = model.step(state, action)
             said.append(model.of_state(state))
             state = state * 0.5 + state.detach() * 0.5  # half of the gradient goes on: appendix G
             rewards.append(reward)
+            again.append(moves_again)
         share = torch.full((steps + 1, 1), 1 / steps, device=state.device)
         share[0] = 1.0
         reward = _cross_entropy(model.targets(batch.reward), torch.stack(rewards))
@@ -195,8 +199,12 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
             "value_error": (value * batch.value_weight * share).sum(0),
             "policy_error": (policy * batch.policy_weight * share).sum(0),
         }
+        if batch.again is not None:
+            wrong = binary_cross_entropy_with_logits(torch.cat(again, -1).T, batch.again, reduction="none")
+            errors["player_error"] = (wrong * batch.policy_weight[1:] * share[1:]).sum(0)
         means = {name: masked_mean(error, batch.valid[0]) for name, error in errors.items()}
         total = means["reward_error"] + self.value_of("value_cost") * means["value_error"] + means["policy_error"]
+        total = total + means.get("player_error", 0.0)
         return Losses({"network": total}, means)
 
 

@@ -74,6 +74,14 @@ class PPOConfig(AlgorithmConfig):
     """Whether advantages and value targets are computed anew for each pass: Andrychowicz et al. 2020, section 3.5."""
     target_kl: Positive[float | None] = None
     """An update ends at the first minibatch on which the policy has moved further from the one that acted, in nats."""
+    symmetry: str | None = None
+    """What the mirror image of a row is, as my_package:mirror or palaestra.envs:Go1Joystick.mirror: a function from
+    observations and actions, [N, ...], to theirs."""
+    symmetric_rows: bool = True
+    """Whether the mirror image of each row is learned from, too, where there is a `symmetry`."""
+    symmetry_cost: NotNegative[Schedule] = 0.0
+    """Weight of the squared difference between the mean action at the image of a row and the image of that at the row:
+    Mittal et al. 2024."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -140,6 +148,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         scale = {} if self.return_scale is None else {"return_scale": self.return_scale}
         model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
         super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.symmetry = parts.symmetry_of(config, policy)
         self.preprocesses_each_epoch = config.recompute_advantage
         if config.target_kl is not None and self.stop_early is None:
             self.stop_early = self._moved_too_far
@@ -152,6 +161,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""
+        count, batch = len(batch.valid), batch if self.symmetry is None else self.symmetry.doubled(batch)
         weight = row_weights(batch.valid)
         state = parts.state_of(batch) if "state" in vars(batch) else ()
         features, _ = self.policy.features(batch.observation, *state)
@@ -169,11 +179,18 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         total = surrogate + self.value_of("value_cost") * value_error
         if self.config.entropy_cost:
             total = total - self.value_of("entropy_cost") * weighted_sum(policy.entropy(), weight)
+        metrics: dict[str, Tensor] = {}
+        if self.symmetry is not None and self.config.symmetry_cost:
+            error = self.symmetry.error(batch.observation, policy.mode())
+            metrics["symmetry_error"] = weighted_sum(error, row_weights(batch.valid[:count]))
+            total = total + self.value_of("symmetry_cost") * metrics["symmetry_error"]
         with torch.no_grad():
-            metrics = {
+            if self.symmetry is not None:  # images were not acted on: what a policy moves by is seen at rows
+                log_ratio, weight = log_ratio[:count], row_weights(batch.valid[:count])
+            metrics |= {
                 "surrogate": surrogate,
                 "value_error": value_error,
-                "entropy": weighted_sum(policy.entropy(), weight),
+                "entropy": weighted_sum(policy.entropy()[:count], weight),
                 "kl": weighted_sum(log_ratio.expm1() - log_ratio, weight),
             }
         return Losses({"ppo": total}, metrics)

@@ -16,9 +16,9 @@ import numpy as np
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.curves import thinned_metrics
-from palaestra.analysis.played import Symptom, play, played_symptoms
+from palaestra.analysis.played import Symptom, play, played_symptoms, possible, too_many_threads
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise
 from palaestra.core.reading import opened_text
 from palaestra.runs.records import is_number
 from palaestra.runs.run_directory import RunDirectory, find_run
@@ -72,39 +72,20 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     if not log.rows:
         raise CheckpointError(f"{directory.path} has logged no metrics yet; let it train until it has, and ask again")
     played = _played(directory, log, episodes) if episodes else ()
-    found = [*logged_symptoms(directory), *(_possible(one, log.config) for one in (*_entropy(log), *played))]
+    found = [*logged_symptoms(directory), *(possible(one, log.config) for one in (*_entropy(log), *played))]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
 
 
 def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
     """What a run's log alone says; nothing is made or imported."""
     log = _Log(directory)
-    return [_possible(finding, log.config) for check in _CHECKS for finding in check(log)] if log.rows else []
-
-
-_OPTION = re.compile(r"(smaller|larger)? ?--([a-z-]+(?:\.[a-z-]+)+)(?: ([\w.]+))?")
-
-
-def _possible(finding: Symptom, config: ExperimentConfig) -> Symptom:
-    """The finding with what can be tried in such a run: options that it has, with values that it has not."""
-    return replace(finding, advice=tuple(one for one in finding.advice if _changes(one, config)))
-
-
-def _changes(advice: str, config: ExperimentConfig) -> bool:
-    for direction, option, given in _OPTION.findall(advice):
-        value: Any = config
-        for part in option.replace("-", "_").split("."):
-            if not hasattr(value, part):
-                return False
-            value = getattr(value, part)
-        if str(value) == given or (direction and value is None) or (direction == "smaller" and value == 0):
-            return False
-    return True
+    return [possible(finding, log.config) for check in _CHECKS for finding in check(log)] if log.rows else []
 
 
 def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Symptom]:
     from palaestra.analysis.evaluation import policies_of_run
     from palaestra.runs.learner import evaluation_environment
+    from palaestra.runs.making import choose_threads
 
     if not any(directory.path.glob("checkpoints/*")):
         return
@@ -115,6 +96,8 @@ def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Sym
     with env:
         gamma = log.setting("gamma")
         played = play(policies[POLICY], env, episodes=episodes, gamma=1.0 if gamma is None else gamma)
+        unasked = replace(log.config, run=replace(log.config.run, num_threads=None))
+        yield from too_many_threads(log.config.run.num_threads or 1, choose_threads(unasked, env.observation_spec))
     yield from played_symptoms(policies[POLICY], played)
 
 
@@ -221,13 +204,27 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice=("a smaller --algorithm.learning-rate, such as 3e-4", "a --algorithm.target-kl of 0.02 or less"),
         )
-    elif abs(kl) < 1e-7:
+    elif abs(kl) < 1e-7 and rate != 0:
         yield Symptom(
             name="policy_stands_still",
             severity=3,
             evidence=evidence,
             threshold="1e-7, a hundred-thousandth of TRPO's 0.01 (Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice=("a larger --algorithm.learning-rate, such as 3e-4, that does not decay to 0 too early",),
+        )
+
+
+def _schedule(log: _Log) -> Iterator[Symptom]:
+    """A step size of 0, from the beginning or by a schedule that ends before the run does."""
+    asked = getattr(log.config.algorithm, "learning_rate", None)
+    logged = [value for name in log.of_policies("learning_rate").values() for value in [log.late(name, np.max)]]
+    if asked == 0 or (isinstance(asked, Linear | Piecewise) and logged and not any(logged)):
+        yield Symptom(
+            name="learning_rate_is_0",
+            severity=3,
+            evidence=f"algorithm.learning_rate is {asked}, and was 0 in the last half of what was logged",
+            threshold="0: nothing is learned from there on (arithmetic)",
+            advice=("an --algorithm.learning-rate above 0, such as 3e-4, or one that falls to 0 at the very end",),
         )
 
 
@@ -387,4 +384,4 @@ def _value(log: _Log) -> Iterator[Symptom]:
         )
 
 
-_CHECKS = (_not_finite, _no_updates, _step_size, _horizon, _rewards, _fall, _value)
+_CHECKS = (_not_finite, _no_updates, _schedule, _step_size, _horizon, _rewards, _fall, _value)

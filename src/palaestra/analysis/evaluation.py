@@ -23,8 +23,9 @@ from palaestra.rollout import Evaluation
 from palaestra.runs.build import learner_of
 from palaestra.runs.data import DataSummary, require_new, save_data
 from palaestra.runs.learner import Learner
+from palaestra.runs.matches import Opponents, Player, play_match
 from palaestra.runs.run_directory import RunDirectory, begun_runs, find_run, find_runs
-from palaestra.runs.team import Player, TeamLearner, play_match
+from palaestra.runs.team import TeamLearner
 from palaestra.training import part_name
 
 __all__ = [
@@ -124,7 +125,7 @@ def _pool_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     if not directory.config.agents.self_play.pool_size or not directory.checkpoints().steps():
         return {}
     state = _checkpoint(directory, "last" if which == "best" else which)
-    return {"pool": functools.partial(saved_pool, state["collect"])}
+    return {"opponents": Opponents(pool=functools.partial(saved_pool, state["collect"]))}
 
 
 def evaluate_runs(
@@ -313,7 +314,7 @@ def rate_runs(
             learner, policies = policies_of_run(directory, which or "best")
             label = str(directory.path) + (f"@{which}" if which else "")
             if not isinstance(learner, TeamLearner) or any(spec.team for spec in learner.policy_specs.values()):
-                raise ConfigError(f"{label} has no agents that could play against each other; rate runs that have")
+                raise ConfigError(_unrated(label, learner))
             own = learner.config.env
             if env is not None and (env.name, env.kwargs) != (own.name, own.kwargs):
                 raise ConfigError(f"{label} is of {own.name} {own.kwargs}, and those before of {env.name} {env.kwargs}")
@@ -332,6 +333,19 @@ def rate_runs(
         scores[first, second], scores[second, first] = won, games - won
     played = games * (1 - np.eye(len(order)))
     return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)
+
+
+def _unrated(label: str, learner: Any) -> str:
+    """Why a run cannot be rated, and which one can."""
+    how = "palaestra train ppo pettingzoo:classic/tictactoe-v3 --agents.self-play.pool-size 10"
+    if not isinstance(learner, TeamLearner):
+        return f"{label} has one agent, so that nobody plays against it; what can be rated is a game of several: {how}"
+    (team, *_) = (name for name, spec in learner.policy_specs.items() if spec.team)
+    return (
+        f"{label} has no agents that could play against each other: {team!r} acts for a team, whose members learn "
+        "together. Train each agent for itself, by ppo or dqn, with --agents.self-play.pool-size 10 or with "
+        f"--agents.sharing separate: {how}"
+    )
 
 
 def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:

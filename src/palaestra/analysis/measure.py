@@ -22,6 +22,7 @@ from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
+from palaestra.runs.making import require_memory
 from palaestra.runs.records import network_lines, networks_of
 from palaestra.training import Trainer
 from palaestra.training.console import duration
@@ -48,6 +49,8 @@ class Estimate:
     """Numbers that are learned, by all policies."""
     model_bytes: int
     """Parameters and optimizer state."""
+    environment_bytes: int
+    """Environments that are stepped as one, about; 0 of others."""
     buffer_bytes: int
     """The buffer when it is full."""
     memory_bytes: int
@@ -63,6 +66,11 @@ class Estimate:
             f"time        {duration(self.train_s)}, without evaluations and checkpoints",
             *network_lines(self.networks),
             f"parameters  {self.num_parameters:,} ({decimal(self.model_bytes)} with optimizer state)",
+            *(
+                [f"environments {decimal(self.environment_bytes)}, as measured with a few"]
+                if self.environment_bytes
+                else []
+            ),
             f"buffer      {decimal(self.buffer_bytes)} when full",
             f"memory      {decimal(self.memory_bytes)} in all"
             + (f" of {decimal(self.available_bytes)}" if self.available_bytes else ""),
@@ -87,6 +95,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     algorithms, data = learner.algorithms, learner.load_data()
     begin_from(learner)
     learner.learn_at_once()
+    environments = 0 if is_multi_agent(config.env.name) else require_memory(config.env)
     with learner.collecting(data) as made:
         trainer = Trainer(made.collector, learner.manager_on(made.runtime), config.trainer)
         with contextlib.closing(trainer.learner):
@@ -105,6 +114,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         networks=networks_of(algorithms),
         num_parameters=sum(parameters.values()),
         model_bytes=model,
+        environment_bytes=environments,
         buffer_bytes=size,
         memory_bytes=peak + size,
         available_bytes=memory_bytes(),

@@ -1,16 +1,17 @@
 """What a policy shows when it plays: units that are dead, values that are too high, actions that never change."""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec
+from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec, spec_leaves, tree_paths
 from palaestra.envs import Environment
 from palaestra.nn import MLP
 from palaestra.nn.encoder import IntegerCode
@@ -42,12 +43,37 @@ class Symptom:
         return f"{self.name}\n  found      {self.evidence}\n  threshold  {self.threshold}\n  try        {tried}"
 
 
+_OPTION = re.compile(r"(smaller|larger)? ?--([a-z-]+(?:\.[a-z-]+)+)(?: ([\w.]+))?")
+
+
+def possible(finding: Symptom, config: Any) -> Symptom:
+    """The finding with what can be tried in such a run: options that it has, with values that it has not.
+
+    Args:
+        finding: with all advice.
+        config: of the run.
+    """
+    return replace(finding, advice=tuple(one for one in finding.advice if _changes(one, config)))
+
+
+def _changes(advice: str, config: Any) -> bool:
+    for direction, option, given in _OPTION.findall(advice):
+        value: Any = config
+        for part in option.replace("-", "_").split("."):
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        if str(value) == given or (direction and value is None) or (direction == "smaller" and value == 0):
+            return False
+    return True
+
+
 @dataclass
 class Played:
     """Episodes of one environment, step by step; of all but the last time step of each an action was taken."""
 
-    observations: list[Tensor] = field(default_factory=list)
-    """[...] each, of all time steps, as the environment gave them; none where they are no single array."""
+    observations: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By leaf, [...] each, of all time steps, as the environment gave them."""
     actions: list[Tensor] = field(default_factory=list)
     """What was executed, where it is a single array."""
     errors: list[float] = field(default_factory=list)
@@ -88,8 +114,8 @@ def _play_one(policy: Policy, env: Environment, gamma: float, played: Played, en
     values: list[float] = []
     rewards: list[float] = []
     while True:
-        if isinstance(time_step.observation, Tensor):
-            played.observations.append(time_step.observation[0].clone())
+        for path, leaf in tree_paths(time_step.observation).items():
+            played.observations.setdefault(path, []).append(leaf[0].clone())
         if isinstance(policy, ValueGreedyPolicy) and not policy.state_spec:
             values.append(float(policy.q_values(time_step.observation).max()))
         if int(time_step.step_type[0]) == StepType.LAST or time.monotonic() > end_s:
@@ -132,6 +158,23 @@ def played_symptoms(policy: Policy, played: Played) -> Iterator[Symptom]:
     yield from _values(played)
     yield from _actions(policy, played)
     yield from _observations(policy, played)
+
+
+def too_many_threads(asked: int, fastest: int) -> Iterator[Symptom]:
+    """Where a run computes by more threads than are fast.
+
+    Args:
+        asked: for.
+        fastest: as it is measured here.
+    """
+    if asked > fastest:
+        yield Symptom(
+            name="too_many_threads",
+            severity=1,
+            evidence=f"run.num_threads is {asked}, and {fastest} is faster here for these networks",
+            threshold="what is measured here as at the start of a run; products this small wait for their threads",
+            advice=("without --run.num-threads: what is faster is measured",),
+        )
 
 
 def _units(played: Played) -> Iterator[Symptom]:
@@ -209,22 +252,27 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
 
 
 def _observations(policy: Policy, played: Played) -> Iterator[Symptom]:
-    spec = policy.observation_spec
-    if policy.normalizer is not None or not isinstance(spec, TensorSpec) or not played.observations:
-        return
-    code, seen = IntegerCode.of(spec), torch.stack(played.observations).double()
+    if policy.normalizer is None:
+        for path, spec in spec_leaves(policy.observation_spec).items():
+            if path in played.observations:
+                yield from _sizes(path, spec, torch.stack(played.observations[path]).double())
+
+
+def _sizes(path: str, spec: TensorSpec, seen: Tensor) -> Iterator[Symptom]:
+    code = IntegerCode.of(spec)
     if code is None and not spec.dtype.is_floating_point:
         return
     if code is not None:
         seen = (seen - torch.as_tensor(code.low)) * torch.as_tensor(code.scale) + torch.as_tensor(code.start)
     seen, how = seen.flatten(1), "" if code is None else f", {code.text},"
+    name = f"the observation's {path!r}" if path else "the observation"
     size, largest = float(seen.abs().mean(0).max()), float(seen.abs().max())
-    if 0 < largest < 0.01:
+    if 0 < largest < 0.03:
         yield Symptom(
             name="small_observations",
             severity=2,
-            evidence=f"what the network sees of the observation{how} is at most {largest:.2g} in size",
-            threshold="0.01 (our choice): networks start with weights for inputs near 1, and hardly see such ones",
+            evidence=f"what the network sees of {name}{how} is at most {largest:.2g} in size",
+            threshold="0.03 (our choice): networks start with weights for inputs near 1, and hardly see such ones",
             advice=(
                 "bounds of the observation space that its numbers come near to",
                 "--algorithm.normalize-observation True",
@@ -234,7 +282,7 @@ def _observations(policy: Policy, played: Played) -> Iterator[Symptom]:
         yield Symptom(
             name="large_observations",
             severity=2,
-            evidence=f"element {int(seen.abs().mean(0).argmax())} of the observation is {size:.3g} on average in size",
+            evidence=f"element {int(seen.abs().mean(0).argmax())} of {name} is {size:.3g} on average in size",
             threshold="100 (our choice; Andrychowicz et al. 2020, https://arxiv.org/abs/2006.05990, section 3.3, find "
             "that normalised observations are needed in most tasks)",
             advice=("--algorithm.normalize-observation True", "observations that are scaled in the environment"),

@@ -17,7 +17,7 @@ from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_de
 from palaestra.core.computing import control_groups
 from palaestra.core.reading import read_json
 
-__all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage"]
+__all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage", "available_bytes"]
 
 BOOKKEEPING = ("step_type", "policy_version")
 """Fields that are in main memory whatever the storage is: samplers read them at every draw."""

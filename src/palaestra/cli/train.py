@@ -168,7 +168,9 @@ def _report(done: experiments.RunResult) -> int:
     info = experiments.RunDirectory(done.directory).info
     lines = [] if result.evaluation is None else [f"evaluation  {result.evaluation}"]
     if result.best_return is not None:
-        lines.append(f"best        {result.best_return:.1f}: the policy that eval and play use")
+        played = result.evaluation is not None and result.evaluation.against_best is not None
+        best = "the winner against those before it" if played else f"{result.best_return:.1f}"
+        lines.append(f"best        {best}: the policy that eval and play use")
     if "resume" in info:
         why = ", and ".join(info.get("resume_reasons", []))
         how = {"exact": "exact, as if it had never stopped"}.get(info["resume"], f"{info['resume']}: {why}")

@@ -168,6 +168,7 @@ def create_environment(
     env = _created(config, seed, lane_seeds, first_id)
     if config.inputs:
         env = InputEnvironment(env, config.inputs)
+    env.step_limit = env.step_limit or config.max_episode_steps or 0
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
 

@@ -100,6 +100,7 @@ class PlanningNetwork(nn.Module, ABC):
     https://arxiv.org/abs/1805.11593, equation (10).
 
     Args:
+        observation_spec: of one observation; the key `player`, where it has one, says who moves next.
         num_actions: A, choices.
         options: what shapes it.
 
@@ -109,8 +110,9 @@ class PlanningNetwork(nn.Module, ABC):
 
     support: Tensor
 
-    def __init__(self, num_actions: int, options: PlanningOptions) -> None:
+    def __init__(self, observation_spec: SpecTree, num_actions: int, options: PlanningOptions) -> None:
         super().__init__()
+        self.says_player = isinstance(observation_spec, dict) and PLAYER in observation_spec and options.discount < 0
         num_simulations, num_considered, *others = options.search
         self.search = SearchSettings(int(num_simulations), int(num_considered), *others)
         if options.num_atoms < 2 or not options.max_return > 0 or min(self.search[:2]) < 1:
@@ -158,6 +160,21 @@ class PlanningNetwork(nn.Module, ABC):
         logits = allowed_logits(said.logits, mask)
         return Expansion(torch.zeros_like(value), torch.ones_like(value), logits, value, state)
 
+    def discount_between(self, observation: Any, following: Any) -> Tensor | float:
+        """What the value of what follows counts for who moves first: negative where the other player moves next.
+
+        Args:
+            observation: leaves [..., *observation]; the key `player` says who moves, else players take turns.
+            following: after one move of that player.
+
+        Returns:
+            [...], or one number where players take turns.
+        """
+        discount = self.options.discount
+        if not self.says_player:
+            return discount
+        return torch.where(observation[PLAYER] == following[PLAYER], -discount, discount)
+
     def values(self, atoms: Tensor) -> Tensor:
         """The means, in units of return.
 
@@ -203,8 +220,7 @@ class SimulatorModel(PlanningNetwork):
     def __init__(
         self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig, options: PlanningOptions
     ) -> None:
-        super().__init__(num_actions, options)
-        self._says_player = isinstance(observation_spec, dict) and PLAYER in observation_spec and options.discount < 0
+        super().__init__(observation_spec, num_actions, options)
         self.network = Network(observation_spec, num_actions + options.num_atoms, config)
         what = "a TensorEnvironment with state_of, whose observation tells the whole state,"
         if not options.simulator:
@@ -233,31 +249,16 @@ class SimulatorModel(PlanningNetwork):
         discount = self.discount_between(self.simulator.observe(state), seen)
         return self.root(seen)._replace(reward=reward, discount=torch.where(over, 0.0, discount), state=after)
 
-    def discount_between(self, observation: Any, following: Any) -> Tensor | float:
-        """What the value of what follows counts for who moves first: negative where the other player moves next.
-
-        Args:
-            observation: leaves [..., *observation]; the key `player` says who moves, else players take turns.
-            following: after one move of that player.
-
-        Returns:
-            [...], or one number where players take turns.
-        """
-        discount = self.options.discount
-        if not self._says_player:
-            return discount
-        return torch.where(observation[PLAYER] == following[PLAYER], -discount, discount)
-
 
 @final
 class LearnedModel(PlanningNetwork):
     """Three networks: observations to states, states and actions to states and rewards, states to policy and value.
 
     Schrittwieser et al. 2020, "MuZero", https://doi.org/10.1038/s41586-020-03051-4. Numbers of a state lie in [0, 1]:
-    appendix G.
+    appendix G. Where observations say who moves, the second network says whether the same player moves again.
 
     Args:
-        observation_spec: of one observation.
+        observation_spec: of one observation; see `PlanningNetwork`.
         num_actions: A, choices.
         config: of each network.
         options: with a `state_size`.
@@ -269,10 +270,10 @@ class LearnedModel(PlanningNetwork):
     def __init__(
         self, observation_spec: SpecTree, num_actions: int, config: NetworkConfig, options: PlanningOptions
     ) -> None:
-        super().__init__(num_actions, options)
+        super().__init__(observation_spec, num_actions, options)
         size, atoms, inner = options.state_size, options.num_atoms, config.on_features()
         self.representation = Network(observation_spec, size, config)
-        self.dynamics = mlp_of(size + num_actions, inner.hidden_sizes, size + atoms, inner)
+        self.dynamics = mlp_of(size + num_actions, inner.hidden_sizes, size + atoms + self.says_player, inner)
         self.prediction = mlp_of(size, inner.hidden_sizes, num_actions + atoms, inner, out_gain=0.01)
 
     def predict(self, observation: Any) -> Prediction:
@@ -294,7 +295,7 @@ class LearnedModel(PlanningNetwork):
         """
         return self._split(self.prediction(state))
 
-    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What actions lead to.
 
         Args:
@@ -302,21 +303,26 @@ class LearnedModel(PlanningNetwork):
             action: [...].
 
         Returns:
-            States [..., S], and logits of the atoms of the reward [..., Q].
+            States [..., S]; logits of the atoms of the reward [..., Q]; and of the same player moving again [..., 1],
+            where observations say who moves, else [..., 0].
         """
         taken = nn.functional.one_hot(action, self.num_actions).to(state.dtype)
-        change, reward = self.dynamics(torch.cat([state, taken], -1)).split([state.shape[-1], len(self.support)], -1)
-        return _in_unit_range(state + change), reward
+        sizes = [state.shape[-1], len(self.support), int(self.says_player)]
+        change, reward, again = self.dynamics(torch.cat([state, taken], -1)).split(sizes, -1)
+        return _in_unit_range(state + change), reward, again
 
     def states(self, observation: Any) -> tuple[dict[str, Tensor], Prediction]:
         state = self.encode(observation)
         return {"state": state}, self.of_state(state)
 
     def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
-        after, reward = self.step(state["state"], action)
+        after, reward, again = self.step(state["state"], action)
         said = self.of_state(after)
         reward, value = self.values(torch.stack([reward, said.atoms])).unbind()
-        return Expansion(reward, torch.full_like(value, self.options.discount), said.logits, value, {"state": after})
+        discount = torch.full_like(value, self.options.discount)
+        if self.says_player:
+            discount = discount * (1 - 2 * again.squeeze(-1).sigmoid())  # on average over who moves next
+        return Expansion(reward, discount, said.logits, value, {"state": after})
 
 
 def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:

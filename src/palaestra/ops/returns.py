@@ -139,7 +139,8 @@ def n_step_returns(
         reward: [T+1, B] reward of the action taken at the row before; row 0 is not read.
         discount: [T+1, B] continuation: 0 where the episode terminated, else 1; row 0 is not read.
         step_type: [T+1, B] `StepType` of each row.
-        gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
+        gamma: γ in [0, 1], what a reward one step later counts; a number, a 0-dim tensor, or [T, B]. Negative where
+            the other player's gain is a loss.
         n: number of rewards, at least 1.
 
     Returns:

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from palaestra.core import SpecTree, load_tensors, save_tensors, spec_from_json, spec_leaves, spec_to_json
+from palaestra.core import SpecTree, load_tensors, save_tensors, spec_from_json, spec_layout, spec_to_json
 from palaestra.core.computing import BoundedTensors
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.importing import code_of, import_object, strange_code
 from palaestra.core.reading import read_json
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
+from palaestra.policies.given import parts_of, require_parts
 from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
 from palaestra.policies.policy import NetworkPolicy, Policy
@@ -178,7 +179,8 @@ def load_weights(policy: Policy, directory: str | Path) -> str:
     saved, tensors = _undisturbed(directory, lambda: _parts(directory))
     kind = json.loads(json.dumps(_kind(policy)))
     differences = [
-        f"{path} is {_brief(there)} there and {_brief(here)} here" for path, there, here in _differing(saved, kind)
+        _unlike_spec(path, there, here) or f"{path} is {_brief(there)} there and {_brief(here)} here"
+        for path, there, here in _differing(saved, kind)
     ]
     if differences:
         raise ConfigError(f"the policy in {directory} does not fit: {'; '.join(differences)}")
@@ -231,15 +233,7 @@ def require_order(policy: Policy, directory: str | Path) -> None:
     Raises:
         ConfigError: keys come in another order, which the message shows.
     """
-    for what, there, here in zip(
-        ("observation", "action"), _saved_specs(directory), (policy.observation_spec, policy.action_spec), strict=True
-    ):
-        before, now = list(spec_leaves(there)), list(spec_leaves(here))
-        if before != now and sorted(before) == sorted(now):
-            raise ConfigError(
-                f"the {what} has its parts in the order {now}, and the weights in {directory} are for {before}; make "
-                "the Dict space in that order, from pairs: Dict([(key, space), ...])"
-            )
+    require_parts(policy, parts_of(*_saved_specs(directory)), f"the weights in {directory}")
 
 
 def _kind(policy: Policy) -> dict[str, Any]:
@@ -270,6 +264,25 @@ def _differing(saved: Mapping[str, Any], kind: Mapping[str, Any]) -> Iterator[tu
                     yield f"network.{key}", there.get(key), here.get(key)
         elif there != here:
             yield name, there, here
+
+
+def _unlike_spec(path: str, there: Any, here: Any) -> str:
+    """How specs differ, in words; empty of anything else."""
+    if path not in ("observation_spec", "action_spec"):
+        return ""
+    saved, own = map(spec_layout, map(spec_from_json, (there, here)))
+    what = "sees" if path == "observation_spec" else "does"
+    said = f"it {what} {saved} there and {own} here"
+    if saved == own:
+        return f"{said}, within other bounds"
+    if (
+        path == "observation_spec"
+        and saved.keys() != own.keys()
+        and (saved.keys() <= own.keys() or own.keys() <= saved.keys())
+    ):
+        keys = " ".join(dict.fromkeys(key.partition(".")[0] for key in saved))
+        said += f"; where the environment has all of them, --algorithm.network.policy-sees {keys} lets it see the same"
+    return said
 
 
 def _brief(value: Any) -> str:

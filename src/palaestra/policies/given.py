@@ -1,14 +1,15 @@
 """What a policy is called with outside any training, as rows of tensors; and its actions as their spec says."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, NonFiniteError, ShapeError
-from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype
+from palaestra.core import Batch, ConfigError, NonFiniteError, ShapeError
+from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype, spec_leaves
 from palaestra.core.tree import tree_map, tree_paths
 from palaestra.policies.actions import children_of
 
@@ -148,3 +149,50 @@ def checked_state(state: Any, initial: Any, count: int) -> Any:
             f"{shapes[1]}; give what the call before answered as `state`, or None where an episode begins"
         )
     return tree_map(torch.as_tensor, state) if shapes[0] else ()
+
+
+def parts_of(*specs: SpecTree) -> list[list[str]]:
+    """Keys of observations and actions in their order, by which weights count.
+
+    Args:
+        specs: of both.
+    """
+    return [list(spec_leaves(spec)) for spec in specs]
+
+
+def require_parts(policy: Any, saved: Sequence[list[str]], weights: str = "the weights") -> None:
+    """Refuses weights for inputs or actions that come in another order than a policy's; Gymnasium calls both equal.
+
+    Args:
+        policy: that is to have the weights.
+        saved: `parts_of` those that they are for; nothing where that is not known.
+        weights: what they are called.
+
+    Raises:
+        ConfigError: keys come in another order, which the message shows.
+    """
+    own = parts_of(policy.observation_spec, policy.action_spec)
+    for what, there, here in zip(("observation", "action"), saved, own, strict=False):
+        if there != here and sorted(there) == sorted(here):
+            raise ConfigError(
+                f"the {what} has its parts in the order {here}, and {weights} are for {there}; make the Dict space in "
+                "that order, from pairs: Dict([(key, space), ...])"
+            )
+
+
+def keep_order(policy: Any) -> None:
+    """Lets the metadata of a policy's `state_dict` say what it is for, and `load_state_dict` look at that.
+
+    Args:
+        policy: a module with specs; one loaded from others, which do not say it, takes them as they are.
+    """
+    policy.register_state_dict_post_hook(_say_parts)
+    policy.register_load_state_dict_pre_hook(_check_parts)
+
+
+def _say_parts(policy: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    metadata["parts"] = parts_of(policy.observation_spec, policy.action_spec)
+
+
+def _check_parts(policy: Any, state: Any, prefix: str, metadata: dict[str, Any], *others: Any) -> None:
+    require_parts(policy, metadata.get("parts", ()))

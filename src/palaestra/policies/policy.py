@@ -18,7 +18,7 @@ from palaestra.core.spec import ACTION_MASK, SpecTree, TensorSpec
 from palaestra.nn import EncodedNetwork, MovableModule, NetworkConfig, RecurrentNetwork, begun, call
 from palaestra.policies.actions import Head, check_masks, require_mask_spec
 from palaestra.policies.exploration import EvalExploration, Exploration
-from palaestra.policies.given import as_rows, checked_state, leading_shape, observation_field, to_numpy
+from palaestra.policies.given import as_rows, checked_state, keep_order, leading_shape, observation_field, to_numpy
 from palaestra.policies.normalizer import ObservationNormalizer
 
 __all__ = ["NetworkPolicy", "Phase", "Policy", "PolicyStep"]
@@ -120,6 +120,7 @@ class Policy(MovableModule, ABC):
         self._phase = Phase.COLLECT
         self.is_masked = isinstance(observation_spec, dict) and ACTION_MASK in observation_spec
         """Whether observations say which actions are allowed."""
+        keep_order(self)
 
     # -- acting
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, TimeStep
+from palaestra.core import Batch, ShapeError, SpecError, TimeStep
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.policies.actions import bounded, children_of
 from palaestra.policies.policy import Policy, PolicyStep
@@ -27,6 +27,7 @@ class RulePolicy(Policy):
 
     Raises:
         ShapeError: when it acts: the function gave no such actions.
+        SpecError: or they are no choices that there are.
 
     Examples:
         >>> lean = RulePolicy(lambda observation: observation[:, 2] > 0, TensorSpec((4,)), DiscreteSpec(num=2))
@@ -100,7 +101,23 @@ def _as_action(value: Any, spec: SpecTree, count: int) -> Any:
     if action.shape != (count, *spec.shape):
         needed = (count, *spec.shape)
         raise ShapeError(f"the function of a RulePolicy gave {tuple(action.shape)} actions; {needed} are needed")
-    return action.to(spec.dtype)
+    chosen = action.to(spec.dtype)
+    start, most = _choices(spec)
+    if most is not None and bool(((chosen != action) | (chosen < start) | (chosen >= start + most)).any()):
+        raise SpecError(
+            f"the function of a RulePolicy gave {action.flatten()[:8].tolist()}, and {spec} has the whole numbers from "
+            f"{start} to {(start + most - 1).tolist()}; give those, such as argmax or (x > 0).long()"
+        )
+    return chosen
+
+
+def _choices(spec: TensorSpec) -> tuple[int, Any]:
+    """The first choice, and how many there are; `None` of numbers that are no choices."""
+    if isinstance(spec, DiscreteSpec):
+        return spec.start, torch.tensor(spec.num)
+    if isinstance(spec, MultiDiscreteSpec):
+        return 0, torch.tensor(spec.nvec)
+    return 0, torch.tensor(2) if isinstance(spec, MultiBinarySpec) else None
 
 
 def _uniform(spec: SpecTree, count: int, generator: torch.Generator, mask: Any = None) -> Any:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ __all__ = [
     "Metric",
     "NumberOfEpisodes",
     "default_metrics",
+    "reported",
 ]
 
 _NONE = -1  # the step type of a lane that had no step
@@ -179,18 +181,37 @@ class EpisodeTracker:
         noted = elements is not None or any(isinstance(info, Batch) for info in self._infos)
         if not noted and not any(self._gathered):
             return [{} for _ in rows]
-        infos, done_rows = list[dict[str, float]](), 0
+        columns, infos = self._columns(step_type, elements), list[dict[str, float]]()
+        done = np.zeros(len(self._gathered), np.int64)  # [B] rows that are in `_gathered`
         for row, env in zip(rows, envs, strict=True):
-            if noted:
-                self._take_info(step_type, elements, slice(done_rows, row + 1))
-                done_rows = row + 1
             gathered = self._gathered[env]
+            for key, (values, counts) in columns.items():
+                inside = counts[done[env] : row + 1, env]
+                if inside.any():
+                    _gather(gathered, key, values[done[env] : row + 1, env][inside])
+            done[env] = row + 1
             infos.append(_summary(gathered) if gathered else {})
             if gathered:
                 self._gathered[env] = {}
-        if noted:
-            self._take_info(step_type, elements, slice(done_rows, len(step_type)))
+        for key, (values, counts) in columns.items():
+            left = counts & (np.arange(len(counts))[:, None] >= done)
+            for env in np.flatnonzero(left.any(0)).tolist():
+                _gather(self._gathered[env], key, values[left[:, env], env])
         return infos
+
+    def _columns(self, step_type: Any, elements: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """By name [T, B] what the rows report, and where that counts: finite, and of an action."""
+        columns: dict[str, np.ndarray] = {}
+        for row, info in enumerate(self._infos):
+            named = {} if elements is None else {f"reward_{k}": values for k, values in enumerate(elements[row].T)}
+            if isinstance(info, Batch):
+                named |= dict(info.items())
+            for key, values in named.items():
+                if key not in columns:
+                    columns[key] = np.full(step_type.shape, np.nan)
+                columns[key][row] = as_array(values)
+        acted = as_array(step_type) > StepType.FIRST  # what a reset reports came of no action
+        return {key: (values, np.isfinite(values) & acted) for key, values in columns.items()}
 
     def _weighted(self, reward: Any, step_type: Any, length: Any) -> Any:
         """[T, B] rewards times gamma to the number of env steps before them in their episode."""
@@ -210,20 +231,6 @@ class EpisodeTracker:
         self.__dict__.update(EpisodeTracker(len(self._return), self._gamma).__dict__)
         self._held = ended
 
-    def _take_info(self, step_type: Any, elements: Any, rows: slice) -> None:
-        for row, info in zip(range(rows.start, rows.stop), self._infos[rows], strict=True):
-            named = {} if elements is None else {f"reward_{k}": values for k, values in enumerate(elements[row].T)}
-            if isinstance(info, Batch):
-                named |= dict(info.items())
-            if not named:
-                continue
-            acted = (step_type[row] > StepType.FIRST).tolist()  # what a reset reports came of no action
-            for key, values in named.items():
-                for env, value in enumerate(values.tolist()):
-                    if math.isfinite(value) and acted[env]:
-                        total, largest, count = self._gathered[env].get(key, (0.0, value, 0))
-                        self._gathered[env][key] = total + value, max(largest, value), count + 1
-
     def state(self) -> dict[str, Any]:
         """What running episodes and waiting rows hold, for a checkpoint."""
         self._take_waiting()
@@ -242,6 +249,13 @@ class EpisodeTracker:
             setattr(self, f"_{name}", [row[None] for row in value] if name in ("rewards", "step_types") else value)
         self.waiting.clear()
         self._held, self._arrived = [Episode(*parts) for parts in state["held"]], None
+
+
+def _gather(gathered: dict[str, _Gathered], key: str, values: np.ndarray) -> None:
+    """Adds values [n] of an entry to what a running episode has, one after another."""
+    total, largest, count = gathered.get(key, (0.0, -math.inf, 0))
+    sums = np.cumsum(np.append(total, values))
+    gathered[key] = float(sums[-1]), max(largest, float(values.max())), count + len(values)
 
 
 def _block(values: torch.Tensor) -> Any:
@@ -292,7 +306,9 @@ def _summary(info: Mapping[str, _Gathered]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for key, (total, largest, count) in info.items():
         mean = total / count
-        if key.endswith(("@mean", "@step")):
+        if key.startswith("reward/"):
+            summary[key] = total
+        elif key.endswith(("@mean", "@step")):
             summary[key] = mean
         elif key.endswith("@max"):
             summary[key] = largest
@@ -454,5 +470,24 @@ def default_metrics() -> list[Metric]:
         AverageOf("return_mean", lambda episode: episode.episode_return),
         AverageOf("length_mean", lambda episode: episode.length),
         AverageOf("discounted_return_mean", lambda episode: episode.discounted_return),
-        AverageOf("info/", lambda episode: episode.info),
+        AverageOf("", lambda episode: reported(episode.info) if episode.info else episode.info),
     ]
+
+
+_TERM = re.compile(r"(?:reward_terms/|reward[/_]|rew_|Episode_Reward/|Episode/rew_)(?!\d+$)([^@]+)")
+
+
+def reported(info: Mapping[str, float]) -> dict[str, float]:
+    """What an episode's `info` is called in metrics: parts of its reward by their names, and everything else.
+
+    Args:
+        info: parts are `reward/x` as this library's environments call them, `reward_x` as Gymnasium's robots do, or as
+            those of Isaac Lab, legged_gym and mjlab.
+
+    Examples:
+        >>> reported({"reward/near": 1.0, "Episode_Reward/upright": 0.5, "cost": 3.0})
+        {'info/Episode_Reward/upright': 0.5, 'info/cost': 3.0, 'reward/near': 1.0, 'reward/upright': 0.5}
+    """
+    found = {f"info/{name}": value for name, value in info.items() if not name.startswith("reward/")}
+    terms = ((_TERM.fullmatch(name), value) for name, value in info.items())
+    return found | {f"reward/{match[1]}": value for match, value in terms if match}

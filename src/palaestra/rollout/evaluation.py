@@ -38,6 +38,7 @@ _NO_END = (
     "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
     "env.max_episode_steps (--env.max-episode-steps N)"
 )
+_SLOW = "no evaluation episode has ended after %.0f s and %d steps; they end after %d at the latest"
 
 
 class BrokenOffError(BaseException):
@@ -106,6 +107,9 @@ class Evaluation:
     """In which environment each episode was played."""
     rewards: list[list[float]] = field(default_factory=list)
     """Of vectors of rewards, what every episode earned of each; nothing where a reward is a number."""
+    against_best: float | None = None
+    """Share of games won against the policies of the best evaluation before, a draw counted half; `None` where nobody
+    played them."""
 
     def weighted(self, weights: Sequence[float]) -> "Evaluation":
         """The same episodes with weighted sums as their returns, instead of sums.
@@ -170,7 +174,8 @@ def evaluate(
     try:
         with evaluation_noise({policy: generator_seed}), torch.inference_mode():
             play = _play(policy, env, deterministic)
-            finished = first_episodes(play, env.batch_size, episodes, time_limit_s=time_limit_s)
+            limits = {"time_limit_s": time_limit_s, "step_limit": env.step_limit}
+            finished = first_episodes(play, env.batch_size, episodes, **limits)
     finally:
         env.interrupted = True
     return evaluation_of(finished, list(seeds), deterministic=deterministic and not policy.eval_epsilon)
@@ -213,7 +218,12 @@ def evaluation_noise(seeds: Mapping[Policy, int]) -> Iterator[None]:
 
 
 def first_episodes(
-    play: Generator[list[Episode]], num_envs: int, episodes: int, *, time_limit_s: float | None = None
+    play: Generator[list[Episode]],
+    num_envs: int,
+    episodes: int,
+    *,
+    time_limit_s: float | None = None,
+    step_limit: int = 0,
 ) -> list[Episode]:
     """The first episodes of each environment, shared out evenly over them, so that short ones are not preferred.
 
@@ -222,6 +232,7 @@ def first_episodes(
         num_envs: how many environments.
         episodes: how many episodes, over all environments.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
+        step_limit: most steps of an episode; 0 where that is not known.
 
     Raises:
         ConfigError: it is no episode.
@@ -244,7 +255,7 @@ def first_episodes(
                 break
             if not warned and passed_s >= _LONG_S and not kept:
                 warned = True
-                _log.warning(_NO_END, passed_s, steps)
+                _log.warning(*((_SLOW, passed_s, steps, step_limit) if step_limit else (_NO_END, passed_s, steps)))
     if len(kept) < episodes:
         text = f"only {len(kept)} of {episodes} evaluation episodes ended within {time_limit_s} s"
         if not kept:

@@ -1,5 +1,6 @@
 """Rows on their way into a buffer: of some lanes or of all, checked for finite values, with their log-probabilities."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_map, tree_select
+from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_leaves, tree_map, tree_select
+from palaestra.core.errors import is_news
 from palaestra.core.tree import as_array
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import EpisodeTracker
 
 __all__ = ["RowWriter", "put_rows", "require_finite"]
+
+_log = logging.getLogger(__name__)
 
 
 def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
@@ -30,6 +34,64 @@ def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
     return tree_map(lambda leaf, new: leaf.index_copy(0, index, new), nest, rows)
 
 
+_ENDS = 20
+_MOST_NUMBERS = 1000
+
+
+class OwnEnds:
+    """Looks whether the first episodes of a run end with an observation of their own, or with the next one's first.
+
+    An environment that resets itself and does not say so (`info["final_obs"]`) ends where episodes begin, and the row
+    before lies elsewhere. Nothing is computed in steps, and nothing after the first 20 ends.
+    """
+
+    def __init__(self) -> None:
+        self._first, self._last, self._before = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        self._judged = False
+
+    def look(self, buffer: ReplayBuffer, rows: int) -> None:
+        """Takes what is new, and warns once there is enough.
+
+        Args:
+            buffer: that has it.
+            rows: T that are new.
+        """
+        if self._judged:
+            return
+        step_type = buffer.recent("step_type", rows + 1)
+        if not step_type.is_cpu:  # environments on a GPU are those of this library's contract, which decides ends
+            return
+        kinds = as_array(step_type)
+        first, last = kinds == StepType.FIRST, (kinds[1:] == StepType.LAST) & (kinds[:-1] == StepType.MID)
+        if not (first.any() or last.any()):
+            return
+        leaves = list[np.ndarray]()
+        for leaf in tree_leaves(buffer.recent("observation", rows + 1)):
+            flat = as_array(leaf).reshape(*kinds.shape, -1)
+            leaves.append(flat[..., :: -(-flat.shape[-1] // _MOST_NUMBERS) or 1])
+        for found, ahead, which in ((self._first, 0, first), (self._last, 1, last), (self._before, 0, last)):
+            for t, b in np.argwhere(which):
+                found.append(np.concatenate([leaf[t + ahead, b] for leaf in leaves], dtype=np.float64))
+        if len(self._last) >= _ENDS and len(self._first) >= _ENDS:
+            self._judge()
+
+    def _judge(self) -> None:
+        first, last, before = (np.stack(found) for found in (self._first, self._last, self._before))
+        low, high = first.min(0), first.max(0)
+        margin = (high - low) / 2 + 1e-6 * np.abs(high)  # there are more first observations than have been seen
+        inside, outside = (((low - margin <= seen) & (seen <= high + margin)).all(-1) for seen in (last, before))
+        self._judged, self._first, self._last, self._before = True, [], [], []
+        if inside.mean() < 0.95 or outside.mean() > 0.1 or not is_news("resets itself"):
+            return
+        _log.warning(
+            "the environment seems to reset itself where an episode ends: %d of %d last observations lie where "
+            "episodes begin, and those before them do not. Learners would take the next episode for what follows a "
+            "time limit. Return the episode's own last observation from step, and leave resetting to reset(); "
+            "`palaestra check-env` says more. If episodes do end where they begin, all is well",
+            inside.sum(), len(inside),
+        )  # fmt: skip
+
+
 class RowWriter:
     """Appends rows to a buffer, and what the policy computes about them; lanes need not move together.
 
@@ -42,6 +104,7 @@ class RowWriter:
     def __init__(self, buffer: ReplayBuffer, policy: Policy, tracker: EpisodeTracker) -> None:
         self._buffer, self._policy, self._tracker = buffer, policy, tracker
         self._keeps_state = bool(policy.stored_state_spec)  # the policy's hidden state is appended as well
+        self._ends = OwnEnds()
         self._together = 0  # rows of all lanes since the last `write_log_probs`
         self._apart: np.ndarray | None = None  # [B] rows of each lane besides
 
@@ -135,6 +198,8 @@ class RowWriter:
         """
         buffer, policy, rows = self._buffer, self._policy, self.new
         self._together, self._apart = 0, None
+        if rows:
+            self._ends.look(buffer, rows)
         if not rows or not buffer.info_fields:
             return
         with torch.inference_mode():

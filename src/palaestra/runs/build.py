@@ -30,11 +30,12 @@ from palaestra.rollout import Evaluation
 from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
 from palaestra.runs.lineage import require_effect
 from palaestra.runs.making import attempt, choose_products, make_callbacks
+from palaestra.runs.matches import KeptPolicies, Opponents, RunningPool
 from palaestra.runs.records import network_lines, write_evaluation
 from palaestra.runs.robot import RobotLearner
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.runs.single import SingleLearner
-from palaestra.runs.team import RunningPool, TeamLearner
+from palaestra.runs.team import TeamLearner
 
 __all__ = ["AlgorithmEntry", "algorithm_catalogue", "algorithm_source", "learner_of", "make_algorithm", "make_learner"]
 
@@ -154,7 +155,8 @@ class KeepEvaluations(training.Callback):
         kept = training.named_policies(result.policy) if result.best else {}
         folders = {training.policy_folder(self._path / "policy", name): policy for name, policy in kept.items()}
         save_policies({path: policy for path, policy in folders.items() if not isinstance(policy, RandomPolicy)})
-        write_evaluation(self._path, result.env_steps, result.evaluation.to_json())  # last: it says that these are kept
+        record = {**result.evaluation.to_json(), "best": result.best}
+        write_evaluation(self._path, result.env_steps, record)  # last: it says that these are kept
 
 
 def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> training.ConsoleLogger:
@@ -229,8 +231,10 @@ def make_trainer(
     evaluate: Any = None
     if config.trainer.eval_episodes:
         evaluation = learner.evaluation()
-        if config.agents.self_play.pool_size:
-            evaluation = functools.partial(evaluation, pool=RunningPool(collecting.collector))
+        if isinstance(learner, TeamLearner):
+            pool = RunningPool(collecting.collector) if config.agents.self_play.pool_size else dict
+            opponents = Opponents(pool, KeptPolicies(path, tuple(learner.algorithms)))
+            evaluation = functools.partial(evaluation, opponents=opponents)
         evaluate = TrainingEvaluation(evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
         limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent

@@ -226,7 +226,7 @@ def copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
             shutil.copyfile(parent.path / file, child.path / file)
     for env_steps, evaluation in records.read_evaluations(parent.path):
         if env_steps <= step:
-            records.write_evaluation(child.path, env_steps, evaluation)
+            records.write_evaluation(child.path, env_steps, {**evaluation, "best": False})  # another's is kept
     names = ("sessions", "resumed_at", "policy_lost_at", *OF_SESSION)  # as the child is
     names += ("config_sha256",) if parent.edited else ()
     taken = {name: value for name, value in parent.info.items() if name in names}
@@ -285,9 +285,9 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         trainer.load_state(state)
         if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
             why.append(f"without {', '.join(gone)}, a callback that it had before")
-        known = [one for one in (trainer.best_return, directory.kept_return) if is_number(one)]
+        known = [one for one in (directory.kept_return, trainer.best_return) if is_number(one)]
         lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
-        trainer.best_return = None if lost else max(known, default=None)
+        trainer.best_return = None if lost else next(iter(known), None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
     facts |= {"policy_lost_at": step} if lost else {}
     changes = changes_between(directory.config, config) | edited

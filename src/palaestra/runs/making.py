@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.buffers import available_bytes
 from palaestra.config.config import ExperimentConfig, algorithm_class
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
 from palaestra.core.computing import (
@@ -25,7 +27,8 @@ from palaestra.core.computing import (
     prefers_onednn,
 )
 from palaestra.core.importing import import_maker, parse_call
-from palaestra.envs import probe_specs
+from palaestra.envs import EnvConfig, create_environment, probe_specs
+from palaestra.envs.create import is_pool
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
 from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
@@ -138,6 +141,58 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     rows = sizes[0] or sizes[1] or whole
     widths = network.hidden_sizes if isinstance(network, NetworkConfig) else NetworkConfig().hidden_sizes
     return faster_threads(rows, widths, most, largest_picture(observation_spec))
+
+
+_FEW, _SEVERAL = 4, 16
+
+
+def lane_bytes(env: EnvConfig) -> int:
+    """Memory that each lane of a pool or a batch takes, measured with four beside one; 0 of what is made otherwise.
+
+    What a pool takes besides its lanes is counted with them. Simulators of tensors and JAX are not made twice.
+
+    Args:
+        env: which environments.
+    """
+    if not is_pool(env) or env.name.startswith(("jax:", "vector:")):
+        return 0
+    with create_environment(env.alone(1), lane_seeds=[0]) as one:
+        one.reset()
+        before = _resident_bytes()
+        with create_environment(env.alone(_FEW), lane_seeds=range(_FEW)) as few:
+            few.reset()
+            return max(0, _resident_bytes() - before) // _FEW
+
+
+def require_memory(env: EnvConfig) -> int:
+    """Refuses a pool or batch of many lanes for which there is no memory, before it is made.
+
+    Args:
+        env: which environments, and how many.
+
+    Returns:
+        Bytes that they will take, about; 0 where that was not measured.
+
+    Raises:
+        ConfigError: they would take more than is free; the message says how many would fit.
+    """
+    if env.num_envs < _SEVERAL or (each := lane_bytes(env)) == 0:
+        return 0
+    needed, free = each * env.num_envs, available_bytes()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{env.num_envs:,} environments of {env.name} would take about {decimal(needed)}, {decimal(each)} each as "
+            f"measured with {_FEW}, and {decimal(free)} are free; give --env.num-envs {free // each:,} or fewer"
+        )
+    return needed
+
+
+def _resident_bytes() -> int:
+    """Memory that this process has; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:

@@ -184,7 +184,11 @@ class RunDirectory:
         """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
         info = self.info
         after = info.get("policy_lost_at", -1)  # which those before had kept
-        means = [result["return_mean"] for env_steps, result in read_evaluations(self.path) if env_steps > after]
+        found = [(step, result) for step, result in read_evaluations(self.path) if step > after]
+        since = [result for step, result in found if step > info.get("resumed_at", -1) and result.get("best")]
+        if since:
+            return since[-1]["return_mean"]
+        means = [] if is_number(info.get("best_return")) else [result["return_mean"] for _, result in found]
         return max((one for one in (info.get("best_return"), *means) if is_number(one)), default=None)
 
     def forget_evaluations(self, after: int) -> None:

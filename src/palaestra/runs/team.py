@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
@@ -19,27 +16,16 @@ from palaestra.config.config import ExperimentConfig, algorithm_class, config_fr
 from palaestra.core import ConfigError, RunSeeds, did_you_mean, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
-from palaestra.multiagent import (
-    MultiAgentCollector,
-    PolicySpec,
-    evaluate_agents,
-    match_score,
-    play_multi_agent_envs,
-    snapshot_of,
-)
+from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs, snapshot_of
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
-from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, RandomPolicy, RulePolicy
-from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes, returns_of_variants
+from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
 from palaestra.runs.data import LIBRARIES, DataSummary, collect_agents, load_for, mixed
 from palaestra.runs.learner import Evaluate, PolicyLearner, Scene
+from palaestra.runs.matches import Opponents, Player, play_match, rated, says_nothing
 
-__all__ = ["Player", "RunningPool", "TeamLearner", "play_match"]
-
-_log = logging.getLogger(__name__)
-
-_LANES = 16  # environments of a match, side by side
+__all__ = ["TeamLearner"]
 
 
 class TeamLearner(PolicyLearner):
@@ -166,140 +152,34 @@ def _evaluate(
     *,
     episodes: int,
     seed: int,
-    pool: Callable[[], Mapping[int, list[Tensor]]] = dict,
+    opponents: Opponents | None = None,
     keep: bool = False,
     **options: Any,
 ) -> Evaluation:
     count, policy_specs = learner.evaluation_count(config, episodes), rules.policy_specs
-    actors = {**rules.policies, **policies}
+    actors, opponents = {**rules.policies, **policies}, opponents or Opponents()
     with learner.borrowed(config, seed, count, _evaluation_envs, keep=keep) as (envs, lanes):
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
     evaluation.seeds.extend(lanes)
+    limit_s, plays_itself = config.trainer.eval_time_limit_s, bool(config.agents.self_play.pool_size)
+    if (plays_itself or says_nothing(evaluation, policy_specs)) and (best := opponents.kept()):
+        games, player = 2 * math.ceil(episodes / 2), Player(policy_specs, actors)
+        rival = Player(policy_specs, {**rules.policies, **best})
+        won = play_match(player, rival, config.env, games=games, seed=seed, time_limit_s=limit_s)
+        evaluation = dataclasses.replace(evaluation, against_best=won / games)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
-    if config.agents.self_play.pool_size:
+    if plays_itself:
         ((name, policy),) = actors.items()
-        snapshots = [Player(policy_specs, {name: snapshot_of(policy, weights)}) for weights in pool().values()]
-        limit_s = config.trainer.eval_time_limit_s
-        evaluation.parts.update(_rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed, limit_s))
+        snapshots = [
+            Player(policy_specs, {name: snapshot_of(policy, weights)}) for weights in opponents.pool().values()
+        ]
+        evaluation.parts.update(rated(Player(policy_specs, actors), snapshots, config.env, episodes, seed, limit_s))
     return evaluation
 
 
 def _evaluation_envs(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[MultiAgentEnvs, list[int]]:
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
     return create_multi_agent_envs(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
-
-
-@dataclass(frozen=True)
-class Player:
-    """Policies that play together against others."""
-
-    policy_specs: Mapping[str, PolicySpec]
-    """By policy name; no teams."""
-    policies: Mapping[str, Policy]
-    """By name."""
-
-    @classmethod
-    def at_random(cls, policy_specs: Mapping[str, PolicySpec]) -> "Player":
-        """A player of random actions.
-
-        Args:
-            policy_specs: by policy name.
-        """
-        chance = {name: RandomPolicy(one.observation_spec, one.action_spec) for name, one in policy_specs.items()}
-        return cls(policy_specs, chance)
-
-
-def play_match(
-    first: Player,
-    second: Player,
-    env: EnvConfig,
-    *,
-    games: int,
-    seed: int,
-    deterministic: bool = False,
-    time_limit_s: float | None = None,
-) -> float:
-    """How many games one player wins against another; a draw is half a game.
-
-    The players take every other agent, and change sides for the second half of the games, which begin as the first half
-    does. Who earns more on average over its agents has won.
-
-    Args:
-        first: whose wins are counted.
-        second: the other one.
-        env: of both.
-        games: an even number.
-        seed: of the environments.
-        deterministic: whether to take the most probable or most valuable actions.
-        time_limit_s: for each half of the games; those that have not ended then are draws, with a warning.
-    """
-    count = min(_LANES, games // 2)
-    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
-    won = 0.0
-    with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
-        order = list(envs.agents)
-    for side in (0, 1):
-        mine = set(order[side::2])
-        specs: dict[str, PolicySpec] = {}
-        policies: dict[str, Policy] = {}
-        for name, player, agents in (("first", first, mine), ("second", second, set(order) - mine)):
-            for policy, spec in player.policy_specs.items():
-                if members := tuple(agent for agent in spec.agents if agent in agents):
-                    key = f"{name}_{policy}"
-                    specs[key] = dataclasses.replace(spec, policy=key, agents=members)
-                    policies[key] = player.policies[policy]
-        with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
-            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic)
-            try:
-                ended = first_episodes(play, count, games // 2, time_limit_s=time_limit_s)
-            except NoEpisodeError as error:
-                _log.warning("games against each other count as draws: %s", error)
-                ended = []
-            won += (games // 2 - len(ended)) / 2
-            for episode in ended:
-                earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
-                own = [value for name, value in earned.items() if name in mine]
-                others = [value for name, value in earned.items() if name not in mine]
-                won += match_score(sum(own) / max(1, len(own)), sum(others) / max(1, len(others)))
-    return won
-
-
-def _rated(
-    player: Player, snapshots: Sequence[Player], env: EnvConfig, games: int, seed: int, time_limit_s: float | None
-) -> dict[str, float]:
-    """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
-    games += games % 2
-    opponents = [Player.at_random(player.policy_specs), *snapshots]
-    won = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
-    scores, played = np.zeros((2, 1 + len(won), 1 + len(won)))
-    scores[0, 1:], scores[1:, 0] = won, games - np.array(won)
-    played[0, 1:] = played[1:, 0] = games
-    found = {"elo": elo_ratings(scores, played, zero=[1])[0]}
-    if snapshots:
-        found["pool_elo"] = elo_ratings(scores, played, zero=range(2, len(played)))[0]
-    return {
-        f"{name}{end}": value
-        for name, elo in found.items()
-        for end, value in (("", elo.value), ("_low", elo.low), ("_high", elo.high))
-    }
-
-
-@dataclass(frozen=True)
-class RunningPool:
-    """The pool of a run that is going on, as it is when asked; another process is sent what it is then.
-
-    Args:
-        collector: of the run.
-    """
-
-    collector: Any
-
-    def __call__(self) -> dict[int, list[Tensor]]:
-        """Weights by policy version."""
-        return self.collector.opponents()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (dict, self())
 
 
 def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:

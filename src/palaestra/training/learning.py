@@ -436,19 +436,22 @@ def _of_whole_episodes(source: Any) -> bool:
     return bool(getattr(source, "options", {}).get("complete_episodes_only"))
 
 
-def is_best(return_mean: float, before: float | None, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+def is_best(evaluation: Evaluation, before: float | None, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
     """Whether an evaluation counts as the best. With constraints the newest does: returns do not tell how they are met.
 
-    Of returns that are equal but for rounding the newest does, too: in a game that one policy plays for all, and whose
-    rewards sum to 0, they always are.
+    Where its policies played those of the best before it, the winner does. Of returns that are equal but for rounding
+    the newest does.
 
     Args:
-        return_mean: of the evaluation.
+        evaluation: that was made.
         before: of the best before it.
         algorithms: that learn, by policy name.
     """
     constrained = any(one.rewards is not None and one.rewards.learns for one in algorithms.values())
-    return constrained or before is None or math.isnan(before) or return_mean >= before - 1e-9
+    if constrained or before is None or math.isnan(before):
+        return True
+    won = evaluation.against_best
+    return won > 0.5 if won not in (None, 0.5) else evaluation.return_mean >= before - 1e-9
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.policies import Policy
-from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics
+from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics, reported
 from palaestra.training.async_evaluation import Evaluator, Made
 from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
@@ -282,7 +282,7 @@ class Trainer:
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
         self._evaluation, before = evaluation, self.best_return
-        best = is_best(evaluation.return_mean, before, self.algorithms)
+        best = is_best(evaluation, before, self.algorithms)
         self.best_return = evaluation.return_mean if best else before
         for callback in self.callbacks:
             try:
@@ -305,7 +305,8 @@ class Trainer:
         row = {name: value for metric in self.metrics for name, value in metric.result().items()}
         row |= {"iterations": self._iterations, **self._learning.metrics(self._schedules_at)}
         if (made := self._evaluation) is not None:
-            row |= {"eval/return_mean": made.return_mean, **{f"eval/info/{name}": x for name, x in made.parts.items()}}
+            row |= {"eval/return_mean": made.return_mean, **{f"eval/{n}": x for n, x in reported(made.parts).items()}}
+            row |= {} if made.against_best is None else {"eval/against_best": made.against_best}
         self._time.spent("waiting")
         row |= self._time.metrics(self.collector.env_steps)
         for callback in self.callbacks:

@@ -7,6 +7,7 @@ after `LIMIT` steps. An observation is the count, so what an episode ended with 
 import math
 import types
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -273,6 +274,27 @@ class _Three(Genesis):
 def test_what_does_not_fit_is_named(make, message):
     with pytest.raises((ConfigError, EnvError), match=message):
         played(TorchVectorEnvironment(make()))
+
+
+class Single(gymnasium.Env):
+    """No vector environment."""
+
+
+def nameless(num_envs):
+    return Single()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Single", "it is one environment of Gymnasium's: name it 'tests.envs.simulators.test_vector:Single', without"),
+        ("played", "a vector environment takes num_envs"),
+        ("nameless", "made a Single, which does not say its num_envs: it is no vector environment"),
+    ],
+)
+def test_what_is_no_vector_environment_is_named_before_it_is_stepped(name, told):
+    with pytest.raises(ConfigError, match=told):
+        create_environment(EnvConfig(name=f"vector:tests.envs.simulators.test_vector:{name}", num_envs=2))
 
 
 def test_it_trains_by_its_name(tmp_path):

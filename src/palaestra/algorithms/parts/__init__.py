@@ -3,6 +3,7 @@
 from palaestra.algorithms.parts.actor_critic import *
 from palaestra.algorithms.parts.memory import *
 from palaestra.algorithms.parts.settings import *
+from palaestra.algorithms.parts.symmetry import *
 from palaestra.algorithms.parts.transitions import *
 from palaestra.algorithms.parts.unrolls import *
 
@@ -16,6 +17,7 @@ __all__ = [
     "SequenceBatch",
     "SoftBatch",
     "StateValue",
+    "Symmetry",
     "Temperature",
     "TransitionBatch",
     "ValueBatch",

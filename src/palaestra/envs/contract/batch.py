@@ -101,7 +101,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             for (path, leaf), dtype in zip(leaves, leaf_dtypes(self._observation), strict=True)
         ]
         self._seeds = lane_seeds_of(lane_seeds, batch_size)
-        self._limit = max_episode_steps or _NEVER
+        self.step_limit, self._limit = max_episode_steps, max_episode_steps or _NEVER
         self._env_id, self._lanes = torch.arange(batch_size), np.arange(batch_size)
         self._episode, self._steps = np.full(batch_size, -1), np.zeros(batch_size, np.int64)
         self._over = np.ones(batch_size, np.bool_)  # lanes that begin an episode in the next step

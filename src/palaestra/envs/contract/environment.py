@@ -151,6 +151,8 @@ class Environment(_Specified, Closeable):
     end_episodes: Any = None
     """A method `end_episodes(lanes)` makes the next step the FIRST one of a new episode where `lanes`, bool [B], are
     true, whatever their environments think: what a time limit around it needs. `None` where it decides that itself."""
+    step_limit: int = 0
+    """Most env steps of an episode; 0 where no limit is known."""
     interrupted: bool = False
     """Whether it was stepped by others since its collector last did; the collector then begins new episodes."""
 

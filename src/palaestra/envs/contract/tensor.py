@@ -101,7 +101,7 @@ class TensorEnvironment(SharedAttributes, Environment):
             )
         self.batch_size, self.device = batch_size, torch.device(device)
         self._seeds = lane_seeds_of(lane_seeds, batch_size)
-        self._limit = max_episode_steps or _NEVER
+        self.step_limit, self._limit = max_episode_steps, max_episode_steps or _NEVER
         self._keys = self._keys_of(self._seeds)
         self._env_id = torch.arange(batch_size, device=self.device)
         self._advance: Any = torch.compile(self.advanced, dynamic=False, fullgraph=True) if compile else self.advanced

@@ -43,6 +43,44 @@ WEIGHTS = {
 }
 
 
+_VECTOR, _ROTATION = (1, -1, 1), (-1, 1, -1)  # signs of the image of a vector, and of an axis that is turned about
+_OTHER_LEG = [1, 0, 3, 2]  # of `_FEET`
+_IMAGE_OF_JOINTS = [3 * leg + joint for leg in _OTHER_LEG for joint in range(3)], [-1, 1, 1] * 4  # hip, thigh, calf
+
+
+def _image(*parts: Any) -> tuple[list[int], list[int]]:
+    """Where each element of an observation's mirror image comes from, and its sign.
+
+    Args:
+        parts: signs of three elements that stay; orders of as many as they have; or orders with signs.
+    """
+    order, sign = list[int](), list[int]()
+    for part in parts:
+        own, signs = (
+            part if isinstance(part[0], list) else (part, [1] * 4) if isinstance(part, list) else (range(3), part)
+        )
+        start = len(order)
+        order += [start + place for place in own]
+        sign += signs
+    return order, sign
+
+
+_SENSOR = -0.06659  # m, how far to the left of the middle the robot's motion is measured
+_MOVES = {
+    "state": [(0, 3)],
+    "privileged_state": [(0, 3), (57, 48)],
+}  # where linear velocities are, and rates of turning
+_STATE = _VECTOR, _ROTATION, _VECTOR, *[_IMAGE_OF_JOINTS] * 3, (1, -1, -1)
+_FEET_MOVE = [3 * leg + axis for leg in _OTHER_LEG for axis in range(3)], [*_VECTOR] * 4
+_IMAGES = {
+    "state": _image(*_STATE),
+    "privileged_state": _image(
+        *_STATE, _ROTATION, _VECTOR, _VECTOR, _VECTOR, _ROTATION, *[_IMAGE_OF_JOINTS] * 3, _OTHER_LEG, _FEET_MOVE,
+        _OTHER_LEG, _OTHER_LEG,
+    ),
+}  # fmt: skip
+
+
 def _weights(given: Mapping[str, float]) -> dict[str, float]:
     """Of all terms of the reward."""
     for name, weight in given.items():
@@ -124,7 +162,25 @@ class Go1Joystick(MujocoBatch):
         self._kept["key"] = np.zeros((batch_size, 2), np.int32)  # halves of the seed of the episode
         self._kept["tick"] = np.zeros((batch_size, 1), np.int32)
         self._kept["until"] = np.zeros((batch_size, 1))  # s, when the command changes
-        self._reported = {name: np.full(batch_size, np.nan) for name in ("linear", "yaw")}
+        self._reported = {f"tracking/{name}": np.full(batch_size, np.nan) for name in ("linear", "yaw")}
+
+    @staticmethod
+    def mirror(observation: Any, action: Any) -> tuple[Any, Any]:
+        """Left for right, as `algorithm.symmetry` takes it.
+
+        Args:
+            observation: of the two keys, or of `state` alone; leaves [N, ...].
+            action: [N, 12].
+        """
+        seen: dict[str, Any] = {}
+        for name, (order, sign) in _IMAGES.items():
+            if name in observation:
+                seen[name] = rows = observation[name][:, order] * observation[name].new_tensor(sign)
+                for linear, turning in _MOVES[name]:  # v + omega x r, of a sensor that is not where its image is
+                    rows[:, linear] -= 2 * _SENSOR * rows[:, turning + 2]
+                    rows[:, linear + 2] += 2 * _SENSOR * rows[:, turning]
+        order, sign = _IMAGE_OF_JOINTS
+        return seen, action[:, order] * action.new_tensor(sign)
 
     # -- randomness: every number is a hash of (seed of the episode, step, index)
 
@@ -162,8 +218,10 @@ class Go1Joystick(MujocoBatch):
         np.maximum(kept["peak"], height, out=kept["peak"])
         fallen = self._sensor("upvector")[:, 2] < 0
         terms = self._terms(action, height, contact, landed, fallen)
-        reward = self.dt * sum(self.weights[name] * term for name, term in terms.items())
-        self._reported = {name: terms[name] for name in ("linear", "yaw")}
+        weighted = {name: self.weights[name] * term for name, term in terms.items()}
+        reward = self.dt * sum(weighted.values())
+        self._reported = {f"reward/{name}": self.dt * term for name, term in weighted.items()}
+        self._reported |= {f"tracking/{name}": terms[name] for name in ("linear", "yaw")}
         kept["action"][:] = action
         for name in ("air", "peak"):
             kept[name] *= ~contact
@@ -229,7 +287,7 @@ class Go1Joystick(MujocoBatch):
         return self._kept
 
     def infos(self) -> Mapping[str, Any]:
-        return {f"tracking/{name}": values for name, values in self._reported.items()}
+        return self._reported
 
     def _sensor(self, name: str) -> np.ndarray:
         sensor = self.model.sensor(name)

@@ -3,9 +3,13 @@
 They are stepped as one, whatever `vectorization` is (`palaestra.envs.simulators.vector`).
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
+
+from palaestra.core import ConfigError
 from palaestra.core.importing import import_maker
 from palaestra.envs.simulators.vector import TorchVectorEnvironment
 
@@ -24,5 +28,23 @@ def batch(
 ) -> TorchVectorEnvironment:
     """What `MODULE:CLASS` makes with `num_envs` and the other arguments; `groups` and `clip_actions` are read here."""
     maker = import_maker(name.removeprefix(PREFIX), "a vector environment", lambda kind: hasattr(kind, "step"))
-    env = maker(num_envs=batch_size, **kwargs)
+    given = {"num_envs": batch_size, **kwargs}
+    try:
+        inspect.signature(maker).bind(**given)
+    except TypeError as error:
+        instead = (
+            f"a vector environment takes num_envs, how many it steps as one; write a function: {PREFIX}MODULE:make"
+        )
+        if isinstance(maker, type) and issubclass(maker, gymnasium.Env):
+            plain = name.removeprefix(PREFIX)
+            instead = f"it is one environment of Gymnasium's: name it {plain!r}, without {PREFIX}"
+        raise ConfigError(f"{name!r} cannot be called with {given} ({error}); {instead}") from None
+    except ValueError:  # it does not say what it takes
+        pass
+    env = maker(**given)
+    if not hasattr(env, "num_envs"):
+        raise ConfigError(
+            f"{name!r} made a {type(env).__name__}, which does not say its num_envs: it is no vector environment; name "
+            f"single environments without {PREFIX}"
+        )
     return TorchVectorEnvironment(env, lane_seeds=lane_seeds, groups=groups, clip_actions=clip_actions)

@@ -52,7 +52,7 @@ class BatchedWrapper(HasSpecs, Environment):
         """The batch inside."""
         self.specs = Specs.of(env, unstack=not self.keeps_frames)
         self.batch_size, self.device, self.seeding, self.resume = env.batch_size, env.device, env.seeding, env.resume
-        self.checks_finite, self.auto_reset = env.checks_finite, env.auto_reset
+        self.checks_finite, self.auto_reset, self.step_limit = env.checks_finite, env.auto_reset, env.step_limit
         self.info, self.untransformed_spec, self.find_info = env.info, env.untransformed_spec, env.find_info
         self.lane_arrays: dict[str, torch.Tensor] = {}
         """What the layer knows of every lane, by name."""
@@ -349,6 +349,7 @@ class TimeLimitLayer(BatchedLayer):
                 "end_episodes(lanes), or its constructor a max_episode_steps"
             )
         self.lane_arrays["steps"] = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        self.step_limit = min(env.step_limit or self.layer.duration, self.layer.duration)
 
     def change(self, time_step: TimeStep) -> TimeStep:
         if self.env.ended is not None and time_step.step_type is self.env.ended.step_type:

@@ -1,0 +1,179 @@
+"""Games of policies against each other: `play_match`, Elo of self-play, and who plays the best policy so far."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from palaestra.core import CheckpointError, ConfigError, RunSeeds
+from palaestra.envs import EnvConfig
+from palaestra.multiagent import PolicySpec, match_score, play_multi_agent_envs
+from palaestra.multiagent.envs import create_multi_agent_envs
+from palaestra.ops import elo_ratings
+from palaestra.policies import Policy, RandomPolicy, load_policy
+from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes
+from palaestra.training import policy_folder
+
+__all__ = ["KeptPolicies", "Opponents", "Player", "RunningPool", "play_match", "rated", "says_nothing"]
+
+_log = logging.getLogger(__name__)
+
+_LANES = 16  # environments of a match, side by side
+
+
+class Opponents(NamedTuple):
+    """Whom an evaluation lets the policies play against besides."""
+
+    pool: Callable[[], Mapping[int, list[Tensor]]] = dict
+    """Weights of the snapshots of self-play, by version."""
+    kept: Callable[[], Mapping[str, Policy]] = dict
+    """The policies of the best evaluation before, by name."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """Policies that play together against others."""
+
+    policy_specs: Mapping[str, PolicySpec]
+    """By policy name; no teams."""
+    policies: Mapping[str, Policy]
+    """By name."""
+
+    @classmethod
+    def at_random(cls, policy_specs: Mapping[str, PolicySpec]) -> "Player":
+        """A player of random actions.
+
+        Args:
+            policy_specs: by policy name.
+        """
+        chance = {name: RandomPolicy(one.observation_spec, one.action_spec) for name, one in policy_specs.items()}
+        return cls(policy_specs, chance)
+
+
+def play_match(
+    first: Player,
+    second: Player,
+    env: EnvConfig,
+    *,
+    games: int,
+    seed: int,
+    deterministic: bool = False,
+    time_limit_s: float | None = None,
+) -> float:
+    """How many games one player wins against another; a draw is half a game.
+
+    The players take every other agent, and change sides for the second half of the games, which begin as the first half
+    does. Who earns more on average over its agents has won.
+
+    Args:
+        first: whose wins are counted.
+        second: the other one.
+        env: of both.
+        games: an even number.
+        seed: of the environments.
+        deterministic: whether to take the most probable or most valuable actions.
+        time_limit_s: for each half of the games; those that have not ended then are draws, with a warning.
+    """
+    count = min(_LANES, games // 2)
+    lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
+    won = 0.0
+    with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
+        order = list(envs.agents)
+    for side in (0, 1):
+        mine = set(order[side::2])
+        specs: dict[str, PolicySpec] = {}
+        policies: dict[str, Policy] = {}
+        for name, player, agents in (("first", first, mine), ("second", second, set(order) - mine)):
+            for policy, spec in player.policy_specs.items():
+                if members := tuple(agent for agent in spec.agents if agent in agents):
+                    key = f"{name}_{policy}"
+                    specs[key] = dataclasses.replace(spec, policy=key, agents=members)
+                    policies[key] = player.policies[policy]
+        with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
+            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic)
+            try:
+                ended = first_episodes(play, count, games // 2, time_limit_s=time_limit_s)
+            except NoEpisodeError as error:
+                _log.warning("games against each other count as draws: %s", error)
+                ended = []
+            won += (games // 2 - len(ended)) / 2
+            for episode in ended:
+                earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
+                own = [value for name, value in earned.items() if name in mine]
+                others = [value for name, value in earned.items() if name not in mine]
+                won += match_score(sum(own) / max(1, len(own)), sum(others) / max(1, len(others)))
+    return won
+
+
+def rated(
+    player: Player, snapshots: Sequence[Player], env: EnvConfig, games: int, seed: int, time_limit_s: float | None
+) -> dict[str, float]:
+    """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
+    games += games % 2
+    opponents = [Player.at_random(player.policy_specs), *snapshots]
+    won = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
+    scores, played = np.zeros((2, 1 + len(won), 1 + len(won)))
+    scores[0, 1:], scores[1:, 0] = won, games - np.array(won)
+    played[0, 1:] = played[1:, 0] = games
+    found = {"elo": elo_ratings(scores, played, zero=[1])[0]}
+    if snapshots:
+        found["pool_elo"] = elo_ratings(scores, played, zero=range(2, len(played)))[0]
+    return {
+        f"{name}{end}": value
+        for name, elo in found.items()
+        for end, value in (("", elo.value), ("_low", elo.low), ("_high", elo.high))
+    }
+
+
+@dataclass(frozen=True)
+class KeptPolicies:
+    """The policies of a run's best evaluation, as they are when asked; another process is sent what they are then.
+
+    Args:
+        path: of the run.
+        names: of the policies that learn.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+
+    def __call__(self) -> dict[str, Policy]:
+        """By name; nothing before there are any."""
+        try:
+            return {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
+        except (CheckpointError, ConfigError):  # an encoder without a name, say: only the code of the run can make it
+            return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (dict, self())
+
+
+@dataclass(frozen=True)
+class RunningPool:
+    """The pool of a run that is going on, as it is when asked; another process is sent what it is then.
+
+    Args:
+        collector: of the run.
+    """
+
+    collector: Any
+
+    def __call__(self) -> dict[int, list[Tensor]]:
+        """Weights by policy version."""
+        return self.collector.opponents()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (dict, self())
+
+
+def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec]) -> bool:
+    """Whether all agents are judged, none is of a team, and together they earn the same in every episode."""
+    judged, alone = zip(*((spec.judged, not spec.team) for spec in policy_specs.values()), strict=True)
+    several = sum(len(spec.agents) for spec in policy_specs.values()) > 1
+    return several and all(judged) and all(alone) and max(evaluation.returns) - min(evaluation.returns) < 1e-9
