@@ -15,13 +15,13 @@ MIB = 2**20
 
 
 class Heavy(BatchEnvironment):
-    """Each lane takes 8 MiB."""
+    """Each lane takes 8 MiB, and all together 40."""
 
     def __init__(self, batch_size, *, lane_seeds=None, max_episode_steps=None):
         limit = max_episode_steps or 5
         spaces = Box(-1, 1, (2,), np.float32), Discrete(2)
         super().__init__(batch_size, *spaces, lane_seeds=lane_seeds, max_episode_steps=limit)
-        self.ballast = np.ones((batch_size, MIB))
+        self.ballast, self.shared = np.ones((batch_size, MIB)), np.ones((5, MIB))
 
     def fresh(self, lanes, seeds):
         self.ballast[lanes, 0] = 0
@@ -40,15 +40,17 @@ class Heavy(BatchEnvironment):
 
 
 def test_the_memory_of_a_lane_is_measured():
-    assert making.lane_bytes(EnvConfig(name=HERE)) == pytest.approx(8 * MIB, rel=0.2)
-    assert making.lane_bytes(EnvConfig(name="CartPole-v1")) == 0
+    shared, each = making.lane_bytes(EnvConfig(name=HERE))
+    assert each == pytest.approx(8 * MIB, rel=0.2)
+    assert shared == pytest.approx(40 * MIB, rel=0.2), "what all lanes share is counted once"
+    assert making.lane_bytes(EnvConfig(name="CartPole-v1")) == (0, 0)
     assert making.require_memory(EnvConfig(name=HERE, num_envs=2)) == 0, "a few are not worth a measurement"
 
 
 def test_lanes_that_do_not_fit_are_refused_before_they_are_made(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(making, "available_bytes", lambda: 200 * MIB)
     told = (
-        r"64 environments of .*:Heavy would take about 5\d\d\.\d MB, 8\.\d MB each .*; give --env.num-envs 2\d or fewer"
+        r"64 environments of .*:Heavy would take about 5\d\d\.\d MB, 8\.\d MB each .*; give --env.num-envs (19|20) or"
     )
     with pytest.raises(ConfigError, match=told):
         palaestra.train("ppo", HERE, env__num_envs=64, run__directory=str(tmp_path))
@@ -60,4 +62,4 @@ def test_a_dry_run_says_what_they_take(capsys):
     sizes = ("--env.num-envs", "16", "--algorithm.unroll-length", "8")
     assert exit_code("train", "ppo", HERE, *sizes, "--dry-run") == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("environments"))
-    assert float(line.split()[1]) == pytest.approx(16 * 8 * MIB / 1e6, rel=0.2)
+    assert float(line.split()[1]) == pytest.approx((16 * 8 + 40) * MIB / 1e6, rel=0.2)

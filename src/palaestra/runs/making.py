@@ -1,5 +1,6 @@
 """What learns in a run, as its configuration says, and how PyTorch computes: threads, libraries, compiled code."""
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -143,25 +144,28 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     return faster_threads(rows, widths, most, largest_picture(observation_spec))
 
 
-_FEW, _SEVERAL = 4, 16
+_FEW, _MORE, _SEVERAL = 2, 8, 16
 
 
-def lane_bytes(env: EnvConfig) -> int:
-    """Memory that each lane of a pool or a batch takes, measured with four beside one; 0 of what is made otherwise.
+def lane_bytes(env: EnvConfig) -> tuple[int, int]:
+    """Memory that the lanes of a pool or a batch share, and that of each, about; 0 of what is made otherwise.
 
-    What a pool takes besides its lanes is counted with them. Simulators of tensors and JAX are not made twice.
+    One lane is made to load all libraries; then two and eight beside it are measured, for pools take more for their
+    first lanes than for later ones. Simulators of tensors and JAX are not made so often.
 
     Args:
         env: which environments.
     """
     if not is_pool(env) or env.name.startswith(("jax:", "vector:")):
-        return 0
-    with create_environment(env.alone(1), lane_seeds=[0]) as one:
-        one.reset()
-        before = _resident_bytes()
-        with create_environment(env.alone(_FEW), lane_seeds=range(_FEW)) as few:
-            few.reset()
-            return max(0, _resident_bytes() - before) // _FEW
+        return 0, 0
+    with contextlib.ExitStack() as stack:
+        resident = list[int]()
+        for count in (1, _FEW, _MORE):
+            stack.enter_context(create_environment(env.alone(count), lane_seeds=range(count))).reset()
+            resident.append(_resident_bytes())
+    few, more = resident[1] - resident[0], resident[2] - resident[1]
+    each = max(0, more - few) // (_MORE - _FEW)
+    return max(0, few - _FEW * each), each
 
 
 def require_memory(env: EnvConfig) -> int:
@@ -176,13 +180,15 @@ def require_memory(env: EnvConfig) -> int:
     Raises:
         ConfigError: they would take more than is free; the message says how many would fit.
     """
-    if env.num_envs < _SEVERAL or (each := lane_bytes(env)) == 0:
+    if env.num_envs < _SEVERAL:
         return 0
-    needed, free = each * env.num_envs, available_bytes()
-    if free is not None and needed > free:
+    (shared, each), free = lane_bytes(env), available_bytes()
+    needed = shared + each * env.num_envs
+    if free is not None and each and 0.75 * needed > free:  # many lanes take somewhat less each than eight
+        fits = max(1, (free - shared) // each)
         raise ConfigError(
             f"{env.num_envs:,} environments of {env.name} would take about {decimal(needed)}, {decimal(each)} each as "
-            f"measured with {_FEW}, and {decimal(free)} are free; give --env.num-envs {free // each:,} or fewer"
+            f"measured with {_MORE}, and {decimal(free)} are free; give --env.num-envs {fits:,} or fewer"
         )
     return needed
 
