@@ -11,7 +11,6 @@ from benchmarks.record import origin, provenance, publish, table, write_json
 
 RESULTS = Path(__file__).parent / "results"
 ROWS = (("palaestra.envs:Go1Joystick", 64, None), ("palaestra.envs:Go1Joystick", 2048, 800))
-_MIB = 2**20
 
 
 def alone(name: str, num_envs: int) -> None:
@@ -35,14 +34,16 @@ def measured(name: str, num_envs: int, most: int | None) -> dict[str, Any]:
     return {"name": name, "num_envs": num_envs, "before_mib": before, "peak_mib": peak, "most_mib": most}
 
 
+def _bar(row: dict[str, Any]) -> str:
+    most = row["most_mib"]
+    return f"{most:,} ({'met' if row['peak_mib'] <= most else 'missed'})" if most else ""
+
+
 def markdown(record: dict[str, Any]) -> str:
     rows = [
-        [
-            row["name"], f"{row['num_envs']:,}", f"{row['before_mib']:,}", f"{row['peak_mib']:,}",
-            f"{row['most_mib']:,} ({'met' if row['peak_mib'] <= row['most_mib'] else 'missed'})" if row["most_mib"] else "",
-        ]
+        [row["name"], f"{row['num_envs']:,}", f"{row['before_mib']:,}", f"{row['peak_mib']:,}", _bar(row)]
         for row in record["rows"]
-    ]  # fmt: skip
+    ]
     header = ["environment", "lanes", "MiB before", "MiB with them, at most", "bar"]
     return f"{table(header, rows)}\n\n{origin(record)}\n"
 
@@ -56,7 +57,7 @@ def main() -> None:
         return alone(arguments.alone[0], int(arguments.alone[1]))
     record = {**provenance("python -m benchmarks.speed.room"), "rows": [measured(*row) for row in ROWS]}
     write_json(arguments.results / "room.json", record)
-    publish(arguments.results / "room.md", markdown(record), "docs/tutorials/batches.md")
+    publish(arguments.results / "room.md", markdown(record), "docs/tutorials/batches.md", "room")
     print(markdown(record))
     return None
 

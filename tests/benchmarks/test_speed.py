@@ -185,6 +185,7 @@ def test_peers_are_installed_outside_the_tree(monkeypatch, tmp_path):
     [
         ("speed/results/envs.md", "concepts/environments.md"),
         ("speed/results/minatar.md", "algorithms/pqn.md"),
+        ("speed/results/room.md", "tutorials/batches.md"),
         ("results/faults.md", "concepts/faults.md"),
     ],
 )
