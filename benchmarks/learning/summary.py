@@ -16,17 +16,18 @@ CARTPOLE_TRAIN_S = {"ppo": 30.0}
 CARTPOLE_SHARE = 4 / 5
 MARGIN = 0.05
 NOTES = f"""\
-The bar is the interval of the last policy on an axis of its table, the red mark on it the Zoo's mean. Mean return over
-seeds with its 95% interval (Student's t); every seed's final evaluation is deterministic, over 100 episodes. *Last
-policy* is the one after the last update, *best policy* the one that had the best evaluation during training; both are
-evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo: mean and standard deviation
-over the episodes of 150,000 env steps, with its environment where ours has another version. *Level* is
-non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5% of what the other one
-is above random actions. It is *not met* where the interval lies below that, else *undecided*: the seeds are too few to
-tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the interval. Rows of
-Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
-execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames. Rows
-from HalfCheetah-v5 on are trained with `--compile`. Training time is without evaluation, but with compilation."""
+The bar is the interval of the last policy, on an axis whose ends stand above it; the red mark is the Zoo's mean.
+Returns are means over seeds with their 95% interval (Student's t); every seed's final evaluation is deterministic,
+over 100 episodes. *Last policy* is the one after the last update, *best policy* the one that had the best evaluation
+during training; both are evaluated on episodes that are new to them. *Zoo* is one tuned run of RL Baselines3 Zoo:
+mean and standard deviation over the episodes of 150,000 env steps, with its environment where ours has another
+version. *Level* is non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5%
+of what the other one is above random actions. It is *not met* where the interval lies below that, else *undecided*:
+the seeds are too few to tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the
+interval. Rows of Stable-Baselines3 are trained by the same queue, with our hyperparameters. In
+MountainCarContinuous-v0 our presets execute every action {CAR_REPEAT} times: so many frames are one env step, and the
+budget is the Zoo's in frames. Rows from HalfCheetah-v5 on are trained with `--compile`. Training time is without
+evaluation, but with compilation."""
 
 
 def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
@@ -159,7 +160,11 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
         means += [(row.zoo.mean,) * 2 for name in names if (row := ROWS[name]).zoo]
         bounds = min((low for low, _ in means), default=0.0), max((high for _, high in means), default=0.0)
         rows = "\n".join(_line(name, records, summaries[name], bounds) for name in names)
-        head = "".join(f"<th>{title}</th>" for title in HEAD)
+        digits = 0 if bounds[1] - bounds[0] > 20 else 1
+        ends = f"{bounds[0]:,.{digits}f} to {bounds[1]:,.{digits}f}"
+        head = "".join(
+            f"<th>{title}{f'<br>{ends}' if title == AXIS and bounds[0] < bounds[1] else ''}</th>" for title in HEAD
+        )
         parts.append(
             f'## {env}\n\n<table class="results">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>'
         )
@@ -169,7 +174,8 @@ def markdown(records: Mapping[str, Mapping[str, Any] | None]) -> str:
     return "\n\n".join([reading, *parts, f'??? note "Commands, machines and revisions"\n\n{_indented(commands)}'])
 
 
-HEAD = ("", "env steps", "seeds", "last policy", "best policy", "training", "Zoo", "bars")
+AXIS = "last policy"
+HEAD = ("", "env steps", "seeds", AXIS, "best policy", "training", "Zoo", "bars")
 
 
 def _summary(name: str, records: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | None:
