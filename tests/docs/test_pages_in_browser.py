@@ -61,7 +61,7 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.parametrize("page", ["", "algorithms/learning/", "algorithms/", "words/", "gallery_table/"])
+@pytest.mark.parametrize("page", ["", "algorithms/learning/", "algorithms/", "words/", "gallery/", "gallery_table/"])
 def test_nothing_is_cut_on_a_phone(site, page):
     found = browser.ask(site, BOXES, body=browser.framed(f"/{page}index.html", 390), width=500)
     assert (found["cut"], found["scrolls"]) == ([], False)
@@ -96,7 +96,7 @@ def test_every_policy_of_the_gallery_plays_in_the_browser_as_its_receipt_says(si
     """500 steps or more; the means differ by no more than 3.3 standard errors: one in a thousand by chance."""
     entries = [entry for entry in gallery.ENTRIES if (gallery.ZOO / entry.name).is_dir()]
     assert len(entries) >= 12
-    for name, found in gallery.in_browser(site, entries, episodes=60).items():
+    for name, found in gallery.in_browser(site, entries).items():
         assert sum(found["lengths"]) >= 500, name
         evaluation, (mean, half) = check_shared(gallery.ZOO / name)["evaluation"], gallery.interval(found["returns"])
         if "elo_ci95" in evaluation:
