@@ -209,7 +209,7 @@ ROOMS = {
     "algorithms": Room(54, 5176, "0036"),
     "analysis": Room(10, 2051, "0036"),
     "buffers": Room(14, 2577, "0030"),
-    "cli": Room(16, 1363, "0036"),
+    "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),

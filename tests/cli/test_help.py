@@ -33,8 +33,19 @@ FEW = ("behaviour_cloning", "evolution_strategies", "reinforce")  # they have fe
 def test_the_help_of_a_training_shows_the_numbers_of_the_algorithm(algorithm, capsys):
     assert exit_code("train", algorithm, "CartPole-v1", "--help") == 0
     text = capsys.readouterr().out
-    assert text.count("  --algorithm.") >= 8 or algorithm in FEW
+    assert 8 <= text.count("  --algorithm.") <= 13 or algorithm in FEW
     assert ("--algorithm.sharpness             How sharp it is  [2.5]" in text) == (":" in algorithm)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needed"),
+    [("cql", ["--offline.data", "--offline.fraction"]), ("dagger", ["--algorithm.teacher"]), ("sac", [])],
+)
+def test_the_help_of_a_training_begins_with_what_is_learned_from(algorithm, needed, capsys):
+    """Learners from data alone did not show `--offline.data`."""
+    assert exit_code("train", algorithm, "Pendulum-v1", "--help") == 0
+    _, _, text = capsys.readouterr().out.partition("what it learns from\n")
+    assert [line.split()[0] for line in text.partition("\n\n")[0].splitlines()] == needed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from palaestra.cli.commands import Command
-from palaestra.config.config import Setting, settings_of
+from palaestra.config.config import Setting, algorithm_class, settings_of
 from palaestra.config.values import dataclass_of, members_of
-from palaestra.core import Linear
+from palaestra.core import Linear, Offline
 
 _NOT_TYPED = ("algorithm_name", "env.name")  # they come before the options
 _WORDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
@@ -99,7 +99,8 @@ def short_help(base: Any, typed: str) -> str:
     """
     options = {option.setting.path: option for option in options_of(base)}
     lines = [f"usage: {typed}"]
-    for group, paths in base.MOST_SET.items():
+    needed = _needed(base)
+    for group, paths in {**({"what it learns from": needed} if needed else {}), **base.MOST_SET}.items():
         lines += ["", group]
         for path in paths:
             inside = _numbers(path, options) if path.endswith(".") else [path]
@@ -108,11 +109,18 @@ def short_help(base: Any, typed: str) -> str:
     return "\n".join([*lines, "", f"--help-all has all settings, in the groups {', '.join(groups)}", ""])
 
 
+def _needed(base: Any) -> list[str]:
+    """What the algorithm of a command cannot learn without: data, or a teacher, say."""
+    needed = [f"algorithm.{name}" for name in getattr(algorithm_class(base.algorithm_name), "needs", {})]
+    offline = getattr(base.algorithm, "plan_class", None) is Offline
+    return [*needed, "offline.data", "offline.fraction"] if offline else needed
+
+
 def _numbers(group: str, options: Mapping[str, Option]) -> list[str]:
-    """The ten first settings of a group, not of groups in it, that have a value; those of its own class come first."""
+    """The eight first settings of a group itself that have a value; those of its own class come first."""
     paths = [path for path, option in options.items() if path.startswith(group) and option.default]
     paths = [path for path in paths if path.count(".") == group.count(".") and options[path].metavar]
-    return sorted(paths, key=lambda path: not options[path].is_own)[:10]
+    return sorted(paths, key=lambda path: not options[path].is_own)[:8]
 
 
 def _line(option: Option) -> str:
