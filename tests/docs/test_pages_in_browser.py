@@ -37,6 +37,22 @@ const frame = document.getElementById("page"), place = () => frame.contentDocume
 while (!(Number(place()?.dataset.frames) > 0)) await new Promise((done) => setTimeout(done, 20));
 return { ms: frame.contentWindow.performance.now(), name: place().dataset.shown, text: place().innerText,
   heading: frame.contentDocument.querySelector("h1").firstChild.textContent };"""
+CHOSEN = """
+const frame = document.getElementById("page"), place = () => frame.contentDocument?.getElementById("stage");
+const wait = (ms) => new Promise((done) => setTimeout(done, ms)), frames = {};
+while (!(Number(place()?.dataset.frames) > 0)) await wait(20);
+const select = place().querySelector("select");
+for (const [index, { value }] of [...select.options].entries()) {
+  select.selectedIndex = index;
+  select.dispatchEvent(new frame.contentWindow.Event("change"));
+  while (place().dataset.shown !== value) await wait(20);
+  const canvas = place().querySelector("canvas"), box = canvas.getBoundingClientRect();
+  const middle = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };
+  canvas.dispatchEvent(new frame.contentWindow.MouseEvent("click", middle)); // in games for two, a move
+  while (Number(place().dataset.frames) < 2) await wait(20);
+  frames[value] = Number(place().dataset.frames);
+}
+return frames;"""
 OUTSIDE = """
 const frame = document.getElementById("page"), place = () => frame.contentDocument?.getElementById("stage");
 while (!(Number(place()?.dataset.frames) > 0)) await new Promise((done) => setTimeout(done, 20));
@@ -90,6 +106,12 @@ def test_the_gallery_is_there_in_five_seconds_and_fetches_nothing_from_elsewhere
         text in found["text"] for text in (facts["command"], facts["revision"], *facts["weights_sha256"].values())
     )
     assert browser.ask(site, OUTSIDE, body=body) == []
+
+
+def test_every_policy_can_be_chosen_and_games_answer_a_click(site):
+    found = browser.ask(site, CHOSEN, body=browser.framed("/gallery/index.html", 1280))
+    assert list(found) == [entry.name for entry in gallery.ENTRIES if (gallery.ZOO / entry.name).is_dir()]
+    assert found["ppo/connect_four_v3"] == found["ppo/tictactoe-v3"] == 2
 
 
 def test_every_policy_of_the_gallery_plays_in_the_browser_as_its_receipt_says(site):

@@ -68,7 +68,6 @@ class Stage {
     place.replaceChildren(controls, this.canvas, this.told, this.receipt);
     this.canvas.onclick = (event) => this.clicked(event);
     this.pause(matchMedia("(prefers-reduced-motion: reduce)").matches);
-    this.last = this.best = [];
   }
 
   pause(paused) {
@@ -186,7 +185,9 @@ try {
   const answer = await fetch(address("./policies/policies.json"));
   if (!answer.ok) throw new Error(`policies.json: ${answer.status}`);
   const policies = await answer.json(), stage = new Stage(policies);
-  await stage.show(policies[0]);
+  const named = policies.findIndex((one) => one.name === decodeURIComponent(location.hash.slice(1)));
+  stage.choice.selectedIndex = Math.max(0, named);
+  await stage.show(policies[stage.choice.selectedIndex]);
 } catch (error) {
   place.replaceChildren(made("p", {}, `The policies cannot be shown here (${error.message}). \`make docs\` puts them beside the page.`));
 }
