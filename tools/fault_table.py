@@ -29,7 +29,7 @@ HEAD = """\
 
 What can fail, what the library then does, and the tests that show it with real faults. Written by `make faults`, which
 runs all of them, from the ids that tests name; not edited by hand. "Seen" is the day on which all tests of a line have
-passed last. Another page has [200 runs that were killed and resumed](campaign.md).
+passed last. Another page has [campaigns of kills](campaign.md).
 
 | | what fails | what the library does | seen | shown by |
 |---|---|---|---|---|

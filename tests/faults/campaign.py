@@ -122,7 +122,13 @@ class Command:
         sys.stdout.flush()
         self.pid = os.fork()
         if not self.pid:
-            _become(arguments, folder, self._log)
+            _become(functools.partial(self.become, arguments), folder, self._log)
+
+    def become(self, arguments: tuple[str, ...]) -> None:
+        """What the forked process does."""
+        from palaestra.cli import main
+
+        main(arguments)
 
     @property
     def code(self) -> int | None:
@@ -177,7 +183,7 @@ class Command:
         return named + [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
 
 
-def _become(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+def _become(work: Callable[[], None], folder: Path, log: Path) -> None:
     try:
         os.setsid()
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -185,9 +191,7 @@ def _become(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.chdir(folder)
-        from palaestra.cli import main
-
-        main(arguments)
+        work()
     except SystemExit as end:
         _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
     except BaseException:
