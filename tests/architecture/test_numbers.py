@@ -214,9 +214,9 @@ ROOMS = {
     "config": Room(6, 748, "0029"),
     "core": Room(16, 2043, "0030"),
     "deployment": Room(9, 1626, "0035"),
-    "distributed": Room(13, 2345, "0034"),
+    "distributed": Room(14, 2453, "0032"),
     "envs": Room(58, 7175, "0028"),
-    "experiments": Room(7, 1346, "0033"),
+    "experiments": Room(8, 1392, "0032"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),
@@ -224,10 +224,10 @@ ROOMS = {
     "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1595, "0036"),
-    "runs": Room(15, 2709, "0036"),
+    "runs": Room(15, 2716, "0032"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2341, "0036"),
+    "training": Room(16, 2346, "0032"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -102,12 +102,14 @@ class LostParcel(Parcel):
 class Pair:
     """The same rows in one buffer and in shards."""
 
-    def __init__(self, runtime: Any, plan: Replay, shards: int = 4, seed: int = 0, **rows: Any) -> None:
+    def __init__(
+        self, runtime: Any, plan: Replay, shards: int = 4, seed: int = 0, copies: bool = False, **rows: Any
+    ) -> None:
         options = options_of(plan, **rows)
         self.plan, self.streams, self.rng = plan, Streams(options, seed), np.random.default_rng(seed)
         self.whole = ReplayBuffer(plan.capacity_for(LANES), LANES, sampler=sampler_of(plan), **options)
         template: Any = ReplayBuffer(None, LANES, **{**options, "state_period": 1})
-        config = DistributedConfig(runtime="local", replay_shards=shards)
+        config = DistributedConfig(runtime="local", replay_shards=shards, replay_copies=copies)
         algorithm: Any = SimpleNamespace(plan=plan)
         self.shards = ReplayShards(runtime, {"policy": algorithm}, {"policy": template}, config)
         self.sharded = self.shards.replays["policy"]
@@ -174,5 +176,5 @@ def assert_equal(first: Any, second: Any) -> None:
         assert torch.equal(value, second[name]), name
 
 
-def worker_of(shards: ReplayShards, number: int) -> str:
-    return shards._ids[number]
+def worker_of(shards: ReplayShards, number: int, copy: int = 0) -> str:
+    return shards._ids[number][copy]

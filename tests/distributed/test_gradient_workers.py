@@ -247,7 +247,7 @@ def test_a_worker_that_dies_before_an_update_changes_nothing_of_what_is_learned(
         assert pool.regrouped >= 1
     assert not different(whole_state(unbroken), whole_state(mine))
     assert info.gradient_steps == told.gradient_steps
-    assert "a gradient worker is lost" in caplog.text
+    assert f"of {workers + 1} is lost in update 1, and rank 0 makes its rest" in caplog.text
 
 
 def test_a_worker_that_died_is_restarted_once_however_late_that_is_heard():

@@ -336,6 +336,8 @@ def test_what_cannot_be_is_refused_before_anything_starts():
         require_replay_shards({"a": replay}, config, 3)
     with pytest.raises(ConfigError, match="replay_shards needs workers"):
         DistributedConfig(replay_shards=2)
+    with pytest.raises(ConfigError, match="replay_copies are of shards; give distributed"):
+        DistributedConfig(runtime="local", replay_copies=True)
     with pytest.raises(ConfigError, match="replay_shards is 0; it must be at least 1"):
         DistributedConfig(runtime="local", replay_shards=0)
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import palaestra
-from palaestra.training import Callback
+from palaestra.training import Callback, CheckpointStore
+from tests.faults.parts import differences
 
 pytestmark = pytest.mark.fault
 NEEDS_RAY = pytest.mark.skipif(
@@ -55,6 +56,28 @@ def end_of(runtime: Any, worker: str) -> None:
         os.kill(handle.process.pid, signal.SIGKILL)
     else:
         runtime._ray.kill(handle)
+
+
+@pytest.mark.parametrize("runtime", ["process", pytest.param("ray", marks=[pytest.mark.slow, NEEDS_RAY])])
+def test_a_run_whose_shards_have_copies_ends_as_if_none_was_killed(runtime, tmp_path):
+    """F14: weights, optimizer, and what can be drawn."""
+    states = []
+    for killer in (Killer(), Killer(1_000, 1_600)):
+        made = palaestra.train(
+            *("dqn", "CartPole-v1"),
+            run__directory=str(tmp_path),
+            distributed__runtime=runtime,
+            distributed__replay_copies=True,
+            callbacks=[killer],
+            **SMALL,
+        )
+        assert len(list((Path(made.directory) / "faults").glob("*.json"))) == len(killer.held)
+        last = json.loads((Path(made.directory) / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (last["replay/lost_shards"], last["replay/lost_rows"]) == (len(killer.held), 0)
+        _, state = CheckpointStore(Path(made.directory) / "checkpoints").load_newest()
+        states.append({"algorithm": state["algorithm"], "index": state["buffer"]["index"]})
+    assert len(killer.held) == 2
+    assert not differences(*states)
 
 
 @pytest.mark.parametrize("runtime", ["process", pytest.param("ray", marks=[pytest.mark.slow, NEEDS_RAY])])

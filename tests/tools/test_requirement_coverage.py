@@ -16,15 +16,15 @@ def test_the_catalogue_has_every_id_once():
     ids = [id_ for section in requirement_coverage.catalogue() for id_ in section.ids]
     dashed = {"ALF": 58, "MARO": 47, "TS": 29, "PARL": 32}
     expected = [f"{system}-{number:02d}" for system, last in dashed.items() for number in range(1, last + 1)]
-    assert ids == [*expected, *(f"F{number}" for number in range(1, 33)), *(f"S{number}" for number in range(1, 11))]
+    assert ids == [*expected, *(f"F{number}" for number in range(1, 37)), *(f"S{number}" for number in range(1, 11))]
 
 
 def test_the_catalogue_has_the_words_of_the_requirements():
-    """What a requirement says is not fitted to what the library does; compared with its source on 2026-11-23."""
+    """What a requirement says is not fitted to what the library does; compared with its source on 2026-11-29."""
     words = "".join(
         f"{id_} {text}\n" for section in requirement_coverage.catalogue() for id_, text in section.ids.items()
     )
-    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "d2b67d831d21fbcb"
+    assert hashlib.sha256(words.encode()).hexdigest()[:16] == "c94f4dedb38990fc"
 
 
 @pytest.mark.parametrize(

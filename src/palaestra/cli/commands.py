@@ -94,6 +94,7 @@ _TABLE = (
         "train", "ALGORITHM ENVIRONMENT", "train an agent", ".train:train", "ppo CartPole-v1 --seeds 5", "--config FILE"
     ),
     Command("resume", "RUN", "continue a run", ".train:resume", "last"),
+    Command("scale", "RUN", "learners join and leave it", ".scale:scale", "last --learners 4"),
     Command("eval", "RUN...", "evaluate its policy", ".results:evaluate", "last --episodes 100"),
     Command("rate", "RUN[@STEPS]...", "Elo of those that play", ".results:rate", "first second --baseline"),
     Command("play", "RUN", "watch it, or film it", ".play:play", "last"),

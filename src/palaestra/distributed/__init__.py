@@ -1,5 +1,6 @@
 """Collecting and learning in several processes and on several machines, with the same algorithms and the same loop."""
 
+from palaestra.distributed.allocation import *
 from palaestra.distributed.config import *
 from palaestra.distributed.evaluation import *
 from palaestra.distributed.gradient_workers import *

@@ -40,6 +40,9 @@ class DistributedConfig:
     replay_shards: AtLeastOne[int | None] = None
     """Workers that the rows of replay buffers are shared out over, each with some of the environments' streams; what is
     drawn is the same with any number. They lie in the run's process if left out."""
+    replay_copies: bool = False
+    """Whether each shard of replay has a copy in another worker, by which one that is lost is filled again: no row is
+    lost and no bit changes. Takes twice the memory and twice the workers."""
     address: Annotated[str | None, "--address"] = None
     """Of the Ray cluster, such as auto or 10.0.0.1:6379; Ray is started on this machine if left out."""
     min_finished_workers: AtLeastOne[int | None] = None
@@ -77,6 +80,8 @@ class DistributedConfig:
         needing = needing or self._first(num_learners=1, gradient_shards=None, num_policy_hosts=0, replay_shards=None)
         if self.runtime is None and needing:
             yield f"{needing} needs workers: give distributed.runtime as local, process or ray"
+        if self.replay_copies and self.replay_shards is None:
+            yield "distributed.replay_copies are of shards; give distributed.replay_shards, at least 1"
         if self.allocation is not None and self.num_learners == 1:
             yield "distributed.allocation shares out learners; give distributed.num_learners, at least 2"
         if self.gradient_shards is not None and self.num_learners > self.gradient_shards:

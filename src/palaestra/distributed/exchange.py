@@ -2,6 +2,7 @@
 
 import json
 import socket
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ __all__ = ["BrokenGroupError", "Exchange", "GroupSeat", "fingerprint", "listenin
 
 _dist: Any = torch.distributed  # what its stubs leave out is used here
 _GO, _STOP = "go", "stop"
+_MEETING_S = 5.0  # in which ranks connect that all are there: longer takes one who was lost on its way
 
 
 class BrokenGroupError(PalaestraError):
@@ -106,15 +108,17 @@ class Exchange:
         seat = self.seat
         if self._group is not None or self.error is not None or seat.size == 1:
             return
-        limit = _limit(seat.timeout_s)
+        limit, meeting = _limit(seat.timeout_s), _limit(min(seat.timeout_s, _MEETING_S))
         try:
             store = _dist.TCPStore(seat.address, seat.port, is_master=False, wait_for_workers=False, timeout=limit)
             if store.get(f"{seat.name}/begin").decode() != _GO:
                 raise RuntimeError("another rank did not come")
+            store.set_timeout(meeting)
             options = _dist.ProcessGroupGloo._Options()
-            options._timeout = limit
+            options._timeout = meeting
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_own_address(seat))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(seat.name, store), seat.rank, seat.size, options)
+            self._group.set_timeout(limit)
         except RuntimeError as error:
             self._broken(error)
 
@@ -143,29 +147,32 @@ class Exchange:
 
     def _gathered(self, mine: Sequence[Gradients]) -> list[Gradients] | None:
         """The gradients of all shards; `None` on rank 0 of a group that broke."""
-        group, limit = self._group, _limit(self.seat.timeout_s)
         tensors, rest = _packed(mine)
-        length, rank = sum(map(len, tensors)), self.seat.rank
-        sizes = torch.empty(self.seat.size, 2, dtype=torch.int64)
         try:
-            if group is None:
-                raise RuntimeError("it was left")
-            group._allgather_base(sizes, torch.tensor([[length, len(rest)]])).wait(limit)
-            rows = self._rows_of(sizes.sum(1).tolist())
-            torch.cat([*tensors, rest], out=rows[rank])
-            others = [other for other in range(self.seat.size) if other != rank]  # a gather of gloo takes twice as long
-            arriving = [group.recv([rows[other]], other, 0) for other in others]
-            leaving = [group.send([rows[rank]], other, 0) for other in others]
-            for one in (*arriving, *leaving):
-                one.wait(limit)
+            sizes, rows = self._told(tensors, rest)
         except RuntimeError as error:
+            traceback.clear_frames(error.__traceback__)  # they keep connections open, whose end tells ranks not beside
             self._broken(error)
             return None
         return [
-            part
-            for row, (first, _) in zip(rows, sizes.tolist(), strict=True)
-            for part in _unpacked(row[:first], row[first:])
+            part for row, (first, _) in zip(rows, sizes, strict=True) for part in _unpacked(row[:first], row[first:])
         ]
+
+    def _told(self, tensors: Sequence[Tensor], rest: Tensor) -> tuple[list[list[int]], list[Tensor]]:
+        """How many bytes every rank tells of tensors and of the rest, and these; a `RuntimeError` where one is gone."""
+        group, limit, rank, size = self._group, _limit(self.seat.timeout_s), self.seat.rank, self.seat.size
+        if group is None:
+            raise RuntimeError("it was left")
+        sizes = torch.empty(size, 2, dtype=torch.int64)
+        group._allgather_base(sizes, torch.tensor([[sum(map(len, tensors)), len(rest)]])).wait(limit)
+        rows = self._rows_of(sizes.sum(1).tolist())
+        torch.cat([*tensors, rest], out=rows[rank])
+        others = [other for other in range(size) if other != rank]  # a gather of gloo takes twice as long
+        arriving = [group.recv([rows[other]], other, 0) for other in others]
+        leaving = [group.send([rows[rank]], other, 0) for other in others]
+        for one in (*arriving, *leaving):
+            one.wait(limit)
+        return sizes.tolist(), rows
 
     def _rows_of(self, sizes: Sequence[int]) -> list[Tensor]:
         """Memory for what every rank tells, so many bytes each; that of the step before, if it is enough."""

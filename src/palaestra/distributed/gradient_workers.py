@@ -1,4 +1,4 @@
-"""Gradient workers: replicas that learn beside a policy's learner, and who learns beside which policy."""
+"""Gradient workers: replicas that learn beside a policy's learner."""
 
 from __future__ import annotations
 
@@ -6,104 +6,24 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm, UpdateInfo
-from palaestra.core import ConfigError, DataSource, PalaestraError, did_you_mean
-from palaestra.distributed.config import AllocationMode
+from palaestra.core import POLICY, ConfigError, DataSource, PalaestraError
+from palaestra.distributed.allocation import TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, exchange_for, fingerprint, listening_store, say_whether
 from palaestra.distributed.policy_host import DrawnSource, HostTask, host_factory, updated_by
+from palaestra.distributed.worker_group import WorkerFault
+from palaestra.envs import EventLog
 from palaestra.runtime import Call, PlacementGroup, Result, Runtime, Shared, WorkerDiedError
 
-__all__ = ["GradientWorkers", "TrainerAllocator", "require_gradients"]
+__all__ = ["GradientWorkers", "require_gradients"]
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 0.2  # of one question whether an update has ended
 _FAREWELL_S = 5.0  # that replicas of a broken group have to say so, before they are left out for a while
-
-
-class TrainerAllocator:
-    """Shares gradient workers (MARO's trainers) out among policies.
-
-    A policy's quota is its share of the workers, rounded, and at least 1. Where quotas leave workers over, those go to
-    the policies that were rounded down most; where there are more quotas than workers, policies share workers. So
-    every policy has a worker, and every worker a policy.
-
-    Args:
-        mode: what shares are proportional to.
-        num_trainers: gradient workers, at least 1.
-        agents: number of agents by policy; needed by `by-agent`.
-        period: updates of any policy after which workers are shared out anew.
-
-    Raises:
-        ConfigError: the mode is unknown, there is no worker or no policy, or a policy's agents are missing.
-
-    Examples:
-        >>> allocator = TrainerAllocator("by-experience", 4, ["buyer", "seller"])
-        >>> allocator.allocate({"buyer": 100, "seller": 300})
-        {'buyer': [0], 'seller': [1, 2, 3]}
-    """
-
-    def __init__(
-        self,
-        mode: AllocationMode,
-        num_trainers: int,
-        policies: Sequence[str],
-        *,
-        agents: Mapping[str, int] | None = None,
-        period: int = 10,
-    ) -> None:
-        if mode not in get_args(AllocationMode):
-            raise ConfigError(f"unknown allocation mode {mode!r}{did_you_mean(mode, get_args(AllocationMode))}")
-        if period < 1:
-            raise ConfigError(f"period is {period}; give at least 1 update")
-        if num_trainers < 1 or not policies:
-            raise ConfigError(
-                f"{num_trainers} gradient workers cannot be shared among {len(policies)} policies; both need at least 1"
-            )
-        if mode == "by-agent" and (missing := [name for name in policies if (agents or {}).get(name, 0) < 1]):
-            raise ConfigError(f"by-agent needs the number of agents of every policy, at least 1; missing for {missing}")
-        self.mode: AllocationMode = mode
-        """What shares are proportional to."""
-        self.num_trainers, self.period = num_trainers, period
-        """Gradient workers; updates after which they are shared out anew."""
-        self._policies, self._agents = list(policies), dict(agents or {})
-
-    def allocate(self, experience: Mapping[str, float] | None = None) -> dict[str, list[int]]:
-        """Which workers each policy has.
-
-        Args:
-            experience: rows learned from lately, by policy; only `by-experience` looks at it. Without any, all policies
-                are alike.
-
-        Returns:
-            Numbers of workers, by policy.
-        """
-        names, workers = self._policies, self.num_trainers
-        weights = self._weights(experience or {})
-        shares = {name: workers * weights[name] / sum(weights.values()) for name in names}
-        quota = {name: max(1, round(shares[name])) for name in names}
-        while sum(quota.values()) < workers:
-            most = max(names, key=lambda name: shares[name] - quota[name])
-            quota[most] += 1
-        while sum(quota.values()) > workers and (larger := [name for name in names if quota[name] > 1]):
-            least = min(larger, key=lambda name: shares[name] - quota[name])
-            quota[least] -= 1
-        allocation: dict[str, list[int]] = {}
-        following = 0
-        for name in names:
-            allocation[name] = [(following + i) % workers for i in range(quota[name])]
-            following += quota[name]
-        return allocation
-
-    def _weights(self, experience: Mapping[str, float]) -> dict[str, float]:
-        if self.mode == "by-agent":
-            return {name: float(self._agents[name]) for name in self._policies}
-        if self.mode == "by-experience" and any(experience.get(name, 0) > 0 for name in self._policies):
-            return {name: float(experience.get(name, 0)) for name in self._policies}
-        return dict.fromkeys(self._policies, 1.0)
 
 
 @dataclass(eq=False)
@@ -114,6 +34,10 @@ class _Round:
     version: int
     incarnations: dict[str, int]
     """Of the replicas; those that are lost are left out."""
+    ranks: dict[str, int]
+    """Of all that it began with."""
+    update: int
+    """The policy version that it makes."""
     to_begin: set[str] = field(default_factory=set)
     """Replicas that have not said that they are there."""
     fingerprints: dict[str, int] = field(default_factory=dict)
@@ -176,13 +100,17 @@ class GradientWorkers:
         """Where the workers live."""
         self.regrouped = 0
         """Groups that were made because another was broken, or its ranks had changed."""
+        self.lost = 0
+        """Ends of workers so far; each is restarted, as often as the runtime allows."""
+        self.faults = EventLog()
+        """The same, newest last; a run puts its own list here."""
         self._allocator, self._num_shards, self._timeout_s = allocator, num_shards, timeout_s
         self._store = listening_store(runtime.address, timeout_s) if num_workers else None
-        factory = host_factory(self._algorithms)
         if not isinstance(resources, PlacementGroup):
             resources = runtime.placement_group([resources or {}] * num_workers, name="learners", timeout_s=timeout_s)
-        roles = [f"learner {number + 2} of {num_workers + 1}" for number in range(num_workers)]  # the run is the first
-        self._workers = [runtime.start(factory, name="grad-worker", resources=resources, role=role) for role in roles]
+        self._workers = self._started(range(num_workers), resources)
+        self._needs = next(iter(resources.bundles), {})
+        self._joining = set[str]()  # workers that no update waits for to begin
         everybody = {name: list(range(num_workers)) for name in self._algorithms}
         self._allocation = everybody if allocator is None else allocator.allocate()
         for name, workers in self._allocation.items():
@@ -257,16 +185,17 @@ class GradientWorkers:
             self._versions[policy] = next(self._numbers) << 32
         incarnations = {worker: self.runtime.status()[worker].incarnation for worker in self._ready(policy)}
         seat, version = self._seat(policy, incarnations), self._versions[policy]
-        round_ = _Round(seat, version, dict(incarnations), set(incarnations))
+        ranks = {worker: rank for rank, worker in enumerate(incarnations, start=1)}
+        round_ = _Round(seat, version, dict(incarnations), ranks, algorithm.policy_version + 1, set(incarnations))
         round_.deadline = time.monotonic() + self._timeout_s
         if not incarnations:
             return seat
         self._rounds[policy], state = round_, None
-        for rank, (worker, incarnation) in enumerate(incarnations.items(), start=1):
+        for worker, incarnation in incarnations.items():
             needed = self._held.pop((policy, worker), None) != (incarnation, version)
             if needed and state is None:
                 state = Shared(algorithm.state_tensors())
-            mine = task._replace(version=version, seat=seat._replace(rank=rank))
+            mine = task._replace(version=version, seat=seat._replace(rank=ranks[worker]))
             call = self.runtime.call(worker, "update", policy, mine, drawn, state if needed else None)
             self._calls[call] = policy, round_
         return seat
@@ -343,8 +272,7 @@ class GradientWorkers:
             if isinstance(result.error, WorkerDiedError):
                 round_.incarnations.pop(worker, None)
                 round_.broken = True
-                said = "a gradient worker is lost, and its policy's learner computes the rest of the update"
-                self._revive(worker, result.call.incarnation, f"{said}: {result.error}")
+                self._revive(worker, result.call.incarnation, f"{self._lost(policy, round_, worker)}: {result.error}")
             elif (updated := result.unwrap()) is not None:
                 if updated.broken or updated.fingerprint is None:
                     round_.broken = True
@@ -357,9 +285,9 @@ class GradientWorkers:
                 if self._store is not None and not round_.to_begin:
                     say_whether(self._store, round_.seat.name, not round_.broken)
         now = time.monotonic()
-        for call in [call for call, (_, one) in self._calls.items() if one.deadline <= now]:
-            said = f"{call.worker} has not ended its update within {self._timeout_s:g} s and is restarted"
-            self._revive(call.worker, call.incarnation, said)  # its calls fail
+        for call, (policy, round_) in [item for item in self._calls.items() if item[1][1].deadline <= now]:
+            why = f"it has not ended within {self._timeout_s:g} s"
+            self._revive(call.worker, call.incarnation, f"{self._lost(policy, round_, call.worker)}: {why}")
 
     def num_shards(self, policy: str) -> int:
         """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows."""
@@ -378,6 +306,44 @@ class GradientWorkers:
             if self._allocation != before:
                 _log.info("gradient workers are shared out anew: %s", self._allocation)
             self._experience.clear()
+
+    def resize(self, num_workers: int) -> None:
+        """Lets workers join or leave, between two updates; what is learned stays the same, bit for bit.
+
+        One that joins takes part as soon as it is there, and wherever the runtime has room for it.
+
+        Args:
+            num_workers: how many there are from now on, beside the learner.
+
+        Raises:
+            ConfigError: there is no fixed number of shards, at least one for each and one for the learner; or an
+                allocator shares the workers out.
+        """
+        if self._allocator is not None or not 0 <= num_workers < (self._num_shards or 0):
+            raise ConfigError(
+                f"{num_workers} gradient workers beside a learner need num_shards, at least {num_workers + 1} (it is "
+                f"{self._num_shards}), and no allocator"
+            )
+        if num_workers and self._store is None:
+            self._store = listening_store(self.runtime.address, self._timeout_s)
+        before = len(self._workers)
+        for worker in self._workers[num_workers:]:
+            self.runtime.stop(worker)
+        new = self._started(range(before, num_workers), self._needs)
+        self._workers, self._joining = self._workers[:num_workers] + new, self._joining | {*new}
+        self._allocation = {name: list(range(num_workers)) for name in self._algorithms}
+        _log.info("learners: %d, of %d before", num_workers + 1, before + 1)
+
+    def _started(self, numbers: range, resources: Mapping[str, float] | PlacementGroup) -> list[str]:
+        factory = host_factory(self._algorithms)
+        roles = [f"learner {number + 2} of {numbers.stop + 1}" for number in numbers]  # the run is the first
+        return [self.runtime.start(factory, name="grad-worker", resources=resources, role=role) for role in roles]
+
+    def metrics(self) -> dict[str, float]:
+        """Learners that are there, their learner included, and ends of them so far."""
+        statuses = self.runtime.status()
+        there = [worker for worker in self._workers if statuses[worker].state in ("idle", "busy")]
+        return {"learners/there": 1 + len(there), "learners/lost": self.lost}
 
     def close(self) -> None:
         """Ends the workers; the runtime stays."""
@@ -400,8 +366,10 @@ class GradientWorkers:
         for worker in (self._workers[number] for number in self._allocation[policy]):
             status = statuses[worker]
             if status.state == "dead":
-                self._revive(worker, status.incarnation, f"a gradient worker is lost: {status.cause}")
-            elif worker not in late and (status.state not in ("starting", "waiting") or not status.incarnation):
+                self._revive(worker, status.incarnation, f"a learner is lost between updates: {status.cause}")
+            elif worker not in late and (
+                status.state not in ("starting", "waiting") or not (status.incarnation or worker in self._joining)
+            ):
                 ready.append(worker)
         return ready
 
@@ -423,17 +391,27 @@ class GradientWorkers:
             return
         self._calls[self.runtime.call(worker, "finish", policy, _PATIENCE_S)] = policy, round_
 
+    def _lost(self, policy: str, round_: _Round, worker: str) -> str:
+        """What the end of a worker means for an update."""
+        rank, size, name = round_.ranks[worker], round_.seat.size, "" if policy == POLICY else f" of {policy!r}"
+        return (
+            f"the learner of rank {rank} of {size} is lost in update {round_.update}{name}, and rank 0 makes its rest"
+        )
+
     def _revive(self, worker: str, incarnation: int, said: str) -> None:
         """Restarts a worker, if that has not happened to this incarnation yet; says once that it ended."""
         if self.runtime.status()[worker].incarnation != incarnation:
             return
+        fault = WorkerFault(worker, incarnation, said, "restart")
         try:
             self.runtime.restart(worker)
         except WorkerDiedError as error:
-            said = f"{said}; {error}"
+            fault = replace(fault, what=f"{said}; {error}", handled="drop")
         if self._told.get(worker) != incarnation:
             self._told[worker] = incarnation
-            _log.warning("%s", said)
+            self.faults.append(fault)
+            self.lost += 1
+            _log.warning("%s", fault)
 
 
 def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:

@@ -4,13 +4,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import ConfigError, DataSource, NonFiniteError, RowsLostError
+from palaestra.core import POLICY, ConfigError, DataSource, NonFiniteError, RowsLostError
 from palaestra.distributed.gradient_workers import GradientWorkers
 from palaestra.distributed.policy_host import HostTask, Updated, host_factory
+from palaestra.distributed.worker_group import WorkerFault
+from palaestra.envs import EventLog
 from palaestra.runtime import Call, PlacementGroup, Result, Runtime, Shared, WorkerDiedError
 from palaestra.training import PolicyManager
 
@@ -75,7 +77,9 @@ class DistributedPolicyManager(PolicyManager):
         if gradient_workers is not None and gradient_workers.runtime is not runtime:
             raise ConfigError("hosts and gradient workers need one runtime, since one process waits for all of them")
         self._algorithms, self._runtime = dict(algorithms), runtime
-        self._workers, self._timeout_s = gradient_workers, timeout_s
+        self.gradient_workers = self._workers = gradient_workers
+        """Compute gradients together with the hosts."""
+        self._timeout_s = timeout_s
         self.hosts: dict[str, str] = {}
         """By policy name: id of its host in the runtime."""
         for number in range(count):
@@ -83,6 +87,10 @@ class DistributedPolicyManager(PolicyManager):
             role = f"policy host {number + 1} of {count}"
             host = runtime.start(host_factory(mine), name="policy-host", resources=resources, role=role)
             self.hosts |= dict.fromkeys(mine, host)
+        self.lost = 0
+        """Hosts that died or were silent so far; each is replaced, as often as the runtime allows."""
+        self.faults = EventLog()
+        """The same, newest last; a run puts its own list here."""
         self._versions = dict.fromkeys(self._algorithms, 0)
         self._held: dict[str, tuple[int, int]] = {}
         """By policy: the state version that its host has, and the incarnation of the host that has it."""
@@ -144,7 +152,7 @@ class DistributedPolicyManager(PolicyManager):
     def _heard(self, job: _Job, result: Result) -> None:
         job.call = None
         if isinstance(result.error, WorkerDiedError):
-            self._replace(result.call, f"{result.error}", "a policy host died and is replaced: %s", result.error)
+            self._replace(result.call, str(result.error))
             self._begin_again(job)
             return
         answer = result.unwrap()
@@ -165,11 +173,23 @@ class DistributedPolicyManager(PolicyManager):
     def _incarnation(self, host: str) -> int:
         return self._runtime.status()[host].incarnation
 
-    def _replace(self, call: Call, why: str, *said: Any) -> None:
+    def _replace(self, call: Call, why: str) -> None:
         """Restarts the host that was called and says so, unless that has happened already for another policy."""
-        if self._incarnation(call.worker) == call.incarnation:
-            _log.warning(*said)
+        if self._incarnation(call.worker) != call.incarnation:
+            return
+        mine = [name for name, host in self.hosts.items() if host == call.worker]
+        numbers = {name: self._algorithms[name].policy_version + 1 for name in mine}
+        updates = ", ".join(f"{number}{'' if name == POLICY else f' of {name!r}'}" for name, number in numbers.items())
+        what = f"a policy host is lost and replaced, and begins again with update {updates}: {why}"
+        fault = WorkerFault(call.worker, call.incarnation, what, "restart")
+        self.lost += 1
+        try:
             self._runtime.restart(call.worker, why)
+        except WorkerDiedError as error:
+            self.faults.append(replace(fault, what=f"{what}; {error}", handled="raise"))
+            raise
+        self.faults.append(fault)
+        _log.warning("%s", fault)
 
     def _finish(self, job: _Job) -> UpdateInfo | NonFiniteError:
         updated, algorithm = job.updated, self._algorithms[job.policy]
@@ -194,8 +214,7 @@ class DistributedPolicyManager(PolicyManager):
     def _replace_silent(self, asked: Mapping[Call, _Job]) -> None:
         for call, job in asked.items():
             if job.call == call and job.deadline <= time.monotonic():
-                said = "%s has not answered within %g s and is replaced", call.worker, self._timeout_s
-                self._replace(call, f"did not answer within {self._timeout_s:g} s", *said)  # its calls fail
+                self._replace(call, f"did not answer within {self._timeout_s:g} s")  # its calls fail
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint; the hosts get it with their next updates.
@@ -205,6 +224,10 @@ class DistributedPolicyManager(PolicyManager):
         """
         super().load_state(state)
         self._held.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Hosts that were lost so far; and learners, where there are gradient workers."""
+        return {"hosts/lost": self.lost, **({} if self._workers is None else self._workers.metrics())}
 
     def close(self) -> None:
         """Ends the hosts and the gradient workers; the runtime stays."""

@@ -157,6 +157,19 @@ class ReplayShard:
         for name, one in positions.items():
             self._buffers[name].positions.load_state(one)
 
+    def copied(self) -> Parcel:
+        """All that is here, for a copy."""
+        return Parcel({name: buffer.state_tensors() for name, buffer in self._buffers.items()})
+
+    def fill(self, parcel: Parcel) -> None:
+        """Becomes a copy of the shard that a parcel is from.
+
+        Raises:
+            ParcelLostError: the shard is gone as well.
+        """
+        for name, tensors in parcel.open().items():
+            self._buffers[name].load_state_tensors(tensors)
+
     def state(self, name: str) -> tuple[dict[str, Any], int]:
         """How the rows are cut into pieces, and how many bytes they have; `write` writes them as they are now."""
         tensors = self._saved[name] = self._buffers[name].state_tensors()
@@ -211,3 +224,24 @@ def in_order(parts: Sequence[tuple[np.ndarray, Any]], count: int, dim: int) -> A
         return whole
 
     return tree_map(joined, *(part for _, part in parts))
+
+
+def index_state(index: ReplayBuffer, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an index, from that of one buffer with all rows.
+
+    Args:
+        index: as it is, empty.
+        tensors: of the buffer.
+    """
+    own, rows = index.state_tensors(), len(tensors["field.step_type"])
+    kept = ("field.step_type", "field.discount", "field.policy_version")
+    empty = {
+        name: tensor.new_zeros(rows, *tensor.shape[1:])
+        for name, tensor in own.items()
+        if name.startswith("field.") and name != "field.state.state"
+    }
+    rest = {name: value for name, value in tensors.items() if not name.startswith("field.") and name != "segments"}
+    if "field.state.state" in own:
+        slots = -(-rows // index.state_period)
+        empty["field.state.state"] = own["field.state.state"].new_zeros(slots, index.num_lanes)
+    return {**rest, **empty, **{name: tensors[name] for name in kept}}

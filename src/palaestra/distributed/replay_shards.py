@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from palaestra.buffers.streams import index_options, index_rows
 from palaestra.core import Batch, CheckpointError, ConfigError, Plan, Replay, RowsLostError, ShapeError, files
 from palaestra.core.tree import tree_map
 from palaestra.distributed.config import DistributedConfig
-from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order
+from palaestra.distributed.replay_shard import ReplayShard, ShardMap, ShardPart, in_order, index_state
 from palaestra.distributed.worker_group import WorkerFault, WorkersLostError
 from palaestra.envs import EventLog
 from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
@@ -28,11 +29,14 @@ __all__ = ["ReplayShards", "ShardedReplay"]
 
 _log = logging.getLogger(__name__)
 _OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed")  # of `Windows`: [n+1, N]
-_UNANSWERED = 4  # calls that a shard may not have answered yet
+_UNANSWERED = 4  # calls that a shard, with its copy, may not have answered yet
 
 
 class ReplayShards:
     """The shards of a run: workers that keep rows. One that ends takes its rows along; an empty one takes its place.
+
+    With copies, each shard is two workers that are told the same, and one of them is asked. Where one ends, the other
+    is asked from then on, and fills the one in its place: nothing is lost unless both end.
 
     Args:
         runtime: where they live.
@@ -49,10 +53,11 @@ class ReplayShards:
         config: DistributedConfig,
     ) -> None:
         count = config.replay_shards or 1
-        together = 1 if config.address else count
+        together = 1 if config.address else count * (1 + config.replay_copies)
         self._runtime, self._timeout_s = runtime, config.timeout_s
         plans = {name: one.plan for name, one in algorithms.items() if isinstance(one.plan, Replay)}
-        self.map = ShardMap({name: tuple(_firsts(templates[name].num_lanes, count)) for name in plans})
+        lanes = {name: templates[name].num_lanes for name in plans}
+        self.map = ShardMap({name: tuple(n * lanes[name] // count for n in range(count + 1)) for name in plans})
         """Where which lanes lie."""
         self.faults = EventLog()
         """Ends of shards; a manager puts its own list here."""
@@ -62,14 +67,19 @@ class ReplayShards:
         self.replays = {name: ShardedReplay(self, name, plan, templates[name]) for name, plan in plans.items()}
         """What each policy learns from."""
         self._pending: list[Call] = []
-        self._ids: list[str] = []
+        self._ids: list[list[str]] = []  # of each shard: who is asked, and its copy
+        self._empty = set[str]()  # copies that have yet to be filled
         wishes = {} if config.num_cpus is None else {"CPU": config.num_cpus}
         for number in range(count):
             parts = {name: replay.part(number, together) for name, replay in self.replays.items()}
             make = functools.partial(ReplayShard, parts)
-            role = f"replay shard {number + 1} of {count}"
-            self._ids.append(runtime.start(make, name=f"replay-{number}", resources=wishes, role=role))
-        self.ask({number: ("place", self._positions(number)) for number in range(count)})
+            roles = {f"replay-{number}": f"replay shard {number + 1} of {count}"}
+            if config.replay_copies:
+                roles[f"replay-{number}-copy"] = f"copy of replay shard {number + 1} of {count}"
+            more: dict[str, Any] = {"resources": wishes, "parcels": int(config.replay_copies)}
+            self._ids.append([runtime.start(make, name=name, role=role, **more) for name, role in roles.items()])
+            self.tell(number, "place", self._positions(number))
+        self._hear()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -95,7 +105,7 @@ class ReplayShards:
         Args:
             args: of it.
         """
-        self._pending.append(self._runtime.call(self._ids[number], method, *args))
+        self._pending += [self._runtime.call(worker, method, *args) for worker in self._ids[number]]
 
     def ask(self, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Calls methods of several shards at once, and waits.
@@ -104,15 +114,18 @@ class ReplayShards:
             asked: method and arguments, by shard.
 
         Returns:
-            What each answered; a shard that was lost meanwhile is left out.
+            What each answered; a shard that was lost meanwhile, with its copy, is left out.
 
         Raises:
             RemoteError: a method raised.
             WorkersLostError: a shard was lost too often.
         """
-        calls = {self._runtime.call(self._ids[number], *what): number for number, what in asked.items()}
-        values = self._hear(list(calls))
-        return {number: values[call] for call, number in calls.items() if call in values}
+        answers, losses = dict[int, Any](), self.losses
+        while (left := asked.keys() - answers.keys()) and self.losses == losses:
+            calls = {self.begin(number, *asked[number]): number for number in sorted(left)}
+            values = self._hear(list(calls))
+            answers |= {number: values[call] for call, number in calls.items() if call in values}
+        return {number: answers[number] for number in asked if number in answers}
 
     def begin(self, number: int, method: str, *args: Any) -> Call:
         """Calls a method of a shard, for `finish`.
@@ -120,7 +133,7 @@ class ReplayShards:
         Args:
             args: of it.
         """
-        return self._runtime.call(self._ids[number], method, *args)
+        return self._runtime.call(self._ids[number][0], method, *args)
 
     def finish(self, call: Call) -> Any:
         """What a method answered.
@@ -136,57 +149,89 @@ class ReplayShards:
     def _hear(self, calls: Sequence[Call] = (), *, at_least: int | None = None) -> dict[Call, Any]:
         """Results of calls, and of those that nobody waited for."""
         waiting = [*self._pending, *calls]
-        values, lost, rest = dict[Call, Any](), dict[int, str](), set(waiting)
+        values, lost, rest = dict[Call, Any](), dict[Call, str](), set(waiting)
         for result in self._runtime.wait(waiting, at_least=at_least, timeout_s=self._timeout_s):
             rest.discard(result.call)
             if isinstance(result.error, WorkerDiedError):
-                lost.setdefault(self._ids.index(result.call.worker), str(result.error))
+                lost[result.call] = str(result.error)
                 continue
             values[result.call] = result.unwrap()
             if result.call.method == "extend" and values[result.call] is not None:
                 self._drop(result.call, *values[result.call])
         self._pending = [call for call in waiting if call in rest]
         if at_least is None or len(waiting) - len(rest) < at_least:  # the time is over
-            for call in rest:
-                lost.setdefault(self._ids.index(call.worker), f"did not answer within {self._timeout_s:g} s")
-        for number, why in lost.items():
-            self._lose(number, why)
+            lost |= dict.fromkeys(rest, f"did not answer within {self._timeout_s:g} s")
+        for number in sorted({self._number(call.worker) for call in lost}):
+            self._lose(number, lost)
         return values
 
     def _drop(self, call: Call, why: str, missing: Sequence[tuple[str, list[int], np.ndarray]]) -> None:
         """Notes that rows are lost which an index knows already; their shard has what it had."""
-        number, rows = self._ids.index(call.worker), 0
+        number, rows = self._number(call.worker), 0
         for name, lanes, places in missing:
             self.replays[name].lose(number, lanes, places)
             rows += places.size
         what = f"{rows:,} rows of a fragment were lost on their way to a shard of replay: {why}"
+        self.losses += 1
         self._note(WorkerFault(call.worker, call.incarnation, what, "drop"), rows)
 
     def _note(self, fault: WorkerFault, rows: int) -> None:
         self.lost_rows += rows
-        self.losses += 1
         self.faults.append(fault)
         if fault.handled != "raise":
             _log.warning("%s", fault)
 
-    def _lose(self, number: int, why: str) -> None:
-        """Puts an empty shard instead of one that has ended, and says what was lost."""
-        worker, rows = self._ids[number], 0
-        incarnation = self._runtime.status()[worker].incarnation
-        for replay in self.replays.values():
-            rows += replay.forget(number)
+    def _number(self, worker: str) -> int:
+        return next(number for number, workers in enumerate(self._ids) if worker in workers)
+
+    def _lose(self, number: int, failed: Mapping[Call, str]) -> None:
+        """Puts others instead of workers of a shard that have ended, and says what was lost.
+
+        Args:
+            failed: why, by call; those of incarnations that were replaced meanwhile say nothing.
+        """
+        now, ids = self._runtime.status(), self._ids[number]
+        ended = {call.worker: why for call, why in failed.items() if call.incarnation == now[call.worker].incarnation}
+        ended = {worker: ended[worker] for worker in ids if worker in ended}
+        if not ended:
+            return
+        left, rows = [worker for worker in ids if worker not in ended and worker not in self._empty], 0
+        what = "a shard of replay was lost, and is filled again by its copy"
+        if not left:
+            rows = sum(replay.forget(number) for replay in self.replays.values())
+            self.losses += 1
+            what = f"a shard of replay was lost, and with it the {rows:,} rows that it held"
+        for worker, why in ended.items():
+            self._restart(WorkerFault(worker, now[worker].incarnation, f"{what}: {why}", "restart"), rows)
+            rows = 0
+        self._ids[number] = [*left, *(worker for worker in ids if worker not in left)]
+        if left:
+            self.copy(number)
+        else:
+            self.tell(number, "place", self._positions(number))
+
+    def _restart(self, fault: WorkerFault, rows: int) -> None:
+        """Puts an empty worker instead of one that has ended."""
         self.lost_shards += 1
-        what = f"a shard of replay was lost, and with it the {rows:,} rows that it held: {why}"
         try:
-            self._runtime.restart(worker, why)
+            self._runtime.restart(fault.worker, fault.what)
         except WorkerDiedError as error:
-            self._note(WorkerFault(worker, incarnation, f"{what}; {error}", "raise"), rows)
-            raise WorkersLostError(f"{worker}: {what}; {error}") from error
-        self._note(WorkerFault(worker, incarnation, what, "restart"), rows)
-        mine = [call for call in self._pending if call.worker == worker]
+            self._note(replace(fault, what=f"{fault.what}; {error}", handled="raise"), rows)
+            raise WorkersLostError(f"{fault.worker}: {fault.what}; {error}") from error
+        self._note(fault, rows)
+        mine = [call for call in self._pending if call.worker == fault.worker]
         self._runtime.wait(mine, timeout_s=0.0)  # they have failed
-        self._pending = [call for call in self._pending if call.worker != worker]
-        self.tell(number, "place", self._positions(number))
+        self._pending = [call for call in self._pending if call.worker != fault.worker]
+
+    def copy(self, number: int) -> None:
+        """Fills the copy of a shard with what the shard has, if there is one."""
+        for worker in self._ids[number][1:]:
+            self._empty.add(worker)
+            call = self.begin(number, "copied")
+            made = self._hear([call]).get(call)
+            self._empty.discard(worker)
+            # without it the shard was lost meanwhile, and both begin empty
+            self._pending += [] if made is None else [self._runtime.call(worker, "fill", made)]
 
     def _positions(self, number: int) -> dict[str, Any]:
         return {name: replay.positions_of(number) for name, replay in self.replays.items()}
@@ -409,12 +454,12 @@ class ShardedReplay:
         for number, (part, size_bytes) in parts.items():
             first, end = self._firsts[number : number + 2].tolist()
             about = {"lanes": [first, end], "places": self.positions.ring_size, "spare": self.positions.spare}
-            write = functools.partial(self._write, number, self.shards.losses)
+            write = functools.partial(self._write, number, (self.shards.losses, self.shards.lost_shards))
             shards[str(number)] = files.Elsewhere({**part, **about}, size_bytes, write)
         return {"index": self.index.state_tensors(), "shards": shards}
 
-    def _write(self, number: int, losses: int, directory: Path, new: Mapping[str, int]) -> Callable[[], None]:
-        if self.shards.losses > losses:  # the shard in its place has no state to be written
+    def _write(self, number: int, losses: Any, directory: Path, new: Mapping[str, int]) -> Callable[[], None]:
+        if (self.shards.losses, self.shards.lost_shards) != losses:  # the shard in its place has no state to be written
             raise CheckpointError("a shard of replay was lost while its state was saved")
         call = self.shards.begin(number, "write", self._name, str(directory), new)
 
@@ -435,7 +480,7 @@ class ShardedReplay:
             CheckpointError: something is missing or does not fit.
         """
         saved = shards_of(tensors)
-        self.index.load_state_tensors(tensors["index"] if "index" in tensors else self._index_of(tensors))
+        self.index.load_state_tensors(tensors["index"] if "index" in tensors else index_state(self.index, tensors))
         for number in range(len(self.shards)):
             here = self._lanes(number).tolist()
             found = [(part, whose, [lane for lane in here if lane in whose]) for whose, part in saved]
@@ -443,6 +488,7 @@ class ShardedReplay:
             lost = self._load(number, parts)
             for places, mine in zip(lost, [mine for *_, mine in found if mine], strict=True):
                 self.index.lose(places, mine)
+            self.shards.copy(number)
 
     def _load(self, number: int, parts: Sequence[tuple[Mapping[str, Any], list[int]]]) -> list[np.ndarray]:
         """Lets a shard read its lanes, where it sees the files; else it is sent what is in them."""
@@ -455,23 +501,3 @@ class ShardedReplay:
             self.shards.finish(self.shards.begin(number, "load", self._name, sent, positions))
             lost = [one for _, one in read]
         return lost
-
-    def _index_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of the index, from that of one buffer."""
-        own = self.index.state_tensors()
-        rows = len(tensors["field.step_type"])
-        kept = ("field.step_type", "field.discount", "field.policy_version")
-        empty = {
-            name: tensor.new_zeros(rows, *tensor.shape[1:])
-            for name, tensor in own.items()
-            if name.startswith("field.") and name != "field.state.state"
-        }
-        rest = {name: value for name, value in tensors.items() if not name.startswith("field.") and name != "segments"}
-        if "field.state.state" in own:
-            slots = -(-rows // self.index.state_period)
-            empty["field.state.state"] = own["field.state.state"].new_zeros(slots, self.num_lanes)
-        return {**rest, **empty, **{name: tensors[name] for name in kept}}
-
-
-def _firsts(num_lanes: int, count: int) -> list[int]:
-    return [number * num_lanes // count for number in range(count + 1)]

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 
@@ -30,7 +30,7 @@ from palaestra.training import Callback
 if TYPE_CHECKING:
     from palaestra.training import TrainingRun
 
-__all__ = ["RolloutManager", "WorkerStreams", "WorkersView"]
+__all__ = ["Measured", "RolloutManager", "WorkerStreams", "WorkersView"]
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0  # for fragments that are on their way when a signal comes
@@ -492,19 +492,24 @@ def _beside(batches: Sequence[Batch]) -> Batch:
     return batches[0].map(lambda *leaves: torch.cat(leaves, 1), *batches[1:])
 
 
-class _Measured(Protocol):
-    def metrics(self) -> dict[str, float]: ...
+@runtime_checkable
+class Measured(Protocol):
+    """Who says how workers do."""
+
+    def metrics(self) -> dict[str, float]:
+        """For a row of metrics."""
+        ...
 
 
 @final
 class WorkersView(Callback):
-    """Adds the metrics of a `RolloutManager`, a `PolicyServer` or a robot's collector to every row of metrics.
+    """Adds the metrics of a `RolloutManager`, a `PolicyServer`, a policy manager or a robot's collector to every row.
 
     Args:
         manager: of the workers.
     """
 
-    def __init__(self, manager: _Measured) -> None:
+    def __init__(self, manager: Measured) -> None:
         self._manager = manager
 
     def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:

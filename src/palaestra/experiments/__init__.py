@@ -12,6 +12,7 @@ from palaestra.config.config import *
 from palaestra.config.dimensions import *
 from palaestra.config.groups import *
 from palaestra.config.presets import *
+from palaestra.experiments.elastic import *
 from palaestra.experiments.published import *
 from palaestra.experiments.receipts import *
 from palaestra.experiments.run import *

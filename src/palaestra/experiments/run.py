@@ -28,6 +28,7 @@ from palaestra.core import CheckpointError, ConfigError, EnvError, PalaestraErro
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
 from palaestra.envs.supervision.watchdog import last_words
+from palaestra.experiments.elastic import FollowScale
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
 from palaestra.runs import making
@@ -289,7 +290,7 @@ def active(
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
         leaks = NoteLeaks(directory.path, here=_steps_here(config))
-        trainer.callbacks += [faults, _StillThere(directory), leaks, later, NoteOpposed()]
+        trainer.callbacks += [faults, _StillThere(directory), FollowScale(directory.path), leaks, later, NoteOpposed()]
         stack.callback(later.end)
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)

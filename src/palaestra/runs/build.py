@@ -21,7 +21,7 @@ from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, require_device
 from palaestra.core.computing import num_cores
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.distributed import EvaluationWorker
+from palaestra.distributed import EvaluationWorker, Measured, WorkersView
 from palaestra.envs import TicTacToe
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
 from palaestra.nn import compiler_missing
@@ -240,15 +240,18 @@ def make_trainer(
         limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent
         timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s
         evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=timeout_s)
+    faults = None if collecting.reporter is None else collecting.reporter.faults
+    manager = learner.manager_on(collecting.runtime, faults)
+    views = [*collecting.views, *([WorkersView(manager)] if isinstance(manager, Measured) else [])]
     kept = {"keep": config.trainer.keep_checkpoints, "copies": config.trainer.copied_segments}
     return training.Trainer(
         collecting.collector,
-        learner.manager_on(collecting.runtime),
+        manager,
         config.trainer,
         evaluate=evaluate,
         checkpoints=RunDirectory(path).checkpoints(**kept),
         loggers=[*own, *loggers],
-        callbacks=[training.Health(), KeepEvaluations(path), *collecting.views, *make_callbacks(config), *callbacks],
+        callbacks=[training.Health(), KeepEvaluations(path), *views, *make_callbacks(config), *callbacks],
     )
 
 

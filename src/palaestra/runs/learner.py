@@ -22,7 +22,7 @@ from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds
-from palaestra.envs import EnvConfig, Environment, create_environment
+from palaestra.envs import EnvConfig, Environment, EventLog, create_environment
 from palaestra.envs.wrappers.wrap import Wrap
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
@@ -109,11 +109,12 @@ class Learner(ABC):
         """What the trainer learns with in this process."""
         return SimplePolicyManager(self.algorithms)
 
-    def manager_on(self, runtime: Runtime | None) -> PolicyManager:
+    def manager_on(self, runtime: Runtime | None, faults: EventLog | None = None) -> PolicyManager:
         """What the trainer learns with: here, with gradients of workers, or on policy hosts.
 
         Args:
             runtime: where the run's workers live.
+            faults: of the run, which ends of learners and hosts are added to.
         """
         settings, algorithms = self.config.distributed, self.algorithms
         hosts, count, shards = settings.num_policy_hosts, settings.num_learners - 1, settings.gradient_shards
@@ -128,10 +129,14 @@ class Learner(ABC):
                 settings.allocation, count, list(algorithms), agents=self.num_agents
             )
         workers = distributed.GradientWorkers(algorithms, runtime, count, **shares) if count or shards else None
-        if hosts:
-            where: dict[str, Any] = {"num_hosts": hosts, "resources": needs, "timeout_s": settings.timeout_s}
-            return distributed.DistributedPolicyManager(algorithms, runtime, gradient_workers=workers, **where)
-        return SimplePolicyManager(algorithms, gradient_workers=workers)
+        if workers is not None and faults is not None:
+            workers.faults = faults
+        if not hosts:
+            return SimplePolicyManager(algorithms, gradient_workers=workers)
+        where: dict[str, Any] = {"num_hosts": hosts, "resources": needs, "timeout_s": settings.timeout_s}
+        manager = distributed.DistributedPolicyManager(algorithms, runtime, gradient_workers=workers, **where)
+        manager.faults = manager.faults if faults is None else faults
+        return manager
 
     def learn_at_once(self) -> None:
         """Leaves out the steps before learning starts; the rest of every plan is as it is."""

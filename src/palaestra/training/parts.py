@@ -175,6 +175,10 @@ class GradientSteps(Protocol):
         """One update of the named policy."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """How those who compute them do, for a row of metrics."""
+        ...
+
     def close(self) -> None:
         """Ends whatever runs elsewhere."""
 
@@ -207,7 +211,9 @@ class SimplePolicyManager(PolicyManager):
     ) -> None:
         if not algorithms:
             raise ConfigError("a run needs at least one policy that learns")
-        self._algorithms, self._workers = dict(algorithms), gradient_workers
+        self._algorithms = dict(algorithms)
+        self.gradient_workers = self._workers = gradient_workers
+        """Compute gradients; `None` where they are computed here."""
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any]]:
@@ -232,6 +238,10 @@ class SimplePolicyManager(PolicyManager):
             except RowsLostError:  # there will be rows again; that some are gone was said when it was found
                 continue
         return results
+
+    def metrics(self) -> dict[str, float]:
+        """How the gradient workers do, for a row of metrics; nothing without any."""
+        return {} if self._workers is None else self._workers.metrics()
 
     def close(self) -> None:
         """Ends the gradient workers, if there are any."""

@@ -1,0 +1,22 @@
+"""`palaestra scale`: learners join and leave a run that goes on."""
+
+from dataclasses import dataclass
+
+from palaestra import experiments
+from palaestra.cli.options import RunOptions
+
+
+@dataclass(frozen=True)
+class ScaleOptions(RunOptions):
+    """Options of `palaestra scale`."""
+
+    learners: int = 1
+    """How many the run has from its next updates on, its own process among them; at most distributed.gradient_shards,
+    by which it learns the same, bit for bit, with any number."""
+
+
+def scale(name: str, options: ScaleOptions) -> int:
+    """Lets learners join or leave a run that goes on, which must have distributed.gradient_shards."""
+    said = experiments.scale(name, learners=options.learners, root=options.root)
+    options.show({"learners": options.learners}, said)
+    return 0

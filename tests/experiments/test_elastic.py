@@ -1,0 +1,68 @@
+"""Learners that join and leave a run while it goes on: `palaestra scale`."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palaestra import train
+from palaestra.core import CheckpointError, ConfigError
+from palaestra.experiments import scale
+from palaestra.training import Callback
+from tests.faults.parts import differences, run_contents
+
+SMALL: dict[str, Any] = {
+    "env__num_envs": 4,
+    "distributed__runtime": "local",
+    "distributed__num_workers": 1,
+    "distributed__gradient_shards": 4,
+    "algorithm__network__hidden_sizes": (8,),
+    "algorithm__unroll_length": 16,
+    "trainer__total_env_steps": 640,
+    "trainer__log_every_steps": 64,
+    "run__tensorboard": False,
+}
+
+
+class Asks(Callback):
+    """Asks for other numbers of learners on the way, as `palaestra scale` does from outside."""
+
+    def __init__(self, folder: Path, *numbers: int) -> None:
+        self.there, self._folder, self._numbers = list[float](), folder, list(numbers)
+
+    def logged(self, trainer: Any, row: dict[str, float]) -> None:
+        self.there.append(row["learners/there"])
+        if self._numbers:
+            scale(self._folder, learners=self._numbers.pop(0))
+
+
+def run(folder: Path, name: str, *numbers: int, **settings: Any) -> tuple[dict[str, Any], list[float]]:
+    asks = Asks(folder / name, *numbers)
+    given = {**SMALL, "run__directory": str(folder), "run__name": name, **settings}
+    made = train("ppo", "CartPole-v1", callbacks=[asks], **given)
+    return run_contents(made.directory), asks.there
+
+
+@pytest.mark.slow
+def test_a_run_that_learners_join_and_leave_ends_with_the_bits_of_the_one_without(tmp_path, monkeypatch):
+    """F35: the numbers are of the run, and nobody waits for who joins."""
+    monkeypatch.setattr("palaestra.experiments.elastic._PERIOD_S", 0.0)
+    alone, there = run(tmp_path, "alone")
+    assert set(there) == {1}
+    elastic, there = run(tmp_path, "elastic", 3, 3, 3, 2, 4, 4, 1)
+    assert (there[0], there[-1]) == (1, 1)
+    assert max(there) > 2
+    assert not differences(alone["state"], elastic["state"])
+    assert alone["files"] == elastic["files"]
+    with pytest.raises(ConfigError, match=r"does not go on now \(done\).* --override distributed.num_learners=2"):
+        scale("elastic", learners=2, root=tmp_path)
+    with pytest.raises(CheckpointError, match="none"):
+        scale("none", learners=2, root=tmp_path)
+
+
+def test_what_would_change_bits_is_refused(tmp_path, caplog):
+    with pytest.raises(ConfigError, match="learners is 5; give 1 to 4"):
+        run(tmp_path, "more", 5)
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"has no distributed\.gradient_shards"):
+        run(tmp_path, "none", 2, distributed__num_learners=2, distributed__gradient_shards=None)
