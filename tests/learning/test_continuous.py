@@ -23,12 +23,6 @@ SETTINGS = {
     "sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3},
     "crossq": {**OFF_POLICY, "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", batch_norm=True)},
     "xqc": {**OFF_POLICY, "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", block="xqc")},
-    "flash_sac": {
-        **OFF_POLICY,
-        "network": NetworkConfig(hidden_sizes=(32, 32), activation="relu", block="flash"),
-        "actor_hidden_sizes": (32, 32),
-        "temperature_learning_rate": 3e-3,
-    },
     "redq": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 5},
     "quantile_sac": {**OFF_POLICY, "temperature_learning_rate": 3e-3, "num_critics": 2, "num_quantiles": 8},
     "evolution_strategies": {
