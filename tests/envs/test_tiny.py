@@ -135,3 +135,19 @@ def test_backdrop_pays_on_one_place_that_does_not_depend_on_the_seed():
         return None
 
     assert {walk(seed) for seed in range(10)} == {(3, 6)}
+
+
+def test_a_backdrop_stays_and_its_noise_has_the_size_that_was_asked_for():
+    """Readings of one place differ by noise alone, of another episode by the backdrop as well."""
+    env = Backdrop(num_sensors=4000, backdrop=3.0, noise=0.3)
+    scale = np.sqrt(1 + 3.0**2 + 0.3**2)
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step(np.int64(0))
+    still = [env.step(np.int64(0))[0] * scale for _ in range(2)]  # at the wall
+    assert np.std(still[1] - still[0]) == pytest.approx(np.sqrt(2) * 0.3, rel=0.1)
+    env.reset(seed=1)
+    for _ in range(10):
+        env.step(np.int64(0))
+    other = env.step(np.int64(0))[0] * scale
+    assert np.std(other - still[0]) > 3.0

@@ -1,7 +1,9 @@
 """What learns in a run, as its configuration says, and how PyTorch computes: threads, libraries, compiled code."""
 
 import contextlib
+import ctypes
 import functools
+import gc
 import importlib.util
 import inspect
 import logging
@@ -194,7 +196,10 @@ def require_memory(env: EnvConfig) -> int:
 
 
 def _resident_bytes() -> int:
-    """Memory that this process has; 0 where the system does not say."""
+    """Memory that this process uses, without what it has freed; 0 where the system does not say."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

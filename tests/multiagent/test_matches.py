@@ -1,0 +1,30 @@
+"""Matches of policies: Elo against chance and against snapshots, with games that both sides share evenly."""
+
+import pytest
+
+from palaestra import EnvConfig
+from palaestra.core import DiscreteSpec
+from palaestra.multiagent import assign_policies
+from palaestra.policies import RulePolicy
+from palaestra.runs.matches import Player, rated
+from tests.experiments.test_best_of_a_game import GAME, Duel
+
+
+def player(choice):
+    specs = assign_policies(Duel().agents, {"*": "all"})
+    seen = specs["all"].observation_spec
+    return Player(specs, {"all": RulePolicy(lambda rows: [choice] * len(rows), seen, DiscreteSpec(num=2))})
+
+
+def test_who_always_wins_is_far_above_its_snapshots_and_above_chance():
+    """Against chance, which chooses as well half of the time, three quarters of the points are 191 Elo."""
+    game = EnvConfig(name=GAME)
+    found = rated(player(1), [player(0), player(0)], game, 40, 0, None)
+    assert 200 < found["pool_elo_low"] < found["pool_elo"] < found["pool_elo_high"]
+    assert 60 < found["elo"] < 400
+    lost = rated(player(0), [player(1)], game, 40, 0, None)
+    assert lost["pool_elo_high"] < -200
+    assert lost["elo"] < -60
+    even = rated(player(1), [player(1)], game, 40, 0, None)
+    assert even["pool_elo"] == pytest.approx(0, abs=1)
+    assert rated(player(0), [player(1)], game, 39, 0, None) == lost, "both sides begin as often"
