@@ -134,7 +134,8 @@ def test_a_resumed_seed_that_is_killed_has_no_numbers_of_the_session_before(tmp_
     reached = palaestra.resume(run.path, trainer__total_env_steps=160, callbacks=[seen]).result.env_steps
     assert all(left[-1][name] is None for name in ("env_steps", "train_s", "reason", "error", "ended", "not_logged"))
     run.write_info(left[-1])
-    (run.path / "evals/150.json").write_text(json.dumps({**read_evaluations(run.path)[-1][1], "return_mean": best + 1}))
+    newer = {**read_evaluations(run.path)[-1][1], "return_mean": best + 1, "best": True}
+    (run.path / f"evals/{reached + 1}.json").write_text(json.dumps(newer))
     seed = seed_of(run, returncode=-9)
     seed.refresh()
     result = seed.result()
