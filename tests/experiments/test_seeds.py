@@ -216,7 +216,9 @@ def folder_of(pid: str) -> Path | None:
 def processes_of(group: Path) -> list[str]:
     # whole lines: with COLUMNS set, `ps` cuts them before the name of the run, and no process would ever be found
     listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    seeds = [line for line in listing.splitlines() if f"{group.name}/seed_" in line and "seed_process" in line]
+    called = ("seed_process", "palaestra: run")  # until it has begun, and since
+    lines = [line for line in listing.splitlines() if any(one in line for one in called)]
+    seeds = [line for line in lines if f"{group.name}/seed_" in line]
     return [line for line in seeds if folder_of(line.split()[0]) == group.parent.parent]  # other tests have some, too
 
 
