@@ -123,7 +123,7 @@ def ready(bonus):
     algorithm, collector = with_bonus("ppo", "discrete", bonus)
     algorithm.update(collector.buffer)
     drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
-    rows = algorithm.bonus.transitions(drawn)
+    rows = algorithm.bonus.transitions(drawn, torch.Generator())
     return algorithm.bonus, rows, drawn.valid * (torch.arange(drawn.valid.shape[1]) > 0)
 
 
@@ -183,7 +183,7 @@ def test_windows_of_several_steps_are_refused():
 
 
 def test_an_unknown_bonus_is_named():
-    with pytest.raises(ConfigError, match=r"bonus\.kind is 'rdn'; it must be rnd or icm"):
+    with pytest.raises(ConfigError, match=r"bonus\.kind is 'rdn'; it must be rnd, icm, gail or airl"):
         BonusConfig(kind="rdn")
     with pytest.raises(ConfigError, match=r"bonus\.weight is 0"):
         BonusConfig(weight=0.0)

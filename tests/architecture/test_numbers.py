@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(54, 5176, "0036"),
+    "algorithms": Room(55, 5003, "0037"),
     "analysis": Room(10, 2051, "0036"),
     "buffers": Room(14, 2577, "0030"),
     "cli": Room(16, 1368, "0036"),
@@ -223,11 +223,11 @@ ROOMS = {
     "palaestra": Room(2, 102, "0029"),
     "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
-    "rollout": Room(9, 1595, "0036"),
-    "runs": Room(15, 2721, "0036"),
+    "rollout": Room(9, 1596, "0037"),
+    "runs": Room(15, 2731, "0037"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2346, "0032"),
+    "training": Room(16, 2365, "0037"),
 }
 """The size of each package when the rooms were opened."""
 

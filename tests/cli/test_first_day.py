@@ -77,6 +77,10 @@ def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, caps
         ("train TD3BC Pendulum-v1", "did you mean 'td3_bc'?"),
         ("train DreamerV3 CartPole-v1", "did you mean 'dreamer'?"),
         ("train a3c CartPole-v1", "unknown algorithm 'a3c' — did you mean 'a2c'?"),
+        (
+            "train GAIL Hopper-v5",
+            "part that other algorithms take: palaestra train ppo ENV --algorithm.bonus.kind gail",
+        ),
         ("train ppo Breakout-v0", "did you mean 'ALE/Breakout-v5'?"),
         ("train ppo PongNoFrameskip-v4", "did you mean 'ALE/Pong-v5'?"),
         ("train ppo HalfCheetah-v3", "did you mean 'HalfCheetah-v5'?"),

@@ -82,7 +82,7 @@ def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     hybrid = train("dqn", *options, "--algorithm.learning-starts", "20")
     assert learned(hybrid)
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, *options[2:]) == 2
-    assert "learns from data and collects none" in output(capsys)
+    assert "learns from data that it does not collect" in output(capsys)
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, "--offline.data", "demo") == 2
     assert "'demo/shared', but there is no such folder" in output(capsys)
 

@@ -59,9 +59,9 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "an offline algorithm without data": (
         "train cql Pendulum-v1",
         2,
-        "ConfigError cql learns from data and collects none; name some by offline.data: a folder, minari:DATASET or "
-        "d4rl:FILE. `palaestra data collect random Pendulum-v1 FOLDER --steps 10000` makes such a folder, as does "
-        "`palaestra data export RUN FOLDER`",
+        "ConfigError cql learns from data that it does not collect; name some by offline.data: a folder, "
+        "minari:DATASET or d4rl:FILE. `palaestra data collect random Pendulum-v1 FOLDER --steps 10000` makes such a "
+        "folder, as does `palaestra data export RUN FOLDER`",
     ),
     "data that is not there": (
         "train cql Pendulum-v1 --offline.data demos",

@@ -22,6 +22,7 @@ from palaestra.algorithms.exploration_bonus import *
 from palaestra.algorithms.flash_sac import *
 from palaestra.algorithms.fql import *
 from palaestra.algorithms.gradient_algorithm import *
+from palaestra.algorithms.imitation import *
 from palaestra.algorithms.impala import *
 from palaestra.algorithms.iql import *
 from palaestra.algorithms.iqn import *

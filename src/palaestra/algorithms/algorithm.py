@@ -109,18 +109,22 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BonusConfig:
-    """An exploration bonus; none by default."""
+    """A reward that is learned beside the algorithm: for novelty, or for what looks demonstrated; none by default."""
 
-    kind: Literal["rnd", "icm"] | None = None
-    """What measures novelty: random network distillation, or the intrinsic curiosity module."""
+    kind: Literal["rnd", "icm", "gail", "airl"] | None = None
+    """For novelty, beside the environment's rewards: random network distillation, or the intrinsic curiosity module. To
+    imitate offline.data, in their place: generative adversarial imitation, or adversarial inverse reinforcement
+    learning."""
     weight: Positive[float] = 0.1
-    """Reward for a bonus of one running standard deviation."""
+    """Reward for a novelty of one running standard deviation."""
     learning_rate: Positive[float] = 1e-3
-    """Step size of Adam for what measures novelty."""
+    """Step size of Adam for what gives the reward."""
     hidden_sizes: tuple[int, ...] = (64,)
     """Units of each hidden layer of its networks."""
     feature_size: Positive[int] = 32
-    """Features into which observations are encoded."""
+    """Features into which observations are encoded, for novelty."""
+    gradient_penalty: NotNegative[float] = 1.0
+    """Lambda of imitation: how much slopes of the discriminator other than 1 cost."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "bonus.")

@@ -1,32 +1,130 @@
-"""Rewards for novelty, as a part that any gradient algorithm takes: `ExplorationBonus`.
+"""Rewards that are learned, as a part of any gradient algorithm: `LearnedReward`, and of novelty `ExplorationBonus`.
 
-The bonus is added to the rewards of an update before the algorithm's `preprocess` sees them. What measures novelty
-learns beside the algorithm: its loss is a term of its own, of the same minibatches, with an optimizer of its own.
+They are added to the rewards of an update, or take their place, before the algorithm's `preprocess` sees them. What
+gives them learns beside the algorithm: its loss is a term of its own, of the same minibatches.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import BonusConfig
 from palaestra.algorithms.parts import RunningMoments
-from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation
+from palaestra.core import Batch
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
-from palaestra.nn import CompositeNetwork, CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.nn import CompositeNetwork, Network, NetworkConfig
 from palaestra.ops import masked_mean, valid_starts, variance
-from palaestra.policies import ObservationNormalizer, Policy
+from palaestra.policies import ObservationNormalizer
 from palaestra.policies.actions import head_of
 
-__all__ = ["CuriosityModule", "ExplorationBonus", "RandomNetworkDistillation", "bonus_of"]
+__all__ = ["CuriosityModule", "ExplorationBonus", "LearnedReward", "RandomNetworkDistillation"]
 
 _CLIP = 5.0  # of normalised observations, in standard deviations: Burda et al. 2019, section 2.4
 _EPSILON = 1e-8  # where nothing is novel
 _LEAST_UNIT = 0.1  # of the mean novelty: where all rows are alike, there is no deviation to divide by
 
 
-class ExplorationBonus(ABC):
+class LearnedReward(ABC):
+    """A reward that is learned beside an algorithm, in its minibatches, with an optimizer of its own.
+
+    A subclass fills `trained` and `fixed` with its networks and defines `rewards` and `losses`.
+
+    Args:
+        config: see `BonusConfig`.
+        observation_spec: of the environment.
+    """
+
+    trained: nn.ModuleDict
+    """What its loss trains: the model component `bonus`."""
+    fixed: nn.ModuleDict
+    """Frozen networks and running statistics: the model component `bonus_fixed`, so that checkpoints have them."""
+    replaces: ClassVar[bool] = False
+    """Whether the environment's rewards are not looked at."""
+
+    def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
+        self.config = config
+        self.trained = nn.ModuleDict()
+        self.fixed = nn.ModuleDict()
+        if any(leaf.dtype.is_floating_point for leaf in spec_leaves(observation_spec).values()):
+            self.fixed["normalizer"] = ObservationNormalizer(observation_spec, _CLIP)
+
+    @abstractmethod
+    def rewards(self, rows: Any, valid: Tensor) -> Tensor:
+        """Of transitions, [...]; called without gradients, once for all of an update.
+
+        Args:
+            rows: `transitions`, observations not normalised.
+            valid: [...] which count, 0 or 1.
+        """
+
+    @abstractmethod
+    def losses(self, rows: Any) -> Tensor:
+        """What learning lowers, [...], with gradients.
+
+        Args:
+            rows: `transitions`, observations not normalised.
+        """
+
+    @final
+    @torch.no_grad()
+    def rewarded(self, drawn: Any) -> tuple[Any, Tensor]:
+        """Rewards to learn from, with statistics that take these transitions into account.
+
+        Args:
+            drawn: an unroll, sequences, or windows of one step.
+
+        Returns:
+            The data with new rewards, and the mean learned reward of the rows that may be learned from.
+        """
+        rows, valid = _transitions(drawn), _valid(drawn)
+        if "normalizer" in self.fixed:
+            normalizer: Any = self.fixed["normalizer"]
+            normalizer.merge(normalizer.increment(rows["next_observation"], valid))
+        learned = self.rewards(rows, valid) * valid
+        given = drawn["reward"][1:]
+        reward = learned.reshape_as(given) + (0 if self.replaces else given)
+        return drawn.replace(reward=torch.cat((drawn["reward"][:1], reward))), masked_mean(learned, valid)
+
+    def transitions(self, drawn: Any, generator: torch.Generator) -> Batch:
+        """What minibatches need for `loss`: `observation`, `action` and `next_observation`, [T, B, ...] or [N, ...].
+
+        Args:
+            drawn: an unroll, sequences, or windows of one step.
+            generator: of what is drawn beside, on the CPU.
+        """
+        return _transitions(drawn)
+
+    @final
+    def loss(self, batch: Any) -> Tensor:
+        """The loss term `bonus`: the mean loss over the valid rows of a minibatch.
+
+        Args:
+            batch: a minibatch whose field `bonus` holds `transitions`.
+        """
+        losses, valid = self.losses(batch["bonus"]), batch.get("valid")
+        return losses.mean() if valid is None else masked_mean(losses, valid)
+
+    @final
+    def normalized(self, observation: Any) -> Any:
+        """Observations as the networks see them; integers stay as they are.
+
+        Args:
+            observation: leaves [..., *observation].
+        """
+        return self.fixed["normalizer"](observation) if "normalizer" in self.fixed else observation
+
+
+def _transitions(drawn: Any) -> Batch:
+    observation = drawn["observation"]
+    before, after = (
+        (observation, drawn["next_observation"]) if "next_observation" in drawn else (observation[:-1], observation[1:])
+    )
+    return Batch.of({"observation": before, "action": drawn["action"], "next_observation": after})
+
+
+class ExplorationBonus(LearnedReward):
     """Measures novelty, and learns to find it less novel next time.
 
         r' = r + weight · novelty / σ,   σ the running standard deviation of novelty, at least a tenth of its mean
@@ -38,20 +136,12 @@ class ExplorationBonus(ABC):
 
     Args:
         config: see `BonusConfig`.
-        observation_spec: of the environment.
+        observation_spec: which has what may be new.
     """
 
-    trained: nn.ModuleDict
-    """What its loss trains: the model component `bonus`."""
-    fixed: nn.ModuleDict
-    """Frozen networks and running statistics: the model component `bonus_fixed`, so that checkpoints have them."""
-
     def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
-        self.config = config
-        self.trained = nn.ModuleDict()
-        self.fixed = nn.ModuleDict({"scale": RunningMoments()})
-        if any(leaf.dtype.is_floating_point for leaf in spec_leaves(observation_spec).values()):
-            self.fixed["normalizer"] = ObservationNormalizer(observation_spec, _CLIP)
+        super().__init__(config, observation_spec)
+        self.fixed["scale"] = RunningMoments()
 
     @abstractmethod
     def novelty(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
@@ -74,53 +164,16 @@ class ExplorationBonus(ABC):
         """
 
     @final
-    @torch.no_grad()
-    def rewarded(self, drawn: Any) -> tuple[Any, Tensor]:
-        """Adds bonuses to rewards, with statistics that take these transitions into account.
-
-        Args:
-            drawn: an unroll, sequences, or windows of one step.
-
-        Returns:
-            The data with new rewards, and the mean bonus of the rows that may be learned from.
-        """
-        fields, valid = self.transitions(drawn), _valid(drawn)
-        if "normalizer" in self.fixed:
-            normalizer: Any = self.fixed["normalizer"]
-            normalizer.merge(normalizer.increment(fields["next_observation"], valid))
-        novelty = self.novelty(*self._normalized(fields))
+    def rewards(self, rows: Any, valid: Tensor) -> Tensor:
+        novelty = self.novelty(*self._normalized(rows))
         scale: Any = self.fixed["scale"]
         scale.merge(novelty[valid.bool()])
         unit = torch.maximum(variance(scale.moments).sqrt(), _LEAST_UNIT * scale.moments.mean) + _EPSILON
-        bonus = self.config.weight * novelty / unit.float() * valid
-        reward = torch.cat((drawn["reward"][:1], drawn["reward"][1:] + bonus.reshape_as(drawn["reward"][1:])))
-        return drawn.replace(reward=reward), masked_mean(bonus, valid)
+        return self.config.weight * novelty / unit.float()
 
     @final
-    def transitions(self, drawn: Any) -> Batch:
-        """What minibatches need for `loss`: `observation`, `action` and `next_observation`, [T, B, ...] or [N, ...].
-
-        Args:
-            drawn: an unroll, sequences, or windows of one step.
-        """
-        observation = drawn["observation"]
-        before, after = (
-            (observation, drawn["next_observation"])
-            if "next_observation" in drawn
-            else (observation[:-1], observation[1:])
-        )
-        return Batch.of({"observation": before, "action": drawn["action"], "next_observation": after})
-
-    @final
-    def loss(self, batch: Any) -> Tensor:
-        """The loss term `bonus`: the mean error over the valid rows of a minibatch.
-
-        Args:
-            batch: a minibatch whose field `bonus` holds `transitions`.
-        """
-        errors = self.errors(*self._normalized(batch["bonus"]))
-        valid = batch.get("valid")
-        return errors.mean() if valid is None else masked_mean(errors, valid)
+    def losses(self, rows: Any) -> Tensor:
+        return self.errors(*self._normalized(rows))
 
     @final
     def network(self, observation_spec: SpecTree, num_hidden: int = 1) -> Network:
@@ -133,11 +186,8 @@ class ExplorationBonus(ABC):
         config = NetworkConfig(hidden_sizes=self.config.hidden_sizes * num_hidden, activation="relu")
         return Network(observation_spec, self.config.feature_size, config)
 
-    def _normalized(self, fields: Any) -> tuple[Any, Any, Any]:
-        observation, after = fields["observation"], fields["next_observation"]
-        if "normalizer" in self.fixed:
-            observation, after = self.fixed["normalizer"](observation), self.fixed["normalizer"](after)
-        return observation, fields["action"], after
+    def _normalized(self, rows: Any) -> tuple[Any, Any, Any]:
+        return self.normalized(rows["observation"]), rows["action"], self.normalized(rows["next_observation"])
 
 
 def _valid(drawn: Any) -> Tensor:
@@ -161,7 +211,7 @@ class RandomNetworkDistillation(ExplorationBonus):
 
     Args:
         config: see `BonusConfig`.
-        observation_spec: of the environment.
+        observation_spec: which has what may be new.
     """
 
     def __init__(self, config: BonusConfig, observation_spec: SpecTree) -> None:
@@ -218,31 +268,3 @@ class CuriosityModule(ExplorationBonus):
     def _surprise(self, before: Tensor, action: Any, after: Tensor) -> Tensor:
         foreseen = self.trained["dynamics"](Batch.of({"features": before, "action": action}))
         return 0.5 * (foreseen - after).square().mean(-1)
-
-
-def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: RunSeeds) -> ExplorationBonus | None:
-    """The bonus that an algorithm's configuration asks for in its field `bonus`, if it has one.
-
-    Args:
-        config: of an algorithm.
-        policy: which acts.
-        model: is given the bonus's components and their optimizer.
-        plan: the data that the algorithm wants.
-        seeds: of the run.
-
-    Raises:
-        ConfigError: it asks for windows of several steps, whose middle observations are not drawn.
-    """
-    settings: BonusConfig | None = getattr(config, "bonus", None)
-    if settings is None or settings.kind is None:
-        return None
-    if isinstance(plan, Replay) and plan.mini_batch_length == 1 and plan.n_step > 1:
-        raise ConfigError(f"an exploration bonus needs n_step=1 and was given n_step={plan.n_step}")
-    with seeded_initialisation(seeds.integer("initialisation", 1)):
-        if settings.kind == "rnd":
-            bonus: ExplorationBonus = RandomNetworkDistillation(settings, policy.observation_spec)
-        else:
-            bonus = CuriosityModule(settings, policy.observation_spec, policy.raw_action_spec)
-    option = OptimizerOption("adam", {"lr": settings.learning_rate})
-    model.extend({"bonus": bonus.trained, "bonus_fixed": bonus.fixed}, {"bonus": option})
-    return bonus

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.compiled_steps import CompiledSteps
-from palaestra.algorithms.exploration_bonus import bonus_of
+from palaestra.algorithms.imitation import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_rows
 from palaestra.core import Batch, ConfigError, DataSource, Minibatches, Plan, RunSeeds, equal_minibatches
@@ -283,7 +283,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             self.after_update(data.batch)
 
     def _rewarded(self, drawn: Batch, info: UpdateInfo) -> Batch:
-        """With the bonus added to the rewards, where there is one."""
+        """With learned rewards beside the others, or in their place, where there are any."""
         if self.bonus is None:
             return drawn
         rewarded, mean = self.bonus.rewarded(drawn)
@@ -307,12 +307,13 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             self._require_batch("preprocess", batch)
         if "env_info" in vars(drawn) or "untransformed" in vars(drawn):
             batch = self._with_rest(batch, drawn)
-        batch = self.noise(batch, generator or self._noise_generator)
+        generator = generator or self._noise_generator
+        batch = self.noise(batch, generator)
         if not self._has_prepared:
             self._require_batch("noise", batch)
             self._has_prepared = True
         batch = self._ready(batch)
-        return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn))
+        return batch if self.bonus is None else batch.replace(bonus=self.bonus.transitions(drawn, generator))
 
     def _require_batch(self, method: str, batch: Any) -> None:
         if not isinstance(batch, Batch):

@@ -323,6 +323,14 @@ _ELSEWHERE = {
     "es": "evolution_strategies", "pg": "reinforce", "tqc": "quantile_sac", "vpg": "reinforce",
 }  # fmt: skip
 """What other libraries call our algorithms."""
+_PARTS = {
+    "airl": "ppo ENV --algorithm.bonus.kind airl --offline.data FOLDER",
+    "gail": "ppo ENV --algorithm.bonus.kind gail --offline.data FOLDER",
+    "her": "sac ENV --hindsight.share 0.8",
+    "icm": "ppo ENV --algorithm.bonus.kind icm",
+    "rnd": "ppo ENV --algorithm.bonus.kind rnd",
+}
+"""What others have as algorithms, and is a part of ours: how one has it."""
 
 
 def algorithm_class(name: str) -> Any:
@@ -345,7 +353,9 @@ def algorithm_class(name: str) -> Any:
         plain = re.sub(r"[\W_]|v3$", "", name.lower())
         meant = _ELSEWHERE.get(plain) or next((one for one in ALGORITHMS if one.replace("_", "") == plain), None)
         known = f" — did you mean {meant!r}?" if meant else did_you_mean(name, ALGORITHMS)
-        own = "" if known.endswith("?") else "; one of your own is named my_module:MyAlgorithm"
+        if plain in _PARTS:
+            known = f"; {plain.upper()} is a part that other algorithms take: palaestra train {_PARTS[plain]}"
+        own = "" if known.endswith("?") or plain in _PARTS else "; one of your own is named my_module:MyAlgorithm"
         raise ConfigError(f"unknown algorithm {name!r}{known}{own}")
     return ALGORITHMS[name]
 

@@ -73,6 +73,8 @@ class Collector:
         """Actions executed so far."""
         self.source: DataSource = buffer
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
+        self.stepped: Callable[[TimeStep, TimeStep | None], None] | None = None
+        """Called after each env step with what was answered, and LAST rows of lanes that began an episode within it."""
         self._num_ready = env.num_ready
         if env.batch_size % self._num_ready:
             raise ConfigError(
@@ -215,9 +217,7 @@ class Collector:
             ConfigError: whole episodes are asked for, and the environments cannot play them.
             NonFiniteError: an observation or reward is NaN or infinite.
         """
-        began = time.perf_counter()
-        self._pausing = False
-        info = CollectInfo(0)
+        info, began, self._pausing = CollectInfo(0), time.perf_counter(), False
         if not self.unfinished:
             self._tracker.begin()
         if self.episodes is not None:
@@ -276,7 +276,7 @@ class Collector:
             self._refuse_random()
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
-            graph = None if random else self._compiled
+            graph = None if random or self.stepped else self._compiled
             rows = run(rows, info, random) if graph is None else self._run_compiled(graph, rows, info)
             if graph is None:
                 self._check()
@@ -286,12 +286,12 @@ class Collector:
     def _run_in_lockstep(self, rows: int, info: CollectInfo, random: bool, lanes: np.ndarray | None = None) -> int:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
-        write = self._writer.write
+        write, stepped = self._writer.write, self.stepped
         env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
         time_step, state = self.current(), self._state
         while done < rows and not self._pausing:
-            kinds = time_step.step_type if lanes is None else time_step.step_type[lanes]
-            resets += kinds.tolist().count(_LAST)  # the action on a LAST row is not executed
+            # the action on a LAST row is not executed
+            resets += (time_step.step_type if lanes is None else time_step.step_type[lanes]).tolist().count(_LAST)
             begin = clock()
             if type(state) is not tuple:
                 state = policy.begun(state, time_step.first)  # what acts on a FIRST row is what is stored with it
@@ -310,6 +310,8 @@ class Collector:
                 write(*tree_select((step.action, time_step, state), lanes), lanes=lanes, ended=ended)
             state = step.state
             done += 1
+            if stepped is not None:
+                stepped(time_step, ended)
         self._time_step, self._state = time_step, state
         self._count(info, done * (self.num_lanes if lanes is None else len(lanes)) - resets, env_s, inference_s)
         return done
@@ -331,8 +333,7 @@ class Collector:
         action is on its way when weights change.
         """
         env, policy, clock, num_envs = self.env, self.policy, time.perf_counter, self.num_lanes
-        latest = _without_info(self.current())
-        state = self._state
+        latest, state = _without_info(self.current()), self._state
         before, actions = state, None
         ready, sent, on_the_way, env_s, inference_s, env_steps = latest, 0, 0, 0.0, 0.0, 0
         while True:
@@ -362,6 +363,8 @@ class Collector:
             ended = None if env.ended is None else self._seen(env.ended)
             self._writer.write(tree_select(actions, lanes), ready, tree_select(before, lanes), lanes, ended)
             latest = put_rows(latest, lanes, _without_info(ready))
+            if self.stepped is not None:
+                self.stepped(ready, ended)
         self._time_step, self._state = latest, state
         self._count(info, env_steps, env_s, inference_s)
         return rows if sent >= rows * num_envs else sent // num_envs

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.algorithms import Algorithm
+from palaestra.algorithms import AdversarialReward, Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_d4rl, from_minari, sampler_of, to_minari, with_actions
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import (
     POLICY,
+    Batch,
     ConfigError,
     MissingExtraError,
     Offline,
@@ -62,14 +63,19 @@ def load_for(
         ConfigError: the algorithm needs data or cannot use any, or it is of another environment.
         CheckpointError: it is damaged.
     """
-    plan = algorithm.plan
+    plan, learned = algorithm.plan, getattr(algorithm, "bonus", None)
     if data is None:
-        if plan.data == "offline":
+        if plan.data == "offline" or isinstance(learned, AdversarialReward):
             raise ConfigError(
-                f"{name} learns from data and collects none; name some by offline.data: a folder, minari:DATASET or "
-                f"d4rl:FILE. `palaestra data collect random {config.env.name} FOLDER --steps 10000` makes such a "
-                "folder, as does `palaestra data export RUN FOLDER`"
+                f"{name} learns from data that it does not collect; name some by offline.data: a folder, "
+                f"minari:DATASET or d4rl:FILE. `palaestra data collect random {config.env.name} FOLDER --steps 10000` "
+                "makes such a folder, as does `palaestra data export RUN FOLDER`"
             )
+        return None
+    if isinstance(learned, AdversarialReward):
+        if config.offline.fraction is not None or config.offline.updates:
+            raise ConfigError("imitation only looks at the data; leave out offline.fraction and offline.updates")
+        learned.imitate(_transitions(read_for(algorithm.policy, data, config.env.name, reward_shape)))
         return None
     _require_use(config, algorithm, name)
     buffer = read_for(algorithm.policy, data, config.env.name, reward_shape)
@@ -80,6 +86,14 @@ def load_for(
     if plan.data == "replay":
         buffer.sampler = sampler_of(plan)
     return buffer
+
+
+def _transitions(buffer: ReplayBuffer) -> Batch:
+    """All that a buffer holds: `observation`, `action` and `next_observation`, leaves [N, ...]."""
+    lanes = [buffer.in_time_order(lane)[:-1] for lane in range(buffer.num_lanes)]
+    at = np.concatenate([rows[buffer.is_start(rows)] for rows in lanes])
+    fields = {name: buffer.take(name, at) for name in ("observation", "action")}
+    return Batch.of(fields | {"next_observation": buffer.take("observation", buffer.following(at, 1))})
 
 
 def read_for(
@@ -99,8 +113,7 @@ def read_for(
         CheckpointError: it is damaged.
     """
     buffer = _read(data, policy)
-    misfit = _misfit(buffer, policy, reward_shape, learns) or _unlearnable(buffer)
-    if misfit:
+    if misfit := _misfit(buffer, policy, reward_shape, learns) or _unlearnable(buffer):
         raise ConfigError(f"offline.data {data!r} does not fit {name}: {misfit}")
     return _as_sampled(buffer, policy)
 
@@ -113,8 +126,7 @@ def mixed(config: ExperimentConfig, buffer: Any, data: ReplayBuffer) -> MixtureS
         buffer: what the run collects.
         data: from `load_for`.
     """
-    fraction = config.offline.share
-    return MixtureSource([(buffer, 1 - fraction), (data, fraction)])
+    return MixtureSource([(buffer, 1 - config.offline.share), (data, config.offline.share)])
 
 
 def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str) -> None:

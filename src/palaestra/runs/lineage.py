@@ -100,7 +100,7 @@ def _refuse_idle(algorithm: Any) -> None:
             "would do nothing; leave it out"
         )
     if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
-        raise ConfigError("algorithm.bonus has settings and no kind, so that there is no bonus; give rnd or icm")
+        raise ConfigError("algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl")
 
 
 def require_effect(config: ExperimentConfig) -> None:

@@ -35,6 +35,7 @@ from palaestra.envs.create import is_pool
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
 from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
+from palaestra.runtime import usage
 from palaestra.training import Callback, policy_folder
 
 __all__ = ["suitable_algorithms"]
@@ -200,10 +201,8 @@ def _resident_bytes() -> int:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    used = usage()
+    return 0 if used is None else used.memory_bytes
 
 
 def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:

@@ -111,7 +111,12 @@ def population(learners: Sequence[Learner], trainers: Sequence[Trainer]) -> tupl
     Args:
         learners: of each, with `as_member`.
         trainers: of each.
+
+    Raises:
+        ConfigError: a callback asks for env steps, which are those of all runs.
     """
+    if any(callback.stepped for trainer in trainers for callback in trainer.callbacks):
+        raise ConfigError("a callback has a hook stepped, but a population steps in one graph; leave out run.together")
     algorithms: Any = [trainer.algorithm for trainer in trainers]
     collectors: Any = [trainer.collector for trainer in trainers]
     config, compiles = learners[0].config, learners[0].config.run.compile is True

@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from palaestra.algorithms import UpdateInfo
+from palaestra.core import ConfigError, TimeStep
 from palaestra.policies import Policy
-from palaestra.rollout import Evaluation
+from palaestra.rollout import Collector, Evaluation
 from palaestra.training.parts import TrainingRun
 
 __all__ = ["Callback", "Evaluated"]
@@ -54,6 +55,11 @@ class Callback:
         for name in (name for name, value in vars(cls).items() if callable(value) and name not in hooks):
             if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):
                 _log.warning("%s.%s is no hook that a run calls; did you mean %s?", cls.__name__, name, close[0])
+
+    stepped: Callable[[TrainingRun, TimeStep], None] | None = None
+    """`(trainer, time_step)`: after each env step of all environments together, with what they answered: rows [B], of
+    which `prev_action` was executed. A method of yours, or `None`, which costs nothing. Steps that compiled code makes
+    are then made one by one; a run that collects in other processes, or for many agents, refuses it."""
 
     def iteration_began(self, trainer: TrainingRun) -> None:
         """Before each unroll; once more, when the run goes on, where a signal came meanwhile.
@@ -110,6 +116,35 @@ class Callback:
         Args:
             state: as it was; not called where it was empty.
         """
+
+
+def attach_steps(callbacks: Sequence[Callback], trainer: TrainingRun) -> None:
+    """Has a collector call `Callback.stepped`, where a callback has it.
+
+    Args:
+        callbacks: in order.
+        trainer: whose collector it is.
+
+    Raises:
+        ConfigError: env steps are made where no callback sees them.
+    """
+    hooks = [callback.stepped for callback in callbacks if callback.stepped is not None]
+    if not hooks:
+        return
+    collector: Any = trainer.collector
+    if not isinstance(collector, Collector):
+        names = ", ".join(type(callback).__name__ for callback in callbacks if callback.stepped is not None)
+        raise ConfigError(
+            f"{names} has a hook stepped, but {type(collector).__name__} makes no env steps of one agent in this "
+            "process; use iteration_ended, or wrap the environment (env.wrappers)"
+        )
+
+    def stepped(time_step: TimeStep, ended: TimeStep | None) -> None:
+        for rows in (time_step,) if ended is None else (ended, time_step):
+            for hook in hooks:
+                hook(trainer, rows)
+
+    collector.stepped = stepped
 
 
 def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics, reported
 from palaestra.training.async_evaluation import Evaluator, Made
-from palaestra.training.callbacks import Callback, Evaluated, callback_states, load_callback_states
+from palaestra.training.callbacks import Callback, Evaluated, attach_steps, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
 from palaestra.training.console import TimeSplit
@@ -118,6 +118,7 @@ class Trainer:
         Args:
             stop: entered outside, with `asked_to_stop`.
         """
+        attach_steps(self.callbacks, self)
         self._loggers.start(self._position())
         self._time.start()
         self._evaluated_s = began = time.monotonic()

@@ -1,0 +1,47 @@
+"""Runs that imitate data: what they are refused, and that they resume as if they had never stopped."""
+
+import pytest
+import torch
+
+import palaestra
+from palaestra.core import ConfigError, load_tensors
+from palaestra.envs import EnvConfig
+from palaestra.runs.data import collect_data
+
+SETTINGS = {
+    "algorithm__bonus__kind": "gail",
+    "algorithm__learning_rate": 1e-3,  # schedules would follow the budget
+    "algorithm__clip": 0.2,
+    "run__tensorboard": False,
+    "trainer__eval_every_steps": None,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imitated") / "data"
+    collect_data(None, EnvConfig(name="CartPole-v1", num_envs=2), folder, steps=200)
+    return str(folder)
+
+
+def trained(data, folder, name, steps, **more):
+    settings = SETTINGS | {"run__directory": str(folder), "run__name": name, "trainer__total_env_steps": steps} | more
+    return palaestra.train("ppo", "CartPole-v1", offline__data=data, algorithm__unroll_length=32, **settings)
+
+
+def test_a_run_that_imitates_is_resumed_as_if_it_had_never_stopped(data, tmp_path):
+    trained(data, tmp_path, "whole", 1024)
+    trained(data, tmp_path, "parts", 512)
+    palaestra.resume(tmp_path / "parts", trainer__total_env_steps=1024)
+    ends = [sorted((tmp_path / name / "checkpoints").glob("*/"))[-1] for name in ("whole", "parts")]
+    whole, parts = (load_tensors(next(iter(sorted(end.rglob("*algorithm*.safetensors"))))) for end in ends)
+    learned = [key for key in whole if "bonus" in key]
+    assert learned
+    assert all(torch.equal(whole[key], parts[key]) for key in whole if isinstance(whole[key], torch.Tensor))
+
+
+def test_data_that_is_not_there_or_is_asked_for_more_is_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"ppo learns from data that it does not collect; name some by offline\.data"):
+        trained(None, tmp_path, "without", 64)
+    with pytest.raises(ConfigError, match="imitation only looks at the data"):
+        trained(data, tmp_path, "mixed", 64, offline__fraction=0.5)
