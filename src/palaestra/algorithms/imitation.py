@@ -136,7 +136,7 @@ class AdversarialReward(LearnedReward):
             return torch.zeros_like(mix)
         f = self.trained["reward"](between)
         slopes = torch.autograd.grad(f.sum(), free, create_graph=True)
-        square = sum(slope.flatten(mix.ndim).square().sum(-1) for slope in slopes)
+        square = torch.stack([slope.flatten(mix.ndim).square().sum(-1) for slope in slopes]).sum(0)
         return 0.5 * self.config.gradient_penalty * ((square + _LEAST).sqrt() - 1).square()
 
 
