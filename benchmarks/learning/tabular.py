@@ -25,7 +25,7 @@ Q_LEARNING = ("c51", "dqn", "iqn", "munchausen_dqn", "qr_dqn", "rainbow")
 OTHERS = ("discrete_sac", "evolution_strategies", "pqn", "sarsa")
 ALGORITHMS = sorted((*ON_POLICY, *Q_LEARNING, *OTHERS))
 """Those of discrete actions that neither plan, nor learn a model, nor learn from data."""
-STEPS = {"evolution_strategies": 100_000, "discrete_sac": 10_000, **dict.fromkeys(Q_LEARNING, 10_000)}
+STEPS = {"evolution_strategies": 100_000, "discrete_sac": 10_000, **dict.fromkeys(Q_LEARNING, 30_000)}
 FEWER = 40_000
 """Env steps of the others."""
 TOLERATED = 0.02
