@@ -123,10 +123,10 @@ def test_of_two_starts_with_one_name_the_later_is_refused(copy, monkeypatch, cap
     makes, config = run_directory.provenance, RunDirectory(copy).config
     shutil.rmtree(copy)
 
-    def slow():  # meanwhile another process begins and makes the same run
+    def slow(env):  # meanwhile another process begins and makes the same run
         monkeypatch.setattr(run_directory, "provenance", makes)
         RunDirectory.create(config)
-        return makes()
+        return makes(env)
 
     monkeypatch.setattr(run_directory, "provenance", slow)
     sizes = ("--algorithm.unroll-length", "8", "--algorithm.network.hidden-sizes", "8")

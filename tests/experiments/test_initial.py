@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_named(source, tmp_path):
     assert "Give this run the same environment, algorithm and network" in str(refused.value)
     with pytest.raises(ConfigError, match=r"normalizer is \{.*\} there and null here"):
         learner_from(source)
-    with pytest.raises(ConfigError, match=r"observation_spec is .* there and .* here"):
+    with pytest.raises(ConfigError, match=r"it sees .* there and .* here"):
         learner_from(source, env="CartPole-v1", algorithm__normalize_observation=True, env__max_episode_steps=None)
     with pytest.raises(CheckpointError, match="there is no run 'nowhere'"):
         learner_from("nowhere", run__directory=str(tmp_path))

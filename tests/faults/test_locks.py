@@ -92,7 +92,7 @@ def test_a_new_run_never_writes_into_an_old_directory(run):
 def test_a_run_that_could_not_be_made_leaves_nothing(tmp_path, monkeypatch):
     """F9, F10: a full disk, or a kill while it is made; a job that begins again finds the name free."""
     with monkeypatch.context() as patched:
-        patched.setattr("palaestra.runs.run_directory.provenance", lambda: 1 / 0)
+        patched.setattr("palaestra.runs.run_directory.provenance", lambda env: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trained(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -26,5 +26,5 @@ def test_who_always_wins_is_far_above_its_snapshots_and_above_chance():
     assert lost["pool_elo_high"] < -200
     assert lost["elo"] < -60
     even = rated(player(1), [player(1)], game, 40, 0, None)
-    assert even["pool_elo"] == pytest.approx(0, abs=1)
+    assert even["pool_elo"] == pytest.approx(0, abs=5)  # games against chance count, too
     assert rated(player(0), [player(1)], game, 39, 0, None) == lost, "both sides begin as often"

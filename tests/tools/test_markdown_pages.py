@@ -11,7 +11,7 @@ from tools import markdown_pages
 def test_every_page_is_there_as_markdown_and_listed_with_its_first_sentence(tmp_path, monkeypatch):
     shutil.copytree(markdown_pages.DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
     for name in ("commands.md", "coming_from/names.md"):  # written by `make docs`
-        (tmp_path / "docs" / name).touch()
+        (tmp_path / "docs" / name).write_text("# Written\n")
     monkeypatch.setattr(markdown_pages, "DOCS", tmp_path / "docs")
     pages = sorted(path.relative_to(markdown_pages.DOCS) for path in markdown_pages.DOCS.rglob("*.md"))
     markdown_pages.write(tmp_path)

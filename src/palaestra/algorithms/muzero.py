@@ -116,7 +116,7 @@ class MuZeroBatch(Batch):
     valid: Tensor
     """[1, N] 0 where no action was taken in the first row."""
     again: Any
-    """[K, N] 1 where the same player moves again after an action; `None` where nobody says who moves."""
+    """[K, N] 1 where the same player moves again after an action; not there where nobody says who moves."""
 
 
 class MuZero(GradientAlgorithm[SearchPolicy]):
@@ -173,7 +173,7 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
                 "value_weight": torch.maximum(1 - over, terminated),
                 "reward_weight": torch.maximum(before, terminated)[1:],
                 "valid": 1 - over[:1],
-                "again": (gamma[:steps] > 0).to(torch.float32) if network.says_player else None,
+                **({"again": (gamma[:steps] > 0).to(torch.float32)} if network.says_player else {}),
             }
         )
 
@@ -199,7 +199,7 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
             "value_error": (value * batch.value_weight * share).sum(0),
             "policy_error": (policy * batch.policy_weight * share).sum(0),
         }
-        if batch.again is not None:
+        if "again" in vars(batch):
             wrong = binary_cross_entropy_with_logits(torch.cat(again, -1).T, batch.again, reduction="none")
             errors["player_error"] = (wrong * batch.policy_weight[1:] * share[1:]).sum(0)
         means = {name: masked_mean(error, batch.valid[0]) for name, error in errors.items()}

@@ -326,7 +326,7 @@ class HeldNoise(Exploration):
     Examples:
         >>> noise, generator = HeldNoise(longest=16), torch.Generator().manual_seed(2)
         >>> [round(float(noise.noise(torch.zeros(1), generator)), 1) for _ in range(6)]
-        [0.4, -0.9, -1.1, -1.1, -1.1, -0.2]
+        [0.4, 0.4, -0.2, -2.1, -0.6, 0.6]
     """
 
     def __init__(self, longest: int = 16, *, seed: int = 0) -> None:

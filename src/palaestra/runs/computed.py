@@ -58,9 +58,8 @@ def versions(env: str = "") -> dict[str, str]:
     return {"python": platform.python_version(), **known, **found}
 
 
-@functools.cache
 def package_version(package: str) -> str | None:
-    """The version of an installed package, which stays while a process lives; `None` without it.
+    """The version of an installed package; `None` without it.
 
     Args:
         package: its name.
