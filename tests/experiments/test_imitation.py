@@ -7,6 +7,7 @@ import palaestra
 from palaestra.core import ConfigError, load_tensors
 from palaestra.envs import EnvConfig
 from palaestra.runs.data import collect_data
+from palaestra.training import Callback
 
 SETTINGS = {
     "algorithm__bonus__kind": "gail",
@@ -45,3 +46,25 @@ def test_data_that_is_not_there_or_is_asked_for_more_is_refused(data, tmp_path):
         trained(None, tmp_path, "without", 64)
     with pytest.raises(ConfigError, match="imitation only looks at the data"):
         trained(data, tmp_path, "mixed", 64, offline__fraction=0.5)
+
+
+def test_a_run_goes_on_with_the_demonstrations_that_it_began_with(data, tmp_path):
+    """It was called exact, whatever lay in the folder by then."""
+    trained(data, tmp_path, "run", 64)
+    collect_data(None, EnvConfig(name="CartPole-v1", num_envs=2), tmp_path / "other", steps=90)
+    with pytest.raises(ConfigError, match="a run resumes with the data that it began with"):
+        palaestra.resume(tmp_path / "run", offline__data=str(tmp_path / "other"), trainer__total_env_steps=512)
+
+
+def test_what_steps_elsewhere_has_no_hook_for_steps(data, tmp_path):
+    hook = "tests.experiments.test_imitation:Watches"
+    with pytest.raises(ConfigError, match=r"Watches' with a hook stepped, .* leave out distributed\.runtime"):
+        trained(data, tmp_path, "watched", 64, run__callbacks=(hook,), distributed__runtime="process")
+    assert not (tmp_path / "watched").exists()
+
+
+class Watches(Callback):
+    """Sees every env step."""
+
+    def stepped(self, trainer, time_step):
+        pass

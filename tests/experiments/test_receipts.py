@@ -1,5 +1,6 @@
 """Tests of `palaestra verify --run`: a receipt for a run, which anyone can check on the same kind of machine."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import torch
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, verify_run
-from palaestra.training import CheckpointStore
+from palaestra.training import Callback, CheckpointStore
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import CHAIN, SMALL, trained
 from tests.runs.test_lineage import contents
@@ -62,6 +63,25 @@ def test_f33_the_last_iterations_come_to_the_same_bits_and_the_run_stays_as_it_i
     assert found["ok"]
     assert (found["ends"], found["other_bits"], found["machine"]) == (newest(run), [], {})
     assert 0 < found["begins"] < found["ends"]
+
+
+class EndsAt(Callback):
+    """Ends a run early, as a time limit does."""
+
+    def iteration_ended(self, trainer, updates):
+        if trainer.collector.env_steps >= 80:
+            trainer.stop("time limit")
+
+
+def test_a_run_that_was_ended_early_is_verified_too(tmp_path):
+    """Its last evaluation and row of metrics are part of its end, which the replay comes to in the same way."""
+    hook = "tests.experiments.test_receipts:EndsAt"
+    ended = trained(tmp_path, **SAVED, run__callbacks=(hook,), trainer__log_every_steps=1000)
+    assert ended.result.status == "stopped"
+    run = RunDirectory(ended.directory)
+    alone = dataclasses.replace(run.config.run, callbacks=())
+    run.save_config(dataclasses.replace(run.config, run=alone))
+    assert verify_run(run.path).ok
 
 
 @pytest.mark.parametrize("again", [{"from_start": True}, {"iterations": 4}])

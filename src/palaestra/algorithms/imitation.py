@@ -57,8 +57,8 @@ class AdversarialReward(LearnedReward):
         if self._infers and (policy.state_spec or not isinstance(policy, StochasticPolicy)):
             raise ConfigError(
                 f"algorithm.bonus.kind airl needs the probabilities of single actions, which {type(policy).__name__} "
-                f"{'says with a memory alone' if policy.state_spec else 'does not say'}; give gail, or an algorithm "
-                "such as ppo"
+                f"{'says with a memory alone' if policy.state_spec else 'does not say'}; give gail, or "
+                f"{'leave out network.recurrent' if policy.state_spec else 'an algorithm such as ppo'}"
             )
         layers = NetworkConfig(hidden_sizes=config.hidden_sizes, activation="tanh")
         pair = {"observation": policy.observation_spec, "action": policy.action_spec}
@@ -66,14 +66,17 @@ class AdversarialReward(LearnedReward):
         if self._infers:
             self.trained["potential"] = Network(policy.observation_spec, 1, layers)
         self._demonstrated: Batch | None = None
+        self.data: Any = None
+        """The buffer with what is imitated, of which checkpoints have the hash."""
 
-    def imitate(self, transitions: Batch) -> None:
+    def imitate(self, transitions: Batch, data: Any = None) -> None:
         """Takes what is to be imitated; before the first update, and again after a checkpoint is loaded.
 
         Args:
             transitions: `observation`, `action` as the policy samples it, and `next_observation`, leaves [N, ...].
+            data: the buffer that they were read from: a run resumes with the one that it began with.
         """
-        self._demonstrated = transitions
+        self._demonstrated, self.data = transitions, data
 
     def transitions(self, drawn: Any, generator: torch.Generator) -> Batch:
         """With a demonstrated transition, and a share to mix both by, beside each one."""

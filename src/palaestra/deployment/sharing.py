@@ -56,7 +56,7 @@ class SharedPolicy:
         mean, std, episodes = (facts["evaluation"][key] for key in ("return_mean", "return_std", "episodes"))
         lines = [
             f"policy      {facts['algorithm']} on {facts['environment']}, seed {facts['seed']}",
-            f"return      {mean:.2f} ± {std:.2f} ({episodes} episodes)",
+            f"return      {mean:.2f}, standard deviation {std:.2f} ({episodes} episodes)",
         ]
         if facts["seeds"] is not None:
             low, high = facts["seeds"]["ci95"]
@@ -160,7 +160,8 @@ def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolic
     repository = name if of_zoo else _require_repository(str(source))
     called = repository.replace("/", "_") if of_zoo else repository.partition("/")[2]
     target = Path(output) if output is not None else Path("shared") / called
-    _require_free(target)
+    if called:
+        _require_free(target)
     with tempfile.TemporaryDirectory() as temporary:
         (zoo.fetch if of_zoo else _download)(repository, Path(temporary))
         shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has

@@ -122,6 +122,8 @@ def _span(run: RunDirectory, iterations: int | None, *, from_start: bool) -> tup
     steps = [step for step in steps if step]  # one of the initial state says nothing that the seed does not
     if from_start and steps:
         return 0, steps
+    if from_start:
+        raise CheckpointError(f"{run.path} has no checkpoint that a replay could be compared with")
     if len(steps) < 2:
         raise CheckpointError(
             f"{run.path} has {'one checkpoint' if steps else 'no checkpoint'}, so there is nothing to replay from to "
@@ -201,7 +203,8 @@ def _replayed(
                 f"{run.path} cannot be replayed from {begin:,} env steps, for it would go on "
                 f"{', and '.join(copy.info['resume_reasons'])}; --from-start trains it again from its seed"
             )
-        for step in _boundaries(trainer, max(targets)):
+        stopped = run.info.get("status") == "stopped"
+        for step in _boundaries(trainer, max(targets), stops=stopped):
             if step in targets:
                 found[step] = _differing(run, copy, step, trainer.state())
     reached = trainer.collector.env_steps
@@ -210,8 +213,8 @@ def _replayed(
     return found
 
 
-def _boundaries(trainer: Trainer, last: int) -> Iterator[int]:
-    """Trains until some env step; halts where iterations end."""
+def _boundaries(trainer: Trainer, last: int, *, stops: bool) -> Iterator[int]:
+    """Trains until some env step, where the run may have been stopped; halts where iterations end."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(computing_at_speed())
         stop = stack.enter_context(StopSignals(trainer.asked_to_stop, grace_s=trainer.config.grace_s))
@@ -221,6 +224,8 @@ def _boundaries(trainer: Trainer, last: int) -> Iterator[int]:
                 if trainer.collector.env_steps >= last:
                     return
             trainer.train_iter()
+            if stops and trainer.collector.env_steps >= last and not trainer.collector.unfinished:
+                trainer.stop("the run was")  # evaluated, logged and saved
     if stop.received is not None:
         raise StoppedError("the replay is not whole, so it says nothing", stop.exit_code)
 

@@ -75,10 +75,11 @@ def load_for(
     if isinstance(learned, AdversarialReward):
         if config.offline.fraction is not None or config.offline.updates:
             raise ConfigError("imitation only looks at the data; leave out offline.fraction and offline.updates")
-        learned.imitate(_transitions(read_for(algorithm.policy, data, config.env.name, reward_shape)))
-        return None
-    _require_use(config, algorithm, name)
+    else:
+        _require_use(config, algorithm, name)
     buffer = read_for(algorithm.policy, data, config.env.name, reward_shape)
+    if isinstance(learned, AdversarialReward):
+        return learned.imitate(_transitions(buffer), buffer)
     try:
         buffer.starts(plan.window)
     except (ShapeError, ConfigError) as error:
@@ -324,9 +325,8 @@ def summary_of(path: str | Path, buffer: ReplayBuffer) -> DataSummary:
         path: of its folder.
         buffer: what lies there.
     """
-    rows = [buffer.in_time_order(lane)[:-1] for lane in range(buffer.num_lanes)]
     returns = [float(buffer.take("reward", episode[1:]).sum()) for episode in buffer.episodes()]
-    steps = sum(int(buffer.is_start(lane).sum()) for lane in rows)
+    steps = sum(int(buffer.is_start(buffer.in_time_order(lane)[:-1]).sum()) for lane in range(buffer.num_lanes))
     return DataSummary(str(path), steps, len(returns), float(np.mean(returns)) if returns else None)
 
 

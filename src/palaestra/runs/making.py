@@ -254,7 +254,12 @@ def require_parts(config: ExperimentConfig) -> None:
         config: names them.
     """
     for text in config.run.callbacks:
-        _callback_maker(text)
+        maker = _callback_maker(text)
+        if config.distributed.runtime and getattr(getattr(maker, "func", maker), "stepped", None):
+            raise ConfigError(
+                f"run.callbacks has {text!r} with a hook stepped, but env steps are made in other processes; leave out "
+                "distributed.runtime"
+            )
     for name in (*config.run.loggers, *(["tensorboard"] if config.run.tensorboard else [])):
         if importlib.util.find_spec(name) is None:
             raise MissingExtraError(name, name, f"run.{'loggers=' if name in config.run.loggers else ''}{name}")

@@ -136,7 +136,7 @@ def attach_steps(callbacks: Sequence[Callback], trainer: TrainingRun) -> None:
         names = ", ".join(type(callback).__name__ for callback in callbacks if callback.stepped is not None)
         raise ConfigError(
             f"{names} has a hook stepped, but {type(collector).__name__} makes no env steps of one agent in this "
-            "process; use iteration_ended, or wrap the environment (env.wrappers)"
+            "process, as with distributed.runtime, many agents or robots; use iteration_ended, or wrap the environment"
         )
 
     def stepped(time_step: TimeStep, ended: TimeStep | None) -> None:

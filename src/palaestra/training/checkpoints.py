@@ -321,10 +321,12 @@ class LoadedData:
 
     Args:
         collect: of the trainer: `OfflineData`, or a collector whose source may be a mixture.
+        algorithms: that learn, of which some may imitate data.
     """
 
-    def __init__(self, collect: DataCollector) -> None:
+    def __init__(self, collect: DataCollector, algorithms: Iterable[Any] = ()) -> None:
         self._collect, self._identity = collect, functools.cache(_identity)
+        self._imitated = [getattr(getattr(one, "bonus", None), "data", None) for one in algorithms]
 
     def state(self) -> list[dict[str, Any]]:
         """Of each loaded buffer; nothing where there is none."""
@@ -359,7 +361,7 @@ class LoadedData:
         first = self._collect.loaded.values() if isinstance(self._collect, OfflineFirst) else ()
         sources = [
             buffer
-            for source in (*first, *self._collect.sources.values())
+            for source in (*first, *self._collect.sources.values(), *self._imitated)
             for buffer in (source.buffers if isinstance(source, MixtureSource) else [source])
         ]
         found = {id(buffer): buffer for buffer in sources if isinstance(buffer, ReplayBuffer)}

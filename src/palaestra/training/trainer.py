@@ -72,7 +72,7 @@ class Trainer:
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
         ask_for_episodes(collector, self.config.episodes_per_iteration)
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
-        self._time, self._loaded = TimeSplit(), LoadedData(collector)
+        self._time, self._loaded = TimeSplit(), LoadedData(collector, self.algorithms.values())
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
         self._evaluated_s = self._schedules_at = 0.0  # the latter is progress; a checkpoint in an unroll is beyond it
