@@ -425,7 +425,7 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
             if Path(name).is_dir():
                 raise CheckpointError(f"{name} is no run, for it has no config.yaml; runs in {root}: {known}")
             fetch = f"; `palaestra pull {name}` gets it" if str(name).startswith("zoo:") else ""
-            raise CheckpointError(f"there is no run {str(name)!r}{fetch}; runs in {root}: {known}")
+            raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}{fetch}")
     return found
 
 
