@@ -224,7 +224,7 @@ ROOMS = {
     "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1596, "0037"),
-    "runs": Room(15, 2736, "0037"),
+    "runs": Room(15, 2746, "0037"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
     "training": Room(16, 2366, "0037"),

@@ -48,6 +48,13 @@ def test_data_that_is_not_there_or_is_asked_for_more_is_refused(data, tmp_path):
         trained(data, tmp_path, "mixed", 64, offline__fraction=0.5)
 
 
+@pytest.mark.parametrize(("kind", "idle"), [("gail", {"weight": 0.5}), ("rnd", {"gradient_penalty": 2.0})])
+def test_a_setting_of_another_kind_of_reward_is_refused(kind, idle, data, tmp_path):
+    settings = {f"algorithm__bonus__{name}": value for name, value in idle.items()}
+    with pytest.raises(ConfigError, match=rf"algorithm\.bonus\.{next(iter(idle))} is of .*, and kind is {kind}"):
+        trained(None if kind == "rnd" else data, tmp_path, "idle", 64, algorithm__bonus__kind=kind, **settings)
+
+
 def test_a_run_goes_on_with_the_demonstrations_that_it_began_with(data, tmp_path):
     """It was called exact, whatever lay in the folder by then."""
     trained(data, tmp_path, "run", 64)

@@ -58,6 +58,13 @@ def test_lanes_that_do_not_fit_are_refused_before_they_are_made(monkeypatch, tmp
     assert "give --env.num-envs" in " ".join(capsys.readouterr().err.split())
 
 
+def test_so_few_that_they_fit_anyway_are_not_measured(monkeypatch):
+    """A measurement takes a third of a second at the start of a run."""
+    monkeypatch.setattr(making, "available_bytes", lambda: 16 * 2**30)
+    monkeypatch.setattr(making, "lane_bytes", lambda env: pytest.fail("it was measured"))
+    making.require_room(EnvConfig(name=HERE, num_envs=64))
+
+
 def test_a_dry_run_says_what_they_take(capsys):
     sizes = ("--env.num-envs", "16", "--algorithm.unroll-length", "8")
     assert exit_code("train", "ppo", HERE, *sizes, "--dry-run") == 0

@@ -80,6 +80,11 @@ _OWN_WEIGHTS = {name for name, kind in LAYERS.items() if kind.starts_itself} | {
 """Layers whose weights start in one way."""
 
 
+_NOVELTY, _IMITATION = ("rnd", "icm"), ("gail", "airl")
+_OF_BONUSES = {"weight": _NOVELTY, "feature_size": _NOVELTY, "gradient_penalty": _IMITATION}
+"""Settings of a learned reward that only some kinds have."""
+
+
 def _refuse_idle(algorithm: Any) -> None:
     """Refuses settings of an algorithm that do nothing beside its others."""
     defaults = type(algorithm)()
@@ -99,6 +104,9 @@ def _refuse_idle(algorithm: Any) -> None:
             f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
             "would do nothing; leave it out"
         )
+    for name, kinds in _OF_BONUSES.items() if bonus is not None and bonus.kind is not None else ():
+        if bonus.kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
+            raise ConfigError(f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {bonus.kind}")
     if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
         raise ConfigError("algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl")
 

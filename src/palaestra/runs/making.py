@@ -148,6 +148,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
 
 
 _FEW, _MORE, _SEVERAL = 2, 8, 16
+_LARGE_LANE = 2**27  # bytes; those of EnvPool's robots, the largest that are known, take half of that
 
 
 def lane_bytes(env: EnvConfig) -> tuple[int, int]:
@@ -194,6 +195,20 @@ def require_memory(env: EnvConfig) -> int:
             f"measured with {_MORE}, and {decimal(free)} are free; give --env.num-envs {fits:,} or fewer"
         )
     return needed
+
+
+def require_room(env: EnvConfig) -> None:
+    """`require_memory`, but for so few lanes that they fit however large they are, which need not be measured.
+
+    Args:
+        env: which environments, and how many.
+
+    Raises:
+        ConfigError: they would take more than is free.
+    """
+    free = available_bytes()
+    if free is not None and env.num_envs * _LARGE_LANE > free:
+        require_memory(env)
 
 
 def _resident_bytes() -> int:

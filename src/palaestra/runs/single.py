@@ -111,7 +111,7 @@ class SingleLearner(PolicyLearner):
             yield made
 
     def environments(self) -> Environment:
-        making.require_memory(self.config.env)
+        making.require_room(self.config.env)
         return create_environment(self.config.env, seed=self.config.run.seed)
 
     def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector | OfflineFirst:
