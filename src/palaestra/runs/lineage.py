@@ -104,10 +104,11 @@ def _refuse_idle(algorithm: Any) -> None:
             f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
             "would do nothing; leave it out"
         )
-    for name, kinds in _OF_BONUSES.items() if bonus is not None and bonus.kind is not None else ():
-        if bonus.kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
-            raise ConfigError(f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {bonus.kind}")
-    if bonus is not None and bonus.kind is None and bonus != defaults.bonus:
+    kind = getattr(bonus, "kind", None)
+    for name, kinds in _OF_BONUSES.items() if kind is not None else ():
+        if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
+            raise ConfigError(f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}")
+    if bonus is not None and kind is None and bonus != defaults.bonus:
         raise ConfigError("algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl")
 
 
