@@ -49,7 +49,7 @@ def cpu_model() -> str:
 
 def revision() -> str | None:
     """The commit that was measured, with `+` where the code differs from it."""
-    status = ["status", "--porcelain", "-uno", "--", "src", "benchmarks", ":(exclude,glob)benchmarks/*/results/**"]
+    status = ["status", "--porcelain", "-uno", "--", "src", "benchmarks", ":(exclude,glob)benchmarks/**/results/**"]
     try:
         commit, changes = (
             subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10).stdout
