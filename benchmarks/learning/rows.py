@@ -15,6 +15,8 @@ from benchmarks.numbers import Sample
 EVALUATED_STEPS = 150_000
 _TINY = "palaestra.envs.tiny"
 _BF16 = {"run__precision": "bf16"}
+GYMNAX_PPO = {"Breakout": 28.0, "SpaceInvaders": 131.0, "Asterix": 15.0, "Freeway": 58.0, "Seaquest": None}
+"""What gymnax (https://github.com/RobertTLange/gymnax) publishes of its PPO after 10M steps; of Seaquest nothing."""
 CAR_REPEAT = 8
 """How often our presets for MountainCarContinuous-v0 repeat an action; budgets are the Zoo's in frames."""
 
@@ -251,8 +253,12 @@ _ROWS = (
     Row("evolution_strategies", "MountainCarContinuous-v0", 100_000 // CAR_REPEAT),
     *(
         Row(algorithm, f"palaestra.envs:MinAtar{game}", 1_000_000, compile=True, rival=rival)
-        for game in ("Breakout", "SpaceInvaders")
+        for game in ("Breakout", "SpaceInvaders", "Asterix", "Freeway", "Seaquest")
         for algorithm, rival in (("pqn", f"dqn_MinAtar{game}"), ("dqn", None))
+    ),
+    *(
+        Row("pqn", f"palaestra.envs:MinAtar{game}", 10_000_000, compile=True, variant="10M steps", solved=ppo)
+        for game, ppo in GYMNAX_PPO.items()
     ),
     # what a world model is for, beside PPO at the same steps
     Row("dreamer", f"{_TINY}:CartPoleSwingUp", 20_000),

@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(16, 2043, "0030"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
-    "envs": Room(58, 7175, "0028"),
+    "envs": Room(58, 7349, "0042"),
     "experiments": Room(8, 1397, "0032"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2964, "0036"),

@@ -32,6 +32,7 @@ from palaestra.envs.stepping.thread import *
 from palaestra.envs.supervision.faults import *
 from palaestra.envs.worlds.board_games import *
 from palaestra.envs.worlds.minatar import *
+from palaestra.envs.worlds.minatar_traffic import *
 from palaestra.envs.wrappers.batched import *
 from palaestra.envs.wrappers.batched_rewards import *
 from palaestra.envs.wrappers.chaos import *

@@ -143,7 +143,7 @@ def _today(name: str) -> str:
     """The end of a message that says how an id of another version or package is called now; empty if it is not."""
     game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
     if name.startswith("MinAtar/"):
-        return " — Breakout and Space Invaders are 'palaestra.envs:MinAtarBreakout' and '...:MinAtarSpaceInvaders'"
+        return f" — it is 'palaestra.envs:MinAtar{game}'"
     emulator = importlib.util.find_spec("ale_py")  # which is not imported: it would register the old ids
     rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if emulator is not None and emulator.origin and (Path(emulator.origin).parent / f"roms/{rom}.bin").exists():

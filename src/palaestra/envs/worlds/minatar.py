@@ -1,4 +1,4 @@
-"""The games of MinAtar as tensors, thousands at a time: `MinAtarBreakout` and `MinAtarSpaceInvaders`.
+"""The games of MinAtar as tensors, thousands at a time: `MinAtarBreakout`, `MinAtarSpaceInvaders`, and what all share.
 
 Young and Tian 2019, https://arxiv.org/abs/1903.03176: Atari games with rules of a few lines, on 10 x 10 cells, for
 experiments that would take days with the originals. Written from the rules; a game of the package `MinAtar` 1.0.15 is
@@ -16,13 +16,13 @@ from palaestra.envs.contract.tensor import State, TensorEnvironment, mixed
 
 __all__ = ["MinAtarBreakout", "MinAtarSpaceInvaders"]
 
-_SIZE = 10
-_BUTTONS = "nlurdf"
+SIZE = 10
+BUTTONS = "nlurdf"
 """Nothing, left, up, right, down, fire: what all six actions are in their order."""
-_LEFT, _RIGHT, _FIRE = (_BUTTONS.index(name) for name in "lrf")
+_LEFT, _RIGHT, _FIRE = (BUTTONS.index(name) for name in "lrf")
 
 
-class _MinAtarGame(TensorEnvironment):
+class MinAtarGame(TensorEnvironment):
     """A picture of 10 x 10 cells with a channel for each kind of thing; rewards are of the score.
 
     Args:
@@ -51,15 +51,15 @@ class _MinAtarGame(TensorEnvironment):
         if not 0 <= sticky_action_prob <= 1:
             raise ConfigError(f"sticky_action_prob is {sticky_action_prob}; it is a probability, in [0, 1]")
         self._sticky, self._ramps = sticky_action_prob, difficulty_ramping
-        self._actions = self.buttons if minimal_action_set else _BUTTONS
-        numbers = [_BUTTONS.index(name) for name in self._actions]
+        self._actions = self.buttons if minimal_action_set else BUTTONS
+        numbers = [BUTTONS.index(name) for name in self._actions]
         self._button_of = torch.tensor(numbers, dtype=torch.int32, device=options.get("device", "cpu"))
         super().__init__(batch_size, **options)
 
     @property
     def observation_spec(self) -> TensorSpec:
         """[10, 10, C]: rows from the top, columns from the left, and whether that kind of thing is there."""
-        return TensorSpec((_SIZE, _SIZE, len(self.channels)), torch.bool)
+        return TensorSpec((SIZE, SIZE, len(self.channels)), torch.bool)
 
     @property
     def action_spec(self) -> DiscreteSpec:
@@ -98,7 +98,7 @@ class _MinAtarGame(TensorEnvironment):
 
 
 @final
-class MinAtarBreakout(_MinAtarGame):
+class MinAtarBreakout(MinAtarGame):
     """A ball, a paddle below it, and three rows of bricks above, each of which pays 1.
 
     The ball moves along diagonals. The paddle sends it back, mirrored if it is hit in its middle, else to where it came
@@ -119,8 +119,8 @@ class MinAtarBreakout(_MinAtarGame):
     def _begun(self, draw: Tensor) -> State:
         right = (draw >= 0.5).to(torch.int32)
         x, y = right * 9, torch.full_like(right, 3)
-        rows = torch.arange(_SIZE, device=draw.device)
-        bricks = ((rows >= 1) & (rows <= 3)).view(1, _SIZE, 1).expand(len(draw), _SIZE, _SIZE).clone()
+        rows = torch.arange(SIZE, device=draw.device)
+        bricks = ((rows >= 1) & (rows <= 3)).view(1, SIZE, 1).expand(len(draw), SIZE, SIZE).clone()
         return {
             "paddle": torch.full_like(right, 4),
             "x": x,
@@ -141,13 +141,13 @@ class MinAtarBreakout(_MinAtarGame):
         new_x, dx = new_x.clamp(0, 9), torch.where(wall, -dx, dx)
         ceiling = new_y < 0
         new_y = new_y.clamp(min=0)
-        cell = _one(new_y).unsqueeze(2) & _one(new_x).unsqueeze(1)  # [B, 10, 10]
+        cell = one(new_y).unsqueeze(2) & one(new_x).unsqueeze(1)  # [B, 10, 10]
         touches = (bricks & cell).flatten(1).any(1) & ~ceiling
         breaks = touches & ~state["struck"]
         bricks = bricks & ~(cell & breaks.view(-1, 1, 1))
         low = (new_y == 9) & ~ceiling & ~touches
         cleared = low & ~bricks.flatten(1).any(1)
-        rows = torch.arange(_SIZE, device=x.device).view(1, _SIZE, 1)
+        rows = torch.arange(SIZE, device=x.device).view(1, SIZE, 1)
         bricks = bricks | (cleared.view(-1, 1, 1) & (rows >= 1) & (rows <= 3))
         middle = low & (x == paddle)
         corner = low & ~middle & (new_x == paddle)
@@ -170,13 +170,13 @@ class MinAtarBreakout(_MinAtarGame):
         Args:
             state: of the games.
         """
-        ball = _one(state["y"]).unsqueeze(2) & _one(state["x"]).unsqueeze(1)
-        trail = _one(state["trail_y"]).unsqueeze(2) & _one(state["trail_x"]).unsqueeze(1)
+        ball = one(state["y"]).unsqueeze(2) & one(state["x"]).unsqueeze(1)
+        trail = one(state["trail_y"]).unsqueeze(2) & one(state["trail_x"]).unsqueeze(1)
         return torch.stack([_at_the_bottom(state["paddle"]), ball, trail, state["bricks"]], -1)
 
 
 @final
-class MinAtarSpaceInvaders(_MinAtarGame):
+class MinAtarSpaceInvaders(MinAtarGame):
     """A cannon below a block of aliens, each of which pays 1 when it is shot.
 
     The aliens move to a side until one of them reaches it, then down and to the other; the fewer they are, the more
@@ -197,7 +197,7 @@ class MinAtarSpaceInvaders(_MinAtarGame):
 
     def _begun(self, draw: Tensor) -> State:
         zero = torch.zeros(len(draw), dtype=torch.int32, device=draw.device)
-        nothing = torch.zeros(len(draw), _SIZE, _SIZE, dtype=torch.bool, device=draw.device)
+        nothing = torch.zeros(len(draw), SIZE, SIZE, dtype=torch.bool, device=draw.device)
         return {
             "cannon": zero + 5,
             "shots": nothing,
@@ -214,10 +214,10 @@ class MinAtarSpaceInvaders(_MinAtarGame):
         aliens, direction, interval = state["aliens"], state["direction"], state["interval"]
         cannon, bottom = _moved(state["cannon"], button), torch.zeros_like(aliens[:, :1])
         fires = (button == _FIRE) & (state["shot_timer"] == 0)
-        shot = _one(state["cannon"]) & fires.unsqueeze(1)
+        shot = one(state["cannon"]) & fires.unsqueeze(1)
         shots = torch.cat([state["shots"][:, 1:9], shot.unsqueeze(1), bottom], 1)
         bullets = torch.cat([bottom, state["bullets"][:, :9]], 1)
-        here = _one(cannon)
+        here = one(cannon)
         over = (here & (bullets[:, 9] | aliens[:, 9])).any(1)
 
         count = aliens.flatten(1).sum(1, dtype=torch.int32)
@@ -262,31 +262,31 @@ class MinAtarSpaceInvaders(_MinAtarGame):
 
 def _moved(position: Tensor, button: Tensor) -> Tensor:
     """A step to the left or to the right, as far as there is room."""
-    return (position + (button == _RIGHT).to(torch.int32) - (button == _LEFT).to(torch.int32)).clamp(0, _SIZE - 1)
+    return (position + (button == _RIGHT).to(torch.int32) - (button == _LEFT).to(torch.int32)).clamp(0, SIZE - 1)
 
 
-def _one(place: Tensor) -> Tensor:
+def one(place: Tensor) -> Tensor:
     """[B, 10], true at the place."""
-    return torch.arange(_SIZE, dtype=torch.int32, device=place.device) == place.unsqueeze(1)
+    return torch.arange(SIZE, dtype=torch.int32, device=place.device) == place.unsqueeze(1)
 
 
 def _at_the_bottom(place: Tensor) -> Tensor:
     """[B, 10, 10], true at the place in the lowest row."""
-    rows = torch.arange(_SIZE, device=place.device) == _SIZE - 1
-    return rows.view(1, _SIZE, 1) & _one(place).unsqueeze(1)
+    rows = torch.arange(SIZE, device=place.device) == SIZE - 1
+    return rows.view(1, SIZE, 1) & one(place).unsqueeze(1)
 
 
 def _wave(like: Tensor) -> Tensor:
     """[1, 10, 10], true where the aliens of a new wave are."""
-    places = torch.arange(_SIZE, device=like.device)
-    return (places < 4).view(1, _SIZE, 1) & ((places >= 2) & (places <= 7)).view(1, 1, _SIZE)
+    places = torch.arange(SIZE, device=like.device)
+    return (places < 4).view(1, SIZE, 1) & ((places >= 2) & (places <= 7)).view(1, 1, SIZE)
 
 
 def _nearest(aliens: Tensor, cannon: Tensor) -> Tensor:
     """[B, 10, 10], true at the lowest alien of the column that is nearest to the cannon; of two, of the left one."""
-    columns = torch.arange(_SIZE, dtype=torch.int32, device=aliens.device)
+    columns = torch.arange(SIZE, dtype=torch.int32, device=aliens.device)
     away = columns - cannon.unsqueeze(1)
     distance = torch.where(aliens.any(1), 2 * away.abs() + (away > 0).to(torch.int32), 99)
-    column = _one(distance.argmin(1).to(torch.int32)).unsqueeze(1) & aliens
-    lowest = torch.where(column, columns.view(1, _SIZE, 1), -1).amax((1, 2))
-    return column & _one(lowest).unsqueeze(2)
+    column = one(distance.argmin(1).to(torch.int32)).unsqueeze(1) & aliens
+    lowest = torch.where(column, columns.view(1, SIZE, 1), -1).amax((1, 2))
+    return column & one(lowest).unsqueeze(2)
