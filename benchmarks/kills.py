@@ -36,6 +36,7 @@ from tests.faults.campaign import ENTER, LIMIT_S, Command, Outcome, processes
 RESULTS = Path(__file__).parent / "results"
 FILE_LIMIT = 2_000
 LEFT_S = 30.0  # on a busy machine a process imports for long before it knows that its parent is gone
+RESTARTS = ("workers/restarts", "learners/there", "learners/lost")
 KINDS = ("*.onnx", "weights.safetensors", "rows.safetensors")
 
 
@@ -224,7 +225,9 @@ def contents(place: Path) -> Any:
     files = sorted(path for kind in KINDS for path in place.glob(f"data/**/{kind}"))
     found = {str(run.relative_to(place)): run_contents(run) for run in runs}
     for one in found.values():  # how many were replaced is what differs
-        one["metrics"] = [{name: x for name, x in row.items() if name != "workers/restarts"} for row in one["metrics"]]
+        one["metrics"] = [{name: x for name, x in row.items() if name not in RESTARTS} for row in one["metrics"]]
+        for name, evaluation in one["evaluations"].items():  # what is kept may be of one that a resumed run makes again
+            one["evaluations"][name] = {of: x for of, x in evaluation.items() if of != "best"}
     return {
         "runs": found,
         "files": {str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},

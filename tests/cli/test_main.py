@@ -1,7 +1,9 @@
 """Tests of `palaestra.cli.main` and `palaestra.cli.options`: verbs, help, exit codes."""
 
 import ast
+import contextlib
 import importlib
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +61,30 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(palaestra.cli.inspect, "print_table", broken)
     assert exit_code("list") == 5
     assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(monkeypatch, capsys):
+    """Struck while it imports, torch's exporter goes on with half a module, and fails later."""
+
+    def export(*arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise AttributeError("partially initialized module")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(palaestra.cli.inspect, "print_table", export)
+    try:
+        assert exit_code("list") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "stopped" in output(capsys)
+
+
+def test_a_mistake_has_its_exit_code_where_nothing_can_be_said():
+    """As with `palaestra ... > log 2>&1` on a full disk."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", COMMAND, "trian"], stdout=full, stderr=full, timeout=TIMEOUT_S)
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("typed", [("--seed", "3", "ppo", "CartPole-v1"), ("ppo", "--seed", "3", "CartPole-v1")])

@@ -260,6 +260,18 @@ def test_a_shard_that_is_lost_between_the_states_of_two_policies_costs_the_check
             saved.write(tmp_path, {})
 
 
+def test_a_shard_that_is_lost_while_rows_are_loaded_ends_the_resume_and_the_next_one_goes_on():
+    with local() as runtime:
+        pair = Pair(runtime, plan_of("uniform"))
+        pair.fill(10)
+        saved = pair.whole.state_tensors()
+        kill(runtime, worker_of(pair.shards, 2))
+        with pytest.raises(WorkersLostError, match="while rows were loaded; resume the run again"):
+            pair.sharded.load_state_tensors(saved)
+        pair.sharded.load_state_tensors(saved)
+        assert len(pair.sharded) == len(pair.whole)
+
+
 @pytest.mark.parametrize("rows", [{}, {"frames": 3}], ids=["plain", "frames"])
 @pytest.mark.parametrize("name", PLANS)
 def test_a_fragment_that_is_lost_on_its_way_to_a_shard_costs_its_rows_alone(name, rows):

@@ -8,8 +8,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from palaestra.cli.commands import COMMANDS, ELSEWHERE, usage
 
@@ -31,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter("%(levelname)s  %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    with _interrupts() as interrupted:
+        sys.exit(_code(verb, rest, interrupted))
+
+
+def _code(verb: str, rest: list[str], interrupted: list[int]) -> int:
+    """Runs a command; its exit code."""
     try:
         if verb in ("", "-h", "--help", "help"):
             print(usage(), end="")
@@ -41,21 +49,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = _read([verb, *rest])()
         sys.stdout.flush()
+        return code
     except KeyboardInterrupt as stopped:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
-        saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
-        _print("stopped", f"{str(stopped) or 'at once'}{saved}")
-        code = getattr(stopped, "exit_code", 130)
+        return _stopped(verb, stopped)
     except Exception as error:
+        if interrupted:  # a library took what was raised for a fault of its own
+            return _stopped(verb, _InterruptedError())
         if isinstance(error, BrokenPipeError) and _nobody_reads():  # `| head` has what it wants
             from palaestra.training.console import silence_stdout
 
             silence_stdout()
-            sys.exit(128 + signal.SIGPIPE)
+            return 128 + signal.SIGPIPE
         code = _exit_code(error)
         kind = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
         _print(kind, str(error), getattr(error, "__notes__", ()))
-    sys.exit(code)
+        return code
+
+
+class _InterruptedError(KeyboardInterrupt):
+    """Ctrl-C, and not an interrupt that an environment raises."""
+
+    exit_code = 130
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Notes the interrupts that the default handler would have raised, as libraries may swallow them."""
+    received = list[int]()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise _InterruptedError
+
+    alone = threading.current_thread() is threading.main_thread()
+    if alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield received
+    finally:
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stopped(verb: str, stopped: KeyboardInterrupt) -> int:
+    """Says that a command was stopped, and gives its exit code."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
+    saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
+    _print("stopped", f"{str(stopped) or 'at once'}{saved}")
+    return getattr(stopped, "exit_code", 130)
 
 
 def _nobody_reads() -> bool:
@@ -111,11 +152,12 @@ def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, emoji=False)
-    for line in message.splitlines():
-        console.print(f"[bold red]{kind}[/]  ", end="")
-        console.print(_plain(line), markup=False, soft_wrap=True)
-    for note in notes:
-        console.print(_plain(note), markup=False, soft_wrap=True)
+    with contextlib.suppress(OSError):  # a log on a full disk; the exit code says it still
+        for line in message.splitlines():
+            console.print(f"[bold red]{kind}[/]  ", end="")
+            console.print(_plain(line), markup=False, soft_wrap=True)
+        for note in notes:
+            console.print(_plain(note), markup=False, soft_wrap=True)
 
 
 class _PlainFormatter(logging.Formatter):

@@ -143,7 +143,7 @@ class ReplayShards:
         """
         values = self._hear([call])
         if call not in values:
-            raise CheckpointError(f"{call.worker} was lost while its rows were saved or loaded")
+            raise CheckpointError(f"{call.worker} was lost while its rows were saved")
         return values[call]
 
     def _hear(self, calls: Sequence[Call] = (), *, at_least: int | None = None) -> dict[Call, Any]:
@@ -478,8 +478,9 @@ class ShardedReplay:
 
         Raises:
             CheckpointError: something is missing or does not fit.
+            WorkersLostError: a shard was lost meanwhile, and has no copy.
         """
-        saved = shards_of(tensors)
+        saved, losses = shards_of(tensors), self.shards.losses
         self.index.load_state_tensors(tensors["index"] if "index" in tensors else index_state(self.index, tensors))
         for number in range(len(self.shards)):
             here = self._lanes(number).tolist()
@@ -489,15 +490,17 @@ class ShardedReplay:
             for places, mine in zip(lost, [mine for *_, mine in found if mine], strict=True):
                 self.index.lose(places, mine)
             self.shards.copy(number)
+        if self.shards.losses != losses:
+            raise WorkersLostError("a shard of replay was lost while rows were loaded; resume the run again")
 
     def _load(self, number: int, parts: Sequence[tuple[Mapping[str, Any], list[int]]]) -> list[np.ndarray]:
         """Lets a shard read its lanes, where it sees the files; else it is sent what is in them."""
         positions, lost = self.positions_of(number), None
         if all("directory" in part for part, _ in parts):
-            lost = self.shards.finish(self.shards.begin(number, "load", self._name, parts, positions))
+            lost = self.shards.ask({number: ("load", self._name, parts, positions)}).get(number)
         if lost is None:
             read = [fields_of(part, lanes) for part, lanes in parts]
             sent = [(fields, list(range(len(lanes)))) for (fields, _), (_, lanes) in zip(read, parts, strict=True)]
-            self.shards.finish(self.shards.begin(number, "load", self._name, sent, positions))
+            self.shards.ask({number: ("load", self._name, sent, positions)})
             lost = [one for _, one in read]
         return lost
