@@ -42,7 +42,7 @@ IMITATORS: dict[str, dict[str, Any]] = {
         "trainer__eval_episodes": 0,
     },
     "HalfCheetah-v5": {
-        "trainer__total_env_steps": 100_000,
+        "trainer__total_env_steps": 60_000,
         "trainer__eval_every_steps": 20_000,
         "trainer__eval_episodes": 5,
         "run__compile": True,
