@@ -126,7 +126,7 @@ def solver(seed: int, depth: int = DEPTH) -> Play:
     def play(observation: Any) -> torch.Tensor:
         actions: list[int] = []
         for board, mask in zip(observation["observation"], observation["action_mask"], strict=True):
-            own, other = (_bits(stones) for stones in board)
+            own, other = (bits(stones) for stones in board)
             if not mask.any():
                 actions.append(0)
                 continue
@@ -138,7 +138,7 @@ def solver(seed: int, depth: int = DEPTH) -> Play:
     return play
 
 
-def _bits(stones: torch.Tensor) -> int:
+def bits(stones: torch.Tensor) -> int:
     return sum(1 << (int(column) * _STRIDE + int(row)) for row, column in stones.nonzero())
 
 

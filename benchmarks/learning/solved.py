@@ -1,0 +1,183 @@
+"""`python -m benchmarks.learning.solved RUN ...`: the share of moves in Connect Four that an exact solver calls best.
+
+A policy plays 1,000 games against itself that begin with 0 to 6 random moves, as in training. One position is drawn of
+each, among those with at least 8 stones, so that positions are independent; with fewer, solving takes minutes. A move
+is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which moves differ
+are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing. Seeds are
+trained, in about two hours of two cores each, by
+`palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 6000000 --run.seed SEED`.
+Results: `results/solved.*`. The solver is `connect_four.c`, for which a C compiler is needed.
+"""
+
+import argparse
+import ctypes
+import functools
+import hashlib
+import json
+import math
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.learning.games import Play, best_play, bits
+from benchmarks.record import origin, provenance, table, write_json
+from palaestra.core import POLICY, tree_select
+from palaestra.envs import ConnectFour
+from palaestra.experiments import find_run, policies_of_run
+
+RESULTS = Path(__file__).parent / "results"
+SOURCE = Path(__file__).with_name("connect_four.c")
+GAMES, RANDOM_MOVES, LEAST_STONES, SEEDS, BAR = 1000, 6, 8, 3, 0.99
+Position = tuple[int, int]
+"""Stones of who moves, and all stones, as bits."""
+
+
+class Share(NamedTuple):
+    """How many of a kind there are, of how many."""
+
+    hits: int
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, 95%."""
+        z, share = 1.96, self.hits / self.of
+        middle, scale = share + z * z / (2 * self.of), 1 + z * z / self.of
+        half = z * math.sqrt(share * (1 - share) / self.of + z * z / (4 * self.of**2))
+        return (middle - half) / scale, min(1.0, (middle + half) / scale)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.hits / self.of:.1%} ({low:.1%} to {high:.1%}) of {self.of:,}"
+
+
+@functools.cache
+def solver() -> ctypes.CDLL:
+    """Compiles it once for all processes.
+
+    Raises:
+        SystemExit: there is no C compiler.
+    """
+    name = f"palaestra_connect_four_{os.getuid()}_{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
+    library = Path(tempfile.gettempdir()) / name
+    if not library.exists():
+        built = library.with_suffix(f".{os.getpid()}")
+        command = [os.environ.get("CC", "cc"), "-O3", "-shared", "-fPIC", "-o", str(built), str(SOURCE)]
+        try:
+            subprocess.run(command, check=True)
+        except OSError as error:
+            raise SystemExit(f"the solver needs a C compiler, and {command[0]!r} cannot be run: {error}") from error
+        built.rename(library)
+    return ctypes.CDLL(str(library))
+
+
+def values(position: Position) -> list[int]:
+    """What each column is worth for who moves: 1 wins, 0 is a draw, -1 loses, -2 is full."""
+    found = (ctypes.c_byte * ConnectFour.columns)()
+    solver().values(ctypes.c_uint64(position[0]), ctypes.c_uint64(position[1]), found)
+    return list(found)
+
+
+def played(play: Play, games: int, seed: int) -> list[tuple[Position, int]]:
+    """One position of each game that a policy plays against itself, and its move there."""
+    env = ConnectFour(games, lane_seeds=list(range(seed * games, (seed + 1) * games)), random_moves=RANDOM_MOVES)
+    seen: list[list[tuple[torch.Tensor, int]]] = [[] for _ in range(games)]
+    step, over = env.reset(), torch.zeros(games, dtype=torch.bool)
+    while not over.all():
+        running = (~over).nonzero().squeeze(-1)
+        action = torch.zeros(games, dtype=torch.int64)
+        action[running] = play(tree_select(step.observation, running))
+        for lane in running.tolist():
+            board = step.observation["observation"][lane]
+            if board.sum() >= LEAST_STONES:
+                seen[lane].append((board.clone(), int(action[lane])))
+        step = env.step(action)
+        over = over | step.last
+    generator = np.random.default_rng(seed)
+    drawn = [moves[generator.integers(len(moves))] for moves in seen if moves]
+    return [((bits(board[0]), bits(board.sum(0))), move) for board, move in drawn]
+
+
+def judged(moves: list[tuple[Position, int]]) -> tuple[Share, Share]:
+    """How many moves are the best: of all, and of those in positions whose moves differ."""
+    best, differing = 0, list[bool]()
+    for position, move in moves:
+        found = values(position)
+        right = found[move] == max(found)
+        best += right
+        if len({value for value in found if value > -2}) > 1:
+            differing.append(right)
+    return Share(best, len(moves)), Share(sum(differing), len(differing))
+
+
+def measured(run: str, games: int) -> dict[str, Any]:
+    """A run's row."""
+    directory = find_run(run)
+    config = directory.config
+    if config.env.name.rpartition(":")[2] != "ConnectFour":
+        raise SystemExit(f"{run} is of {config.env.name}; only runs of palaestra.envs:ConnectFour can be solved")
+    policy = policies_of_run(directory, "last")[1][POLICY].eval()
+    trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
+    began = time.process_time()
+    with torch.inference_mode():
+        moves = played(best_play(policy), games, config.run.seed)
+    solves = time.process_time()
+    everywhere, differing = judged(moves)
+    print(f"{run}: played in {solves - began:.0f} s, solved in {time.process_time() - solves:.0f} s", flush=True)
+    return {
+        "algorithm": config.algorithm_name,
+        "seed": config.run.seed,
+        "env_steps": trained["env_steps"],
+        "seconds": trained["time/train_s"],
+        "all": list(everywhere),
+        "differing": list(differing),
+    }
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table."""
+    rows = [
+        [
+            row["algorithm"],
+            str(row["seed"]),
+            f"{row['env_steps']:,}",
+            f"{row['seconds'] / 60:.0f}",
+            str(Share(*row["all"])),
+            str(Share(*row["differing"])),
+            "met" if Share(*row["all"]).hits >= BAR * row["all"][1] else "not met",
+        ]
+        for row in record["rows"]
+    ]
+    long = sum(row["seconds"] > 6000 for row in record["rows"])
+    rows += [["alphazero", "any", "6,000,000", "120", "not run", "not run", ""]] * (SEEDS - long)
+    heads = ["algorithm", "seed", "env steps", "minutes", "best moves", "where moves differ", f"at least {BAR:.0%}"]
+    return f"{table(heads, rows)}\n\n{origin(record)}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.solved", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="of palaestra.envs:ConnectFour")
+    parser.add_argument("--games", type=int, default=GAMES, help="each gives one position; default %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where solved.json and solved.md are written")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measured(run, arguments.games) for run in arguments.runs]
+    file = arguments.results / "solved.json"
+    former = json.loads(file.read_text())["rows"] if file.exists() else []
+    which = [(row["algorithm"], row["seed"], row["env_steps"]) for row in rows]
+    kept = [row for row in former if (row["algorithm"], row["seed"], row["env_steps"]) not in which]
+    record = {**provenance("python -m benchmarks.learning.solved RUN ..."), "rows": [*kept, *rows]}
+    write_json(file, record)
+    text = markdown(record)
+    file.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
