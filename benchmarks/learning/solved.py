@@ -1,10 +1,10 @@
 """`python -m benchmarks.learning.solved RUN ...`: the share of moves in Connect Four that an exact solver calls best.
 
-A policy plays 1,000 games against itself that begin with 0 to 6 random moves, as in training. One position is drawn of
-each, among those with at least 8 stones, so that positions are independent; with fewer, solving takes minutes. A move
-is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which moves differ
-are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing. Seeds are
-trained, in about two hours of two cores each, by
+A policy plays against itself, from 0 to 6 random moves on, as in training. One position is drawn of each of 1,000
+games, among those with at least 10 stones, so that positions are independent; with fewer stones, solving takes too
+long. A move is the best if it keeps the outcome: a won position stays won, a drawn one is not lost. Positions in which
+moves differ are counted apart too, for in others nothing can go wrong. Policies are the last ones, and draw nothing.
+Seeds are trained, in about two hours of two cores each, by
 `palaestra train alphazero palaestra.envs:ConnectFour --trainer.total-env-steps 6000000 --run.seed SEED`.
 Results: `results/solved.*`. The solver is `connect_four.c`, for which a C compiler is needed.
 """
@@ -33,7 +33,7 @@ from palaestra.experiments import find_run, policies_of_run
 
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).with_name("connect_four.c")
-GAMES, RANDOM_MOVES, LEAST_STONES, SEEDS, BAR = 1000, 6, 8, 3, 0.99
+POSITIONS, RANDOM_MOVES, LEAST_STONES, SEEDS, BAR = 1000, 6, 10, 3, 0.99
 Position = tuple[int, int]
 """Stones of who moves, and all stones, as bits."""
 
@@ -84,8 +84,9 @@ def values(position: Position) -> list[int]:
     return list(found)
 
 
-def played(play: Play, games: int, seed: int) -> list[tuple[Position, int]]:
-    """One position of each game that a policy plays against itself, and its move there."""
+def played(play: Play, positions: int, seed: int) -> list[tuple[Position, int]]:
+    """One position of each game that a policy plays against itself and that lasts long enough, and its move there."""
+    games = 2 * positions
     env = ConnectFour(games, lane_seeds=list(range(seed * games, (seed + 1) * games)), random_moves=RANDOM_MOVES)
     seen: list[list[tuple[torch.Tensor, int]]] = [[] for _ in range(games)]
     step, over = env.reset(), torch.zeros(games, dtype=torch.bool)
@@ -101,7 +102,7 @@ def played(play: Play, games: int, seed: int) -> list[tuple[Position, int]]:
         over = over | step.last
     generator = np.random.default_rng(seed)
     drawn = [moves[generator.integers(len(moves))] for moves in seen if moves]
-    return [((bits(board[0]), bits(board.sum(0))), move) for board, move in drawn]
+    return [((bits(board[0]), bits(board.sum(0))), move) for board, move in drawn[:positions]]
 
 
 def judged(moves: list[tuple[Position, int]]) -> tuple[Share, Share]:
@@ -116,7 +117,7 @@ def judged(moves: list[tuple[Position, int]]) -> tuple[Share, Share]:
     return Share(best, len(moves)), Share(sum(differing), len(differing))
 
 
-def measured(run: str, games: int) -> dict[str, Any]:
+def measured(run: str, positions: int) -> dict[str, Any]:
     """A run's row."""
     directory = find_run(run)
     config = directory.config
@@ -126,7 +127,7 @@ def measured(run: str, games: int) -> dict[str, Any]:
     trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
     began = time.process_time()
     with torch.inference_mode():
-        moves = played(best_play(policy), games, config.run.seed)
+        moves = played(best_play(policy), positions, config.run.seed)
     solves = time.process_time()
     everywhere, differing = judged(moves)
     print(f"{run}: played in {solves - began:.0f} s, solved in {time.process_time() - solves:.0f} s", flush=True)
@@ -163,11 +164,11 @@ def markdown(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning.solved", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="of palaestra.envs:ConnectFour")
-    parser.add_argument("--games", type=int, default=GAMES, help="each gives one position; default %(default)s")
+    parser.add_argument("--positions", type=int, default=POSITIONS, help="of as many games; default %(default)s")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where solved.json and solved.md are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measured(run, arguments.games) for run in arguments.runs]
+    rows = [measured(run, arguments.positions) for run in arguments.runs]
     file = arguments.results / "solved.json"
     former = json.loads(file.read_text())["rows"] if file.exists() else []
     which = [(row["algorithm"], row["seed"], row["env_steps"]) for row in rows]
