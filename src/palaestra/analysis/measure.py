@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import ConfigError, StepType, tree_leaves
 from palaestra.core.computing import memory_bytes, num_cores
-from palaestra.envs import EnvConfig, create_environment
+from palaestra.envs import EnvConfig, create_environment, decided
 from palaestra.envs.create import is_pool
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Phase, RandomPolicy
@@ -92,7 +92,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         PalaestraError: whatever the run itself would fail with in its first second.
     """
     learner = make_learner(for_new_run(config))
-    algorithms, data = learner.algorithms, learner.load_data()
+    config, algorithms, data = learner.config, learner.algorithms, learner.load_data()
     begin_from(learner)
     learner.learn_at_once()
     environments = 0 if is_multi_agent(config.env.name) else require_memory(config.env)
@@ -189,7 +189,7 @@ def bench_environment(config: EnvConfig, *, duration_s: float = 1.0, repetitions
             f"a bench of {repetitions} repetitions of {duration_s} s measures nothing; give at least 1, and a time "
             "above 0"
         )
-    play = _play_envs if is_multi_agent(config.name) else _play
+    play, config = (_play_envs, config) if is_multi_agent(config.name) else (_play, decided(config))
     with torch.inference_mode(), contextlib.closing(play(config)) as stepped:
         next(stepped)  # everything is made
         speeds = []

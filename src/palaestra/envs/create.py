@@ -23,7 +23,7 @@ from palaestra.envs.contract.nest import neutral_rows, to_batched
 from palaestra.envs.contract.rows import chosen_entries, entry_names
 from palaestra.envs.contract.spaces import OLD_GYM
 from palaestra.envs.env_config import EnvConfig
-from palaestra.envs.simulators.mujoco_tasks import gymnasium_mujoco
+from palaestra.envs.simulators.mujoco_tasks import TASKS, gymnasium_mujoco
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.stepping.first_ready import FirstReadyEnvironment
 from palaestra.envs.stepping.lane_environment import LaneEnvironment
@@ -32,14 +32,14 @@ from palaestra.envs.stepping.process import ProcessDriver
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.stepping.thread import ThreadDriver
 from palaestra.envs.suites.suite import Native, batch, native, pools_only, single, suite_of
-from palaestra.envs.supervision.faults import Hang, describe, is_own
+from palaestra.envs.supervision.faults import FaultPolicy, Hang, describe, is_own
 from palaestra.envs.wrappers.batched import InputEnvironment, RawRows, UntransformedRows
 from palaestra.envs.wrappers.chaos import ChaosEnv, chaos_of
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 from palaestra.envs.wrappers.untransformed import Untransformed
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
 
-__all__ = ["create_environment", "load", "load_lane", "probe_specs", "row_specs"]
+__all__ = ["create_environment", "decided", "load", "load_lane", "probe_specs", "row_specs"]
 
 
 def load(
@@ -248,6 +248,27 @@ def is_pool(config: EnvConfig) -> bool:
     """
     maker = _pool_maker(config)
     return _steps_natively(config, maker) or _is_batched(maker)
+
+
+def decided(config: EnvConfig) -> EnvConfig:
+    """What `auto` is in a new run, which records it: MuJoCo's batch, with the same bits, where it can do all it asks.
+
+    Args:
+        config: of the environments.
+
+    Examples:
+        >>> decided(EnvConfig(name="Hopper-v5", num_envs=8)).vectorization
+        'batch'
+        >>> decided(EnvConfig(name="Hopper-v5", num_envs=8, gym_wrappers=("ClipReward",))).vectorization
+        'auto'
+    """
+    plain = config.faults == FaultPolicy() and "render_mode" not in config.all_kwargs
+    if config.vectorization == "auto" and config.num_envs > 1 and config.name in TASKS and plain:
+        with contextlib.suppress(PalaestraError):
+            found = dataclasses.replace(config, vectorization="batch")
+            create_environment(dataclasses.replace(found, num_envs=1), lane_seeds=[0]).close()
+            return found
+    return config
 
 
 def _pool_maker(config: EnvConfig) -> Any:

@@ -29,7 +29,8 @@ class EnvConfig:
     vectorization: Vectorization = "auto"
     """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
     `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`), or, for MuJoCo's tasks of
-    version 5, MuJoCo's own batch, with the bits of `serial`. `auto` is `serial`."""
+    version 5, MuJoCo's own batch, with the bits of `serial`. `auto` is `serial`; a new run of several of those tasks
+    takes `batch`, where wrappers and settings allow it, and records that."""
     num_workers: AtLeastOne[int | None] = None
     """Worker processes of `process`; as many as there are cores if left out."""
     num_threads: AtLeastOne[int | None] = None

@@ -301,7 +301,8 @@ def active(
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
         except BaseException as error:
-            _broken_off(directory, trainer, faults, error, restart=config.env.on_fault != "raise")
+            restart = config.env.on_fault != "raise" or config.env.vectorization in ("native", "batch")
+            _broken_off(directory, trainer, faults, error, restart=restart)
             raise
 
 

@@ -168,7 +168,8 @@ def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> train
     """
     title = f"{config.algorithm_name} on {config.env.name}"
     threads = f"threads     {torch.get_num_threads()} of {num_cores()} cores"
-    head = [preset_line(config), *network_lines(networks), threads]
+    batch = ["environments are stepped as one by MuJoCo's batch"] if config.env.vectorization == "batch" else []
+    head = [preset_line(config), *network_lines(networks), threads, *batch]
     offline = config.algorithm.plan_class is Offline and config.offline.fraction is None
     return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline)
 

@@ -17,6 +17,7 @@ from palaestra.config.config import ExperimentConfig, algorithm_class, config_fr
 from palaestra.core import CheckpointError, ConfigError, Offline, Replay, scheduled_values
 from palaestra.core.errors import require_kind
 from palaestra.distributed import DistributedConfig
+from palaestra.envs import decided
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
 from palaestra.nn.blocks import LAYERS
 from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
@@ -51,8 +52,10 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
                 f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
                 f"another one; give the library's own, --env.wrappers {found[0]}"
             )
-    if config.robot != RobotConfig() and issubclass(algorithm_class(config.algorithm_name), Algorithm):
-        raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
+    if issubclass(algorithm_class(config.algorithm_name), Algorithm):
+        if config.robot != RobotConfig():
+            raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
+        config = dataclasses.replace(config, env=decided(config.env))
     needs = getattr(algorithm_class(config.algorithm_name), "needs", {})
     if missing := [name for name in needs if getattr(config.algorithm, name) is None]:
         raise ConfigError(f"{config.algorithm_name} needs algorithm.{missing[0]}: {needs[missing[0]]}")
@@ -62,8 +65,7 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
             config = dataclasses.replace(config, algorithm=kept)
     _refuse_idle(config.algorithm)
-    source = config.run.initial_policy
-    if source is None:
+    if (source := config.run.initial_policy) is None:
         return config
     path = str(find_run(source, config.run.directory).path.resolve())
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))

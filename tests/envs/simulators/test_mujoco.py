@@ -1,5 +1,7 @@
 """MuJoCo in batches: Gymnasium's bits, exact resume, tasks of one's own, and what cannot be."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from gymnasium.spaces import Box
 
 import palaestra
 from palaestra.core import ConfigError, EnvError, PalaestraError
-from palaestra.envs import BatchEnvironment, EnvConfig, MujocoBatch, create_environment
+from palaestra.envs import BatchEnvironment, EnvConfig, MujocoBatch, create_environment, decided
 from palaestra.envs.simulators.mujoco_tasks import TASKS
+from palaestra.runs import RunDirectory, lineage
 from palaestra.testing import BatchContract
 from palaestra.training import Callback
 
@@ -148,8 +151,8 @@ class StopsEarly(Callback):
             trainer.stop("to be resumed")
 
 
-def test_a_run_is_the_same_in_lanes_and_in_a_batch_and_after_a_resume(tmp_path):
-    """The very weights: so no receipt of a run changes with `vectorization`."""
+def test_a_run_is_the_same_in_lanes_and_in_a_batch_and_after_a_resume(tmp_path, monkeypatch):
+    """The very weights: so no receipt of a run changes with `vectorization`, and one of before goes on in lanes."""
     settings = {
         "env__num_envs": 4,
         "env__max_episode_steps": 20,
@@ -159,20 +162,25 @@ def test_a_run_is_the_same_in_lanes_and_in_a_batch_and_after_a_resume(tmp_path):
         "trainer__eval_episodes": 0,
     }
     weights = {}
-    for kind in ("serial", "batch", "resumed"):
-        settings |= {"run__directory": str(tmp_path / kind), "env__vectorization": "serial"}
-        if kind != "serial":
-            settings["env__vectorization"] = "batch"
-        stop = (StopsEarly(),) if kind == "resumed" else ()
-        run = palaestra.train("ppo", "Hopper-v5", callbacks=stop, **settings)
-        if kind == "resumed":
+    recorded = {"serial": "serial", "auto": "batch", "resumed": "batch", "before": "auto"}
+    more = {"resumed": {"env__num_threads": 3}, "before": {}}  # threads are a batch's
+    for kind, vectorization in recorded.items():
+        settings |= {"run__directory": str(tmp_path / kind)}
+        settings["env__vectorization"] = "serial" if kind == "serial" else "auto"
+        stop = (StopsEarly(),) if kind in more else ()
+        with monkeypatch.context() as patched:
+            if kind == "before":
+                patched.setattr(lineage, "decided", lambda config: config)
+            run = palaestra.train("ppo", "Hopper-v5", callbacks=stop, **settings)
+        assert RunDirectory(run.directory).config.env.vectorization == vectorization
+        if kind in more:
             assert run.result.env_steps < 256
-            run = palaestra.resume(run.directory, env__num_threads=3)
+            run = palaestra.resume(run.directory, **more[kind])
         assert run.result.env_steps >= 256
         weights[kind] = run.policy.state_dict()
     for name, expected in weights["serial"].items():
-        assert torch.equal(weights["batch"][name], expected), name
-        assert torch.equal(weights["resumed"][name], expected), name
+        for kind in recorded:
+            assert torch.equal(weights[kind][name], expected), (kind, name)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +269,43 @@ def test_episodes_can_be_ended_from_outside():
     assert env.step(torch.zeros(2)).step_type.tolist() == [0, 1]
 
 
-def test_layers_that_sum_rewards_have_the_same_bits():
-    """Each lane has statistics of its own, of rewards that are not rounded yet."""
-    layers = {"wrappers": ("EpisodeStatistics",), "train_wrappers": ("NormalizeReward",), "info": ()}
-    assert compared("Hopper-v5", 120, max_episode_steps=30, **layers) >= 9
+@pytest.mark.parametrize(
+    "layers",
+    [
+        ("EpisodeStatistics", "NormalizeReward"),
+        ("ScaleReward(scale=0.3)", "NormalizeObservation", "NormalizeReward", "FrameStack", "EpisodeStatistics"),
+        ("ClipReward", "EpisodeStatistics", "TimeAwareDiscount", "NormalizeAction", "SparseReward"),
+    ],
+)
+def test_layers_have_the_same_bits(layers):
+    """Rewards come to all of them before they are rounded, and roots are rounded correctly (torch's are not)."""
+    assert compared("Hopper-v5", 150, max_episode_steps=30, info=(), wrappers=layers) >= 15
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "batch"),
+        ({"wrappers": ("NormalizeReward",), "info": ("*",), "kwargs": {"frame_skip": 2}}, "batch"),
+        ({"num_envs": 1}, "auto"),
+        ({"vectorization": "serial"}, "serial"),
+        ({"vectorization": "process"}, "process"),
+        ({"name": "CartPole-v1"}, "auto"),
+        ({"gym_wrappers": ("ClipReward",)}, "auto"),
+        ({"wrappers": ("RandomNoop(maximum=3)",)}, "auto"),
+        ({"on_fault": "restart"}, "auto"),
+        ({"timeout_s": 5.0}, "auto"),
+        ({"strict": True}, "auto"),
+        ({"chaos": "nan:0.01"}, "auto"),
+        ({"variants": ({"kwargs": {"frame_skip": 4}},)}, "auto"),
+        ({"kwargs": {"render_mode": "human"}}, "auto"),
+    ],
+)
+def test_a_new_run_of_several_is_stepped_in_a_batch_where_that_can_be(settings, kind):
+    """`auto` is decided once, and what was asked for is obeyed."""
+    assert decided(EnvConfig(**{"name": "Hopper-v5", "num_envs": 4, **settings})).vectorization == kind
+
+
+def test_without_batches_a_new_run_is_stepped_in_lanes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco.batch", None)
+    assert decided(EnvConfig(name="Hopper-v5", num_envs=4)).vectorization == "auto"

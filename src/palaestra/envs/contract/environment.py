@@ -495,7 +495,7 @@ def layer_of(kind: type["EnvironmentWrapper"]) -> Callable[[Any], Any]:
     """Marks a class as what a wrapper becomes around a batch; it is made with the batch, the wrapper, its arguments.
 
     Args:
-        kind: the wrapper; `EnvironmentWrapper` means all that are `elementwise`.
+        kind: the wrapper; one with subclasses means those that are `elementwise`.
     """
 
     def mark(layer: Any) -> Any:
@@ -550,7 +550,8 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
         def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(env, Environment):
                 return super().__new__(cls)
-            if (layer := _LAYERS.get(EnvironmentWrapper if cls.elementwise else cls)) is None:
+            kinds = cls.__mro__ if cls.elementwise else (cls,)
+            if (layer := next((_LAYERS[kind] for kind in kinds if kind in _LAYERS), None)) is None:
                 raise ConfigError(
                     f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, whose environments step as "
                     "one; let that compute it, write a BatchedWrapper, or say `elementwise = True` if it keeps nothing"

@@ -259,6 +259,17 @@ def clipped(value: Any, minimum: Any, maximum: Any) -> Any:
     return value.clamp(minimum, maximum) if isinstance(value, torch.Tensor) else np.clip(value, minimum, maximum)
 
 
+def square_root(value: Any) -> Any:
+    """Correctly rounded; on a CPU, torch's own of float64 differs in the last bit for some numbers.
+
+    Args:
+        value: a number, an array or a tensor of float64.
+    """
+    if not isinstance(value, torch.Tensor):
+        return np.sqrt(value)
+    return torch.from_numpy(np.sqrt(value.numpy())) if value.device.type == "cpu" else value.sqrt()
+
+
 def is_numeric(spec: TensorSpec) -> bool:
     """Whether a leaf holds numbers, not categories or bits.
 

@@ -112,7 +112,12 @@ class BatchedWrapper(HasSpecs, Environment):
     def _changed(self, time_step: TimeStep) -> TimeStep:
         ended = self.env.ended
         self.ended = None if ended is None else self.change(self._with_action(ended))
-        return self.change(self._with_action(time_step))
+        given = self._with_action(time_step)
+        self.exact_reward = None  # a layer that changes rewards may say it in `change`
+        changed = self.change(given)
+        if changed.reward is given.reward:
+            self.exact_reward = self.env.exact_reward
+        return changed
 
     def _with_action(self, time_step: TimeStep) -> TimeStep:
         """With the action as this layer was given it."""

@@ -1,4 +1,4 @@
-"""Layers that sum what is earned, around a batch: rewards come to them before they are rounded, as in lanes."""
+"""Layers that change or sum what is earned, around a batch: rewards reach them before they are rounded, as in lanes."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -8,11 +8,24 @@ import torch
 from palaestra.core import Batch, TimeStep
 from palaestra.envs.contract.environment import Environment, layer_of
 from palaestra.envs.contract.nest import like
+from palaestra.envs.wrappers.base import RewardMap
 from palaestra.envs.wrappers.batched import BatchedLayer
 from palaestra.envs.wrappers.episode_ends import EpisodeStatistics
 from palaestra.envs.wrappers.rewards import NormalizeReward
 
 __all__ = []
+
+
+@layer_of(RewardMap)
+@final
+class RewardMapLayer(BatchedLayer):
+    """An elementwise map of rewards around a batch."""
+
+    def change(self, time_step: TimeStep) -> TimeStep:
+        if self.env.exact_reward is None:
+            return super().change(time_step)
+        self.exact_reward = super().change(time_step._replace(reward=_exactly(self.env, time_step))).reward
+        return time_step._replace(reward=self.exact_reward.float())
 
 
 @layer_of(EpisodeStatistics)
@@ -25,10 +38,6 @@ class EpisodeStatisticsLayer(BatchedLayer):
         shape = (self.batch_size, *env.reward_spec.shape)
         self.lane_arrays["return"] = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self.lane_arrays["length"] = torch.zeros(self.batch_size, dtype=torch.float64, device=self.device)
-
-    @property
-    def exact_reward(self) -> torch.Tensor | None:
-        return self.env.exact_reward
 
     def change(self, time_step: TimeStep) -> TimeStep:
         lanes, first, last = time_step.env_id, time_step.first, time_step.step_type == 2
@@ -72,7 +81,8 @@ class NormalizeRewardLayer(BatchedLayer):
         square = square + before * (total - mean)
         for name, rows in zip(("return", "count", "mean", "square"), (total, count, mean, square), strict=True):
             self.keep(name, lanes, rows)
-        return time_step._replace(reward=self.layer.divided(reward, square / count.clamp(min=1)).float())
+        self.exact_reward = self.layer.divided(reward, square / count.clamp(min=1))
+        return time_step._replace(reward=self.exact_reward.float())
 
 
 def _exactly(env: Environment, time_step: TimeStep) -> torch.Tensor:

@@ -25,6 +25,7 @@ from palaestra.envs.wrappers.base import (
     TimeStepMap,
     clipped,
     is_numeric,
+    square_root,
 )
 
 __all__ = ["ActionMask", "CheckFinite", "ClipObservation", "FrameStack", "NormalizeObservation", "SelectEntries"]
@@ -282,7 +283,7 @@ class NormalizeObservation(StatefulWrapper, ObservationMap):
             mean: of the elements.
             variance: of the elements.
         """
-        return clipped((value - mean) / (variance + _EPSILON) ** 0.5, -self._clip, self._clip)
+        return clipped((value - mean) / square_root(variance + _EPSILON), -self._clip, self._clip)
 
     def snapshot(self) -> Any:
         return {path: running.snapshot() for path, running in self._running.items()}

@@ -7,7 +7,7 @@ import torch
 
 from palaestra.core import BoundedSpec, ConfigError, SpecError, TensorSpec, TimeStep
 from palaestra.envs.contract.environment import SingleEnvironment
-from palaestra.envs.wrappers.base import RewardMap, RunningMeanVariance, StatefulWrapper, clipped
+from palaestra.envs.wrappers.base import RewardMap, RunningMeanVariance, StatefulWrapper, clipped, square_root
 
 __all__ = ["ClipReward", "NormalizeReward", "ScaleReward", "SparseReward"]
 
@@ -172,8 +172,7 @@ class NormalizeReward(StatefulWrapper, RewardMap):
             variance: of the discounted return.
         """
         shifted = variance + _EPSILON
-        deviation = shifted.sqrt() if isinstance(shifted, torch.Tensor) else np.sqrt(shifted)
-        return clipped(reward / deviation, -self._clip, self._clip)
+        return clipped(reward / square_root(shifted), -self._clip, self._clip)
 
     def snapshot(self) -> Any:
         return self._running.snapshot()
