@@ -121,6 +121,8 @@ _TABLE = (
     Command("show-code", "ALGORITHM", "the file that is the algorithm", ".inspect:show_code", "ppo --flat"),
     Command("bench", "[ALGORITHM] ENVIRONMENT", "env steps per second", ".inspect:bench", "CartPole-v1"),
     Command("check-env", "ENVIRONMENT", "check an environment", ".inspect:check_env", "my_package:MyEnvironment"),
+    Command("env", "WHAT", "Python environments", "", "create robotics"),
+    Command("env create", "FAMILY...", "one for packages that exclude others", ".environments:create", "robotics"),
     Command("doctor", "", "check this installation", ".inspect:doctor"),
     Command("completion", "bash|zsh|fish", "a script for the shell", ".completion:completion", "bash"),
 )

@@ -226,7 +226,7 @@ def mujoco_misfits() -> dict[str, str]:
             found[package] = (
                 f"{package} {own} needs MuJoCo from {lowest} to below {too_new}; with {installed}, which is installed, "
                 f"{what} fail: pip install 'mujoco>={lowest},<{too_new}', in a Python environment of its own where "
-                "something else needs another MuJoCo"
+                "something else needs another MuJoCo, as palaestra env create makes it"
             )
     return found
 
