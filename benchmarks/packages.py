@@ -116,9 +116,9 @@ def markdown(packages: dict[str, dict[str, Any]], results: dict[str, dict[str, A
 
 def _row(name: str, facts: dict[str, Any], found: dict[str, Any] | None) -> list[str]:
     env = f"`{facts['env']}`" if facts["env"] else ""
-    said = (
-        [str(found.get(key, "")) for key in ("mib", "install", "check", "train")] if found else ["", "not run", "", ""]
-    )
+    seen = f"; by hand: {facts['seen']}" if "seen" in facts else ""
+    found = found or {"install": f"not run{seen}"}
+    said = [str(found.get(key, "")) for key in ("mib", "install", "check", "train")]
     own = f"`palaestra env create {facts['family']}`" if "family" in facts else ""
     notes = "; ".join(filter(None, (own, facts.get("note", ""))))
     return [name, str(facts["version"]), env, *(one.replace("|", "\\|") for one in said), notes]
