@@ -271,7 +271,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
     assert "run ended could not be written: [Errno 28] No space left on device" in caplog.text
 
 
-@pytest.mark.parametrize("arguments", [("ppo", 3), (None, CHAIN), ("ppo", palaestra.envs.tiny.Chain())])
+@pytest.mark.parametrize("arguments", [("ppo", 3), (None, CHAIN), (palaestra.envs.tiny.Chain(), 3)])
 def test_what_is_no_name_is_refused(arguments):
     """F27: also from Python."""
     with pytest.raises(ConfigError, match=r"train was given .* and .*; give an algorithm and an environment"):

@@ -1,11 +1,14 @@
-"""Tests of `Callback.stepped`: the hook for every env step."""
+"""Tests of `Callback.stepped` and `episode_ended`: the hooks for every env step and every episode."""
 
 import pytest
 import torch
 
+import palaestra
 from palaestra.core import ConfigError, StepType, TimeStep
+from palaestra.rollout import Episode
 from palaestra.testing.algorithms import different, parameters
-from tests.training.parts import Hooks, trainer
+from tests.multiagent.parts import Shop
+from tests.training.parts import Hooks, Recorder, trainer
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -41,3 +44,26 @@ class RowsOfOthers:
     """What a run collects with whose workers are in other processes, as far as its start asks."""
 
     unfinished = False
+
+
+def test_a_callback_is_called_once_for_each_episode_with_what_it_reported():
+    told, recorder = [], Recorder()
+    hooks = Hooks(episode_ended=lambda trainer, episode: told.append(episode))
+    trainer("ppo", total=200, callbacks=[hooks], loggers=[recorder]).run()
+    assert told and told == recorder.ended
+
+
+def test_the_tracker_of_a_simulator_arrives_with_its_episode(tmp_path):
+    """MARO-18: `tracker`, where a run's callbacks can use it."""
+    told: list[Episode] = []
+    done = palaestra.train(
+        "ppo",
+        Shop,
+        callbacks=[Hooks(episode_ended=lambda trainer, episode: told.append(episode))],
+        run__directory=str(tmp_path),
+        trainer__total_env_steps=40,
+        trainer__eval_episodes=0,
+        algorithm__unroll_length=20,
+        env__num_envs=1,
+    )
+    assert [episode.info["ticks"] for episode in told] == [11] * (done.result.env_steps // 11)

@@ -4,10 +4,12 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import logging
 import re
 import sys
 import traceback
+import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -23,6 +25,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAMED = re.compile(r"(?<![\w.])([\w.]++):(\w[\w.]*)")  # also an id of a registry, such as my_package:2048-v0
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
+GIVEN = "__given__"
+"""The module, in this process alone, of what has no name that another program could find."""
 _trusted: set[Path] = set()
 _own: set[Path] = set()
 
@@ -94,6 +98,11 @@ def import_object(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not _MODULE.fullmatch(attribute):
         raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
+    if module_name == GIVEN and not hasattr(sys.modules.get(GIVEN), attribute):
+        raise ConfigError(
+            f"{name!r} is an object that was given to a program from Python, and this is another process; put what makes "
+            "it into a module, and train with its name, my_module:make"
+        )
     found = import_module(module_name, name)
     for part in attribute.split("."):
         if not hasattr(found, part) and module_name == "__main__":
@@ -330,6 +339,18 @@ def name_to_find(value: Any) -> str | None:
         name = f"__main__:{own}"
         _log.warning("only this script can go on with what it trains with %s; other programs need it in a module", name)
     return name
+
+
+def given_name(value: Any) -> str:
+    """A name under which `import_object` finds an object in this process.
+
+    Args:
+        value: for example a function within another; it is kept as long as the process lives.
+    """
+    known = vars(sys.modules.setdefault(GIVEN, types.ModuleType(GIVEN)))
+    stem = re.sub(r"\W+", "_", value.__name__).strip("_")
+    names = (f"{stem}{number}" for number in itertools.chain([""], itertools.count(2)))
+    return f"{GIVEN}:{next(name for name in names if known.setdefault(name, value) is value)}"
 
 
 def _public(module: Any) -> list[str]:

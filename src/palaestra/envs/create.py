@@ -22,7 +22,7 @@ from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
 from palaestra.envs.contract.nest import neutral_rows, to_batched
 from palaestra.envs.contract.rows import chosen_entries, entry_names
 from palaestra.envs.contract.spaces import OLD_GYM
-from palaestra.envs.env_config import EnvConfig
+from palaestra.envs.env_config import EnvConfig, is_environment
 from palaestra.envs.simulators.mujoco_tasks import TASKS, gymnasium_mujoco
 from palaestra.envs.stepping.driver import Driver
 from palaestra.envs.stepping.first_ready import FirstReadyEnvironment
@@ -304,15 +304,6 @@ def _maker(name: str) -> Callable[..., Any] | None:
         import_module(module, name)
         return None
     return import_maker(name, "an environment", is_environment)
-
-
-def is_environment(kind: type) -> bool:
-    """Whether a class is an environment of any library: it has `reset` and `step`.
-
-    Args:
-        kind: of what a name means.
-    """
-    return hasattr(kind, "reset") and hasattr(kind, "step")
 
 
 def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

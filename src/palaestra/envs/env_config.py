@@ -1,12 +1,15 @@
 """`EnvConfig`: which environments a run steps, and how."""
 
+import copy
 import dataclasses
-from collections.abc import Iterator
+import functools
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, require_ranges
-from palaestra.core.importing import name_to_find
+from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
@@ -195,23 +198,55 @@ class EnvConfig:
 
 
 def env_name(env: Any) -> str:
-    """The name of an environment.
+    """The name of an environment; of an object, or of what no module defines at its top, one for this process alone.
 
     Args:
-        env: a name, or a class or function that has one.
+        env: a name; a class or function that makes one; or an environment, of which every lane gets a copy.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it is none of these, or a batch of environments.
     """
     if isinstance(env, str):
         return env
-    name = name_to_find(env) if callable(env) else None
-    if name is None:
+    made = is_environment(type(env))
+    if made and (hasattr(env, "num_envs") or getattr(env, "batched", False)):
+        raise ConfigError(f"env.name is {env!r}, a batch of environments; give its class, or a function of its size")
+    if not made and not callable(env):
         raise ConfigError(
-            f"env.name is {env!r}; give an id of Gymnasium's registry, or a class or function that a module defines at "
-            "its top, or its name as 'my_package:MyEnvironment': a run has to find it again"
+            f"env.name is {env!r}; give an id of Gymnasium's registry, my_package:MyEnvironment, an environment, or a "
+            "class or function that makes one"
         )
-    return name
+    named = isinstance(env, type | types.FunctionType | types.MethodType)
+    return (None if made else name_to_find(env)) or given_name(env if named else _making(env))
+
+
+def _making(env: Any) -> Callable[..., Any]:
+    """A function that copies an environment, or calls what makes one, such as a `functools.partial`."""
+
+    def make() -> Any:
+        try:
+            return copy.deepcopy(env)
+        except Exception as error:
+            raise ConfigError(f"{env!r} cannot be copied ({error}); give a function that makes one") from error
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return env(*args, **kwargs)
+
+    kind = type(env) if is_environment(type(env)) else None
+    made = make if kind else functools.update_wrapper(call, env)
+    kind = kind or getattr(env, "func", type(env))
+    made.__name__ = kind.__name__
+    made.__annotations__ = {"return": kind} if isinstance(kind, type) and is_environment(kind) else {}
+    return made
+
+
+def is_environment(kind: type) -> bool:
+    """Whether a class is an environment of any library: it has `reset` and `step`.
+
+    Args:
+        kind: of what a name means.
+    """
+    return hasattr(kind, "reset") and hasattr(kind, "step")
 
 
 def _names(setting: str, given: Any, needed: str) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class RunResult:
 @overload
 def train(
     algorithm: str,
-    env: str | Callable[..., Any],
+    env: Any,
     /,
     *,
     seeds: int | Sequence[int],
@@ -94,7 +94,7 @@ def train(
 @overload
 def train(
     algorithm: str,
-    env: str | Callable[..., Any],
+    env: Any,
     /,
     *,
     progress: bool = False,
@@ -104,7 +104,7 @@ def train(
 ) -> RunResult: ...
 def train(
     algorithm: str,
-    env: str | Callable[..., Any],
+    env: Any,
     /,
     *,
     seeds: int | Sequence[int] | None = None,
@@ -117,7 +117,8 @@ def train(
 
     Args:
         algorithm: its name, for example `"ppo"`, or its class.
-        env: as `EnvConfig.name`, which may be a class or a function that makes environments, too.
+        env: as `EnvConfig.name`; or a class or function that makes environments, or one itself, which is copied for each
+            lane. Those that no module defines at its top train in this process alone, and are resumed in no other.
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
         loggers: further loggers; not for several seeds.
@@ -135,7 +136,7 @@ def train(
         >>> done.result.status
         'done'
     """
-    if not all(isinstance(one, str) or callable(one) for one in (algorithm, env)):
+    if not all(isinstance(one, str) or callable(one) or hasattr(one, "reset") for one in (algorithm, env)):
         raise ConfigError(
             f"train was given {algorithm!r} and {env!r}; give an algorithm and an environment, each its name or class, "
             "such as train('ppo', 'CartPole-v1')"

@@ -21,6 +21,7 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
+from palaestra.core.importing import GIVEN
 from palaestra.core.reading import opened, parse_json, read_json, read_text
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
@@ -130,10 +131,10 @@ def seeds_of(config: ExperimentConfig, seeds: int | Sequence[int]) -> list[int]:
     several = isinstance(seeds, Sequence) and all(type(seed) is int for seed in seeds)
     if type(seeds) is not int and not several:
         raise ConfigError(f"seeds is {seeds!r}; give a whole number of them, or a list of whole numbers")
-    if "__main__:" in repr(config):
+    if any(f"{module}:" in repr(config) for module in ("__main__", GIVEN)):
         raise ConfigError(
-            "what the script that runs defines (__main__:...) is not there in the processes in which seeds train; move "
-            "it into a module, and import it"
+            "what the script that runs defines (__main__:...), or gives as an object, is not there in the processes in "
+            "which seeds train; move it into a module, and import it"
         )
     chosen = list(range(config.run.seed, config.run.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:

@@ -16,6 +16,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
 from palaestra.core import CheckpointError, ConfigError, Offline, Replay, scheduled_values
 from palaestra.core.errors import require_kind
+from palaestra.core.importing import GIVEN
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import decided
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
@@ -134,6 +135,17 @@ def require_effect(config: ExperimentConfig) -> None:
         raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
     if config.run.together:
         raise ConfigError("run.together is for several seeds; give --seeds N, or leave it out")
+    elsewhere = {
+        "env.vectorization": config.env.vectorization == "process",
+        "run.eval_vectorization": config.run.eval_vectorization == "process",
+        "distributed.runtime": config.distributed.runtime in ("process", "ray"),
+        "trainer.eval_async": config.trainer.eval_async,
+    }
+    if config.env.name.startswith(f"{GIVEN}:") and any(elsewhere.values()):
+        raise ConfigError(
+            f"{next(filter(elsewhere.get, elsewhere))} makes environments in other processes, and this one was given as an "
+            "object of this process; put what makes it into a module, and give that, or its name, my_module:make"
+        )
     beside = config.trainer.eval_async and config.distributed.runtime == "process"
     if beside and config.run.eval_vectorization == "process":
         raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 from palaestra.algorithms import UpdateInfo
 from palaestra.core import ConfigError, TimeStep
 from palaestra.policies import Policy
-from palaestra.rollout import Collector, Evaluation
+from palaestra.rollout import Collector, Episode, Evaluation
 from palaestra.training.parts import TrainingRun
 
 __all__ = ["Callback", "Evaluated"]
@@ -60,6 +60,9 @@ class Callback:
     """`(trainer, time_step)`: after each env step of all environments together, with what they answered: rows [B], of
     which `prev_action` was executed. A method of yours, or `None`, which costs nothing. Steps that compiled code makes
     are then made one by one; a run that collects in other processes, or for many agents, refuses it."""
+    episode_ended: Callable[[TrainingRun, Episode], None] | None = None
+    """`(trainer, episode)`: once for each training episode, wherever it ran, soon after it ended. Its `info` has what
+    its environment reported, such as the `tracker` of an `EnvWrapper`. A method, or `None`, which costs nothing."""
 
     def iteration_began(self, trainer: TrainingRun) -> None:
         """Before each unroll; once more, when the run goes on, where a signal came meanwhile.

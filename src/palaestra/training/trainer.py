@@ -300,6 +300,9 @@ class Trainer:
         for metric in self.metrics:
             metric.add(self.collector.env_steps, episodes)
         self._loggers.episodes(self.collector.env_steps, episodes)
+        for hook in [hook for callback in self.callbacks if (hook := callback.episode_ended) is not None]:
+            for episode in episodes:
+                hook(self, episode)
 
     def _log(self) -> None:
         self._take_episodes(self.collector.drain())

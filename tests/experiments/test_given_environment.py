@@ -1,0 +1,122 @@
+"""An environment that is given to `train` as an object, or as what makes one, where no module has it by name."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import palaestra
+from palaestra import EnvConfig, create_environment
+from palaestra.core import ConfigError
+from palaestra.envs.tiny import Chain
+from palaestra.multiagent import Meeting
+from palaestra.runs.run_directory import RunDirectory
+
+SMALL: dict[str, Any] = {
+    "trainer__total_env_steps": 64,
+    "trainer__eval_episodes": 2,
+    "algorithm__unroll_length": 16,
+    "env__num_envs": 2,
+    "env__max_episode_steps": 20,
+}
+
+
+class Local(gymnasium.Env[Any, Any]):
+    """Of Gymnasium, with an argument that no setting has."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: Callable[[], int]) -> None:
+        self.length, self.steps = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observation_space.high, float(action), self.steps >= self.length(), False, {}
+
+
+def given() -> dict[str, Any]:
+    class Inside(Local):
+        def __init__(self) -> None:
+            super().__init__(lambda: 5)
+
+    return {
+        "object": Local(lambda: 5),
+        "lambda": lambda: Local(lambda: 5),
+        "partial": functools.partial(Local, lambda: 5),
+        "class": Inside,
+        "single": Chain(),
+        "gym.make": gymnasium.make("CartPole-v1"),
+        "agents": Meeting(),
+    }
+
+
+@pytest.mark.parametrize("kind", given())
+def test_what_has_no_name_trains_is_evaluated_and_resumed_in_this_process(kind: str, tmp_path: Path) -> None:
+    """USERS 3: lambdas, objects, local classes; each lane and each evaluation has one of its own."""
+    done = palaestra.train("ppo", given()[kind], run__directory=str(tmp_path), **SMALL)
+    assert RunDirectory(done.directory).config.env.name.startswith("__given__:")
+    assert done.result.status == "done"
+    assert done.result.evaluation is not None
+    assert palaestra.evaluate_run(done.directory, episodes=2).return_mean is not None
+    assert palaestra.resume(done.directory, trainer__total_env_steps=128).result.env_steps >= 128
+
+
+def test_each_lane_steps_a_copy_of_an_object() -> None:
+    mine = Local(lambda: 5)
+    with create_environment(EnvConfig(name=mine, num_envs=2)) as env:  # pyright: ignore[reportArgumentType]
+        env.reset()
+        assert [type(lane.unwrapped) for lane in env.driver.environments] == [Local, Local]
+    assert mine.steps == 0
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"env__vectorization": "process"},
+        {"distributed__runtime": "process", "distributed__num_workers": 2},
+        {"run__eval_vectorization": "process"},
+        {"trainer__eval_async": True},
+    ],
+)
+def test_a_run_that_makes_environments_in_other_processes_refuses_it(elsewhere: dict[str, Any], tmp_path: Path) -> None:
+    setting = next(iter(elsewhere)).replace("__", ".")
+    with pytest.raises(ConfigError, match=rf"{setting} makes environments in other processes, and this one was given"):
+        palaestra.train("ppo", lambda: Chain(), run__directory=str(tmp_path), **SMALL, **elsewhere)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_seeds_refuse_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gives as an object, is not there in the processes in which seeds train"):
+        palaestra.train("ppo", lambda: Chain(), seeds=2, run__directory=str(tmp_path), **SMALL)
+
+
+def test_another_process_says_that_it_has_not_got_it(tmp_path: Path) -> None:
+    done = palaestra.train("ppo", Local(lambda: 5), run__directory=str(tmp_path), **SMALL)
+    command = [sys.executable, "-m", "palaestra", "resume", str(done.directory), "--until", "128"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert "is an object that was given to a program from Python, and this is another process; put what makes" in (
+        " ".join(said.stderr.split())
+    )
+
+
+def test_what_cannot_be_copied_or_is_a_batch_is_refused(tmp_path: Path) -> None:
+    class Open(Local):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("a socket cannot be copied")
+
+    with pytest.raises(ConfigError, match=r"cannot be copied \(a socket cannot be copied\); give a function"):
+        palaestra.train("ppo", Open(lambda: 5), run__directory=str(tmp_path), **SMALL)
+    with pytest.raises(ConfigError, match="a batch of environments; give its class, or a function of its size"):
+        palaestra.train("ppo", gymnasium.make_vec("CartPole-v1"), run__directory=str(tmp_path), **SMALL)
