@@ -9,10 +9,12 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch
 
 import palaestra
 from palaestra import EnvConfig, create_environment
 from palaestra.core import ConfigError
+from palaestra.envs import GymEnvironment, TimeLimit
 from palaestra.envs.tiny import Chain
 from palaestra.multiagent import Meeting
 from palaestra.runs.run_directory import RunDirectory
@@ -22,14 +24,13 @@ SMALL: dict[str, Any] = {
     "trainer__eval_episodes": 2,
     "algorithm__unroll_length": 16,
     "env__num_envs": 2,
-    "env__max_episode_steps": 20,
 }
 
 
 class Local(gymnasium.Env[Any, Any]):
     """Of Gymnasium, with an argument that no setting has."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    observation_space: gymnasium.spaces.Box = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, length: Callable[[], int]) -> None:
@@ -55,7 +56,7 @@ def given() -> dict[str, Any]:
         "lambda": lambda: Local(lambda: 5),
         "partial": functools.partial(Local, lambda: 5),
         "class": Inside,
-        "single": Chain(),
+        "single": TimeLimit(GymEnvironment(Chain()), 20),
         "gym.make": gymnasium.make("CartPole-v1"),
         "agents": Meeting(),
     }
@@ -76,7 +77,8 @@ def test_each_lane_steps_a_copy_of_an_object() -> None:
     mine = Local(lambda: 5)
     with create_environment(EnvConfig(name=mine, num_envs=2)) as env:  # pyright: ignore[reportArgumentType]
         env.reset()
-        assert [type(lane.unwrapped) for lane in env.driver.environments] == [Local, Local]
+        rows = [env.step(torch.tensor([0, 1])) for _ in range(6)]
+    assert [row.step_type.tolist() for row in rows[3:]] == [[1, 1], [2, 2], [0, 0]]
     assert mine.steps == 0
 
 
@@ -101,6 +103,7 @@ def test_several_seeds_refuse_it(tmp_path: Path) -> None:
         palaestra.train("ppo", lambda: Chain(), seeds=2, run__directory=str(tmp_path), **SMALL)
 
 
+@pytest.mark.slow
 def test_another_process_says_that_it_has_not_got_it(tmp_path: Path) -> None:
     done = palaestra.train("ppo", Local(lambda: 5), run__directory=str(tmp_path), **SMALL)
     command = [sys.executable, "-m", "palaestra", "resume", str(done.directory), "--until", "128"]

@@ -100,8 +100,8 @@ def import_object(name: str) -> Any:
         raise ConfigError(f"{name!r} is not of the form my_package.module:attribute")
     if module_name == GIVEN and not hasattr(sys.modules.get(GIVEN), attribute):
         raise ConfigError(
-            f"{name!r} is an object that was given to a program from Python, and this is another process; put what makes "
-            "it into a module, and train with its name, my_module:make"
+            f"{name!r} is an object that was given to a program from Python, and this is another process; put what "
+            "makes it into a module, and train with its name, my_module:make"
         )
     found = import_module(module_name, name)
     for part in attribute.split("."):

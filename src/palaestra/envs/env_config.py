@@ -208,7 +208,7 @@ def env_name(env: Any) -> str:
     """
     if isinstance(env, str):
         return env
-    made = is_environment(type(env))
+    made = _is_made(env)
     if made and (hasattr(env, "num_envs") or getattr(env, "batched", False)):
         raise ConfigError(f"env.name is {env!r}, a batch of environments; give its class, or a function of its size")
     if not made and not callable(env):
@@ -232,12 +232,16 @@ def _making(env: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return env(*args, **kwargs)
 
-    kind = type(env) if is_environment(type(env)) else None
-    made = make if kind else functools.update_wrapper(call, env)
-    kind = kind or getattr(env, "func", type(env))
+    made: Any = make if _is_made(env) else functools.update_wrapper(call, env, assigned=())
+    kind = type(env) if made is make else getattr(env, "func", type(env))
     made.__name__ = kind.__name__
-    made.__annotations__ = {"return": kind} if isinstance(kind, type) and is_environment(kind) else {}
+    made.__annotations__ = {"return": kind} if made is make else {}
     return made
+
+
+def _is_made(env: Any) -> bool:
+    """Whether it is an environment, also of many agents, and not what makes one."""
+    return not isinstance(env, type) and (is_environment(type(env)) or hasattr(env, "begin_episode"))
 
 
 def is_environment(kind: type) -> bool:

@@ -117,8 +117,8 @@ def train(
 
     Args:
         algorithm: its name, for example `"ppo"`, or its class.
-        env: as `EnvConfig.name`; or a class or function that makes environments, or one itself, which is copied for each
-            lane. Those that no module defines at its top train in this process alone, and are resumed in no other.
+        env: as `EnvConfig.name`; or a class or function that makes environments, or one itself, which is copied for
+            each lane. What no module defines at its top trains in this process alone, and is resumed in no other.
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
         loggers: further loggers; not for several seeds.
@@ -136,7 +136,7 @@ def train(
         >>> done.result.status
         'done'
     """
-    if not all(isinstance(one, str) or callable(one) or hasattr(one, "reset") for one in (algorithm, env)):
+    if not isinstance(algorithm, str) and not callable(algorithm):
         raise ConfigError(
             f"train was given {algorithm!r} and {env!r}; give an algorithm and an environment, each its name or class, "
             "such as train('ppo', 'CartPole-v1')"

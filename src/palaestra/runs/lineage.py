@@ -135,16 +135,12 @@ def require_effect(config: ExperimentConfig) -> None:
         raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
     if config.run.together:
         raise ConfigError("run.together is for several seeds; give --seeds N, or leave it out")
-    elsewhere = {
-        "env.vectorization": config.env.vectorization == "process",
-        "run.eval_vectorization": config.run.eval_vectorization == "process",
-        "distributed.runtime": config.distributed.runtime in ("process", "ray"),
-        "trainer.eval_async": config.trainer.eval_async,
-    }
-    if config.env.name.startswith(f"{GIVEN}:") and any(elsewhere.values()):
+    where = ("env.vectorization", "run.eval_vectorization", "distributed.runtime", "trainer.eval_async")
+    elsewhere = [name for name in where if flat_settings(config).get(name) in ("process", "ray", True)]
+    if elsewhere and config.env.name.startswith(f"{GIVEN}:"):
         raise ConfigError(
-            f"{next(filter(elsewhere.get, elsewhere))} makes environments in other processes, and this one was given as an "
-            "object of this process; put what makes it into a module, and give that, or its name, my_module:make"
+            f"{elsewhere[0]} makes environments in other processes, and this one was given as an object of this "
+            "process; put what makes it into a module, and give that, or its name, my_module:make"
         )
     beside = config.trainer.eval_async and config.distributed.runtime == "process"
     if beside and config.run.eval_vectorization == "process":
