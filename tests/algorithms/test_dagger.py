@@ -193,6 +193,11 @@ def test_a_teacher_is_a_run_by_its_name_wherever_the_run_goes_on(tmp_path, monke
     monkeypatch.chdir(tmp_path / "elsewhere")
     done = palaestra.resume("../runs/pupil", trainer__total_env_steps=400)
     assert done.result.env_steps >= 400
+    expert = palaestra.load_policy("../runs/expert/policy")
+    next(iter(expert.parameters())).data += 1  # as if it had been trained on meanwhile
+    save_policy(expert, tmp_path / "runs/expert/policy")
+    with pytest.raises(ConfigError, match="a run resumes with the teacher that it began with: give a copy of a policy"):
+        palaestra.resume("../runs/pupil", trainer__total_env_steps=600)
 
 
 def test_a_run_needs_a_teacher_and_a_loop_of_ones_own_does_not(tmp_path):

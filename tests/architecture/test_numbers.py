@@ -212,11 +212,11 @@ ROOMS = {
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
-    "core": Room(16, 2043, "0030"),
+    "core": Room(16, 2056, "0038"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
     "envs": Room(58, 7374, "0026"),
-    "experiments": Room(8, 1398, "0026"),
+    "experiments": Room(8, 1403, "0038"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),
@@ -224,10 +224,10 @@ ROOMS = {
     "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1596, "0037"),
-    "runs": Room(15, 2750, "0026"),
+    "runs": Room(15, 2763, "0038"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2366, "0037"),
+    "training": Room(16, 2385, "0038"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -30,7 +31,7 @@ SMALL: dict[str, Any] = {
 class Local(gymnasium.Env[Any, Any]):
     """Of Gymnasium, with an argument that no setting has."""
 
-    observation_space: gymnasium.spaces.Box = gymnasium.spaces.Box(-1, 1, (2,))
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, length: Callable[[], int]) -> None:
@@ -39,11 +40,11 @@ class Local(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation_space.low, {}
+        return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        return self.observation_space.high, float(action), self.steps >= self.length(), False, {}
+        return np.ones(2, np.float32), float(action), self.steps >= self.length(), False, {}
 
 
 def given() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,25 @@ def test_a_new_run_begins_with_the_weights_and_statistics_of_another(source):
     assert algorithm.num_gradient_steps == 0
     described = json.loads((source / "policy/policy.json").read_text())
     assert origin == {"path": str(source.resolve()), "weights_sha256": {"policy": described["weights_sha256"]}}
+
+
+def test_a_run_that_has_saved_nothing_notices_that_its_beginning_was_trained_on(source, tmp_path, monkeypatch):
+    start = tmp_path / "start"
+    shutil.copytree(source, start)
+    settings = {"run__initial_policy": str(start), "algorithm__normalize_observation": True}
+    with monkeypatch.context() as broken:
+        broken.setattr("palaestra.training.Trainer.run", failing)
+        with pytest.raises(RuntimeError, match="before its first checkpoint"):
+            trained(tmp_path / "runs", **settings)
+    policy = palaestra.load_policy(start / "policy")
+    next(iter(policy.parameters())).data += 1
+    save_policy(policy, start / "policy")
+    with pytest.raises(ConfigError, match="has saved nothing yet, and the policy that it began with is another now"):
+        resume(next((tmp_path / "runs").iterdir()))
+
+
+def failing(trainer):
+    raise RuntimeError("before its first checkpoint")
 
 
 def test_target_networks_become_copies_of_what_was_loaded(tmp_path):

@@ -17,6 +17,7 @@ from palaestra.config.presets import tuned
 from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, ShapeError, TensorSpec
 from palaestra.experiments import DataConfig, collect_data, dry_run, evaluate_run, write_report
 from palaestra.rollout import OfflineData
+from palaestra.runs.lineage import for_new_run
 from palaestra.runs.single import SingleLearner
 from palaestra.testing.buffers import FIRST, LAST, MID
 from palaestra.training import Callback
@@ -52,6 +53,15 @@ def test_an_offline_algorithm_trains_from_a_folder(name, tmp_path):
     assert evaluate_run(done.directory, episodes=2, which="last").episodes == 2  # needs no data
     assert (done.directory / "report.html").is_file()
     assert palaestra.load_config(done.directory / "config.yaml").offline == DataConfig(data=data)
+
+
+def test_data_in_a_relative_folder_are_found_wherever_the_run_goes_on(tmp_path, monkeypatch):
+    saved(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert for_new_run(config_of("td3_bc", "data")).offline.data == str(tmp_path / "data")
+    assert for_new_run(config_of("td3_bc", "d4rl:data")).offline.data == f"d4rl:{tmp_path / 'data'}"
+    for name in ("minari:data", "minari:D4RL/pen", str(tmp_path / "data")):
+        assert for_new_run(config_of("td3_bc", name)).offline.data == name
 
 
 def test_a_discrete_one_does_too(tmp_path):

@@ -346,6 +346,11 @@ def _begun(directory: RunDirectory, learner: Learner) -> Learner:
     """The learner, computing as the run did before, with the policies that it begins with; a checkpoint has its own."""
     making.compute_as_before(learner.config, directory.info)
     if directory.never_saved and (origin := begin_from(learner)):
+        if directory.info.get("began_from", origin) != origin:
+            raise ConfigError(
+                f"{directory.path} has saved nothing yet, and the policy that it began with is another now: "
+                f"{origin['path']} was trained on; begin a new run"
+            )
         directory.write_info({"began_from": origin})
     return learner
 

@@ -65,11 +65,22 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             path = Path(given) if Path(given).is_dir() else find_run(given, config.run.directory).path
             kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
             config = dataclasses.replace(config, algorithm=kept)
+    config = _absolute_data(config)
     _refuse_idle(config.algorithm)
     if (source := config.run.initial_policy) is None:
         return config
     path = str(find_run(source, config.run.directory).path.resolve())
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
+
+
+def _absolute_data(config: ExperimentConfig) -> ExperimentConfig:
+    """With the path of loaded data from the root, wherever the run is resumed; names of a library's data stay."""
+    data = config.offline.data or ""
+    path = data.removeprefix("d4rl:")
+    if not path or not Path(path).exists() or data.startswith("minari:"):
+        return config
+    where = f"{data[: len(data) - len(path)]}{Path(path).absolute()}"
+    return dataclasses.replace(config, offline=dataclasses.replace(config.offline, data=where))
 
 
 _CELLS: dict[str, tuple[str, ...]] = {"recurrent_size": ("lstm", "gru", "attention"), "recurrent_span": ("lstm", "gru")}
@@ -392,7 +403,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         raise ConfigError("\n".join(refused))
     if moved := _moved_schedules(config, changed, reached):
         _log.warning("schedules follow the share of the budget that is used, so the new one moves %s", moved)
-    return changed
+    return _absolute_data(changed)
 
 
 def _moved_schedules(before: ExperimentConfig, after: ExperimentConfig, env_steps: int) -> str:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -321,16 +321,18 @@ class LoadedData:
 
     Args:
         collect: of the trainer: `OfflineData`, or a collector whose source may be a mixture.
-        algorithms: that learn, of which some may imitate data.
+        algorithms: that learn, of which some may imitate data, or a teacher, whose weights are told apart, too.
     """
 
-    def __init__(self, collect: DataCollector, algorithms: Iterable[Any] = ()) -> None:
+    def __init__(self, collect: DataCollector, algorithms: Collection[Any] = ()) -> None:
         self._collect, self._identity = collect, functools.cache(_identity)
         self._imitated = [getattr(getattr(one, "bonus", None), "data", None) for one in algorithms]
+        self._teachers = [_weights(one.teacher) for one in algorithms if getattr(one, "teacher", None) is not None]
 
     def state(self) -> list[dict[str, Any]]:
-        """Of each loaded buffer; nothing where there is none."""
-        return [{"data": self._identity(buffer), "sampler": buffer.sampler.state()} for buffer in self._buffers()]
+        """Of each loaded buffer and each teacher; nothing where there is none."""
+        data = [{"data": self._identity(buffer), "sampler": buffer.sampler.state()} for buffer in self._buffers()]
+        return [*data, *({"teacher": sha256} for sha256 in self._teachers)]
 
     def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Puts back what `state` gave.
@@ -339,8 +341,16 @@ class LoadedData:
             states: of the run that was saved.
 
         Raises:
-            ConfigError: these are not the data that the run learned from.
+            ConfigError: these are not the data, or the teacher, that the run learned from.
         """
+        for saved, given in zip((one["teacher"] for one in states if "teacher" in one), self._teachers, strict=False):
+            if saved != given:
+                raise ConfigError(
+                    f"the run learned from a teacher with the weights {saved[:12]}, and its folder now has "
+                    f"{given[:12]}; a run resumes with the teacher that it began with: give a copy of a policy that is "
+                    "trained on"
+                )
+        states = [one for one in states if "data" in one]
         buffers = self._buffers()
         if len(buffers) != len(states):
             raise ConfigError(
@@ -377,6 +387,14 @@ def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
             for leaf in _leaves(buffer.take(name, rows[:-1] if name == "action" else rows)):
                 digest.update(leaf.cpu().contiguous().numpy().tobytes())
     return {"rows": len(buffer), "sha256": digest.hexdigest()}
+
+
+def _weights(policy: Any) -> str:
+    """A hash of a policy's weights and statistics."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(policy.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _leaves(value: Any) -> list[Any]:
