@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(15, 2763, "0038"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2385, "0038"),
+    "training": Room(16, 2383, "0038"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -407,10 +407,8 @@ class Trainer:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
-        self._saved_step, self._outdated = (
-            self.collector.env_steps,
-            bool(self._evaluation_broken_off or trainer["evaluations"]),
-        )
+        self._saved_step = self.collector.env_steps
+        self._outdated = bool(self._evaluation_broken_off or trainer["evaluations"])
 
     def _position(self) -> dict[str, int]:
         return {"env_steps": self.collector.env_steps, "metrics": self._rows_logged, "episodes": self._episodes_ended}
