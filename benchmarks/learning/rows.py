@@ -17,6 +17,7 @@ _TINY = "palaestra.envs.tiny"
 _BF16 = {"run__precision": "bf16"}
 GYMNAX_PPO = {"Breakout": 28.0, "SpaceInvaders": 131.0, "Asterix": 15.0, "Freeway": 58.0, "Seaquest": None}
 """What gymnax (https://github.com/RobertTLange/gymnax) publishes of its PPO after 10M steps; of Seaquest nothing."""
+POPGYM = ("RepeatFirst", "RepeatPrevious", "Autoencode", "CountRecall")
 CAR_REPEAT = 8
 """How often our presets for MountainCarContinuous-v0 repeat an action; budgets are the Zoo's in frames."""
 
@@ -165,6 +166,27 @@ def _recall(memory: str, network: Mapping[str, Any], **changes: Any) -> Row:
 _HIDES_VELOCITIES = {"env__wrappers": ("SelectEntries(entries=[0, 2])",)}
 
 
+def _popgym(game: str, memory: str | None) -> Row:
+    """A game of cards of POPGym (Morad et al. 2023, https://arxiv.org/abs/2303.01859); returns are from -1 to 1.
+
+    Needs `pip install --no-deps popgym==1.0.7`, whose Gymnasium environments are taken as they are.
+    """
+    algorithm: dict[str, Any] = {"unroll_length": 128, "mini_batch_length": 128, "mini_batch_size": 1024}
+    algorithm |= {"gamma": 0.99, "entropy_cost": 0.01, "learning_rate": "linear(0.0005, 0)"}
+    cells = {"recurrent": memory, "recurrent_size": 128, "recurrent_span": 104} if memory else {}
+    algorithm |= {"network": {"hidden_sizes": (128,), **cells}}
+    env = f"popgym:popgym-{game}Easy-v0"
+    return Row(
+        "ppo",
+        env,
+        2_000_000,
+        seeds=3,
+        rival=f"ppo_popgym-{game}Easy-v0_no-memory" if memory else None,
+        variant="GRU" if memory else "no memory",
+        settings={"env": {"num_envs": 32}, "algorithm": algorithm},
+    )
+
+
 def _positions_only(memory: str, network: Mapping[str, Any]) -> Row:
     """CartPole without its two velocities; Gymnasium says that 475 solves it.
 
@@ -284,6 +306,7 @@ _ROWS = (
     _positions_only("no memory", {}),
     _positions_only("LSTM", {"recurrent": "lstm", "recurrent_size": 64}),
     _positions_only("attention", {"recurrent": "attention", "recurrent_size": 32, "attention_window": 16}),
+    *(_popgym(game, memory) for game in POPGYM for memory in (None, "gru")),
     # hours each
     _long("ppo", "HalfCheetah-v5", 1_000_000, 5819.099, 663.530, "HalfCheetah-v3"),
     _long("ppo", "Hopper-v5", 1_000_000, 2410.435, 10.026, "Hopper-v3"),

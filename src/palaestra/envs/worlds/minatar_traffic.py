@@ -57,8 +57,7 @@ class MinAtarAsterix(MinAtarGame):
         x, y = _walked(state["x"], state["y"], button, top=1)
         there, places, steps, gold = state["there"], state["places"], state["steps"], state["gold"]
         side, is_gold, which = _lucky(state["luck"], 3).unbind(1)
-        spawns = state["spawn_timer"] == 0
-        empty = ~there
+        spawns, empty = state["spawn_timer"] == 0, ~there
         count = (which * empty.sum(1)).to(torch.int32) + 1
         new = empty & (empty.cumsum(1) == count.unsqueeze(1)) & spawns.unsqueeze(1)
         right = (side < 0.5).unsqueeze(1)
@@ -244,8 +243,7 @@ class MinAtarSeaquest(MinAtarGame):
         shots, enemies, reward = _shot(shots, enemies)
         divers, aboard = _picked_up(divers, x, y, state["divers_aboard"])
         submarines = enemies[:, 6] == 1
-        shots, enemies, torpedoes, paid, over = _moved(shots, enemies, submarines, speed, x, y)
-        reward = reward + paid
+        shots, enemies, torpedoes, sunk, over = _moved(shots, enemies, submarines, speed, x, y)
         left, right = state["torpedoes_left"] | torpedoes[0], state["torpedoes_right"] | torpedoes[1]
         here = one(y).unsqueeze(2) & one(x).unsqueeze(1)
         over = over | (here & (left | right)).flatten(1).any(1)
@@ -253,7 +251,7 @@ class MinAtarSeaquest(MinAtarGame):
         left, right = torch.cat([left[:, :, 1:], edge], 2), torch.cat([edge, right[:, :, :9]], 2)
         over = over | (here & (left | right)).flatten(1).any(1)
         shots, enemies, _, paid, hit = _moved(shots, enemies, ~submarines, speed, x, y)
-        reward, over = reward + paid, over | hit
+        reward, over = reward + sunk + paid, over | hit
 
         oxygen, index, enemy_speed = state["oxygen"], state["ramp_index"], state["enemy_speed"]
         deep = y > 0
@@ -361,8 +359,7 @@ def _first(found: Tensor) -> Tensor:
 
 def _with_enemy(enemies: Tensor, luck: Tensor, comes: Tensor, speed: Tensor) -> Tensor:
     """With a fish or a submarine more, unless something comes towards it in its row."""
-    step, submarine = _either(luck[:, 0] < 0.5, 1, -1), (luck[:, 1] < 1 / 3).to(torch.int32)
-    row = _row(luck[:, 2])
+    step, submarine, row = _either(luck[:, 0] < 0.5, 1, -1), (luck[:, 1] < 1 / 3).to(torch.int32), _row(luck[:, 2])
     there, _, y, steps = enemies[:, :4].unbind(1)
     towards = (there == 1) & (y == row.unsqueeze(1)) & (steps != step.unsqueeze(1))
     return _begins(enemies, comes & ~towards.any(1), _either(step > 0, 0, 9), row, step, speed, 10, submarine)
