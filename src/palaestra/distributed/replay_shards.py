@@ -495,12 +495,10 @@ class ShardedReplay:
 
     def _load(self, number: int, parts: Sequence[tuple[Mapping[str, Any], list[int]]]) -> list[np.ndarray]:
         """Lets a shard read its lanes, where it sees the files; else it is sent what is in them."""
-        positions, lost = self.positions_of(number), None
-        if all("directory" in part for part, _ in parts):
-            lost = self.shards.ask({number: ("load", self._name, parts, positions)}).get(number)
-        if lost is None:
-            read = [fields_of(part, lanes) for part, lanes in parts]
-            sent = [(fields, list(range(len(lanes)))) for (fields, _), (_, lanes) in zip(read, parts, strict=True)]
-            self.shards.ask({number: ("load", self._name, sent, positions)})
-            lost = [one for _, one in read]
-        return lost
+        positions, seen = self.positions_of(number), all("directory" in part for part, _ in parts)
+        if seen and (lost := self.shards.ask({number: ("load", self._name, parts, positions)}).get(number)) is not None:
+            return lost
+        read = [fields_of(part, lanes) for part, lanes in parts]
+        sent = [(fields, list(range(len(lanes)))) for (fields, _), (_, lanes) in zip(read, parts, strict=True)]
+        self.shards.ask({number: ("load", self._name, sent, positions)})
+        return [one for _, one in read]
