@@ -206,17 +206,17 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 5004, "0037"),
+    "algorithms": Room(55, 5014, "0040"),
     "analysis": Room(10, 2051, "0036"),
     "buffers": Room(14, 2577, "0030"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
-    "core": Room(16, 2056, "0038"),
+    "core": Room(16, 2062, "0040"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
     "envs": Room(58, 7395, "0038"),
-    "experiments": Room(8, 1404, "0038"),
+    "experiments": Room(10, 1770, "0040"),
     "multiagent": Room(14, 1989),
     "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),
@@ -224,10 +224,10 @@ ROOMS = {
     "policies": Room(15, 2011, "0036"),
     "robots": Room(9, 1373),
     "rollout": Room(9, 1596, "0037"),
-    "runs": Room(15, 2766, "0038"),
+    "runs": Room(15, 2769, "0040"),
     "runtime": Room(12, 1715, "0033"),
     "testing": Room(4, 521, "0026"),
-    "training": Room(16, 2383, "0038"),
+    "training": Room(16, 2385, "0040"),
 }
 """The size of each package when the rooms were opened."""
 

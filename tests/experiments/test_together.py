@@ -9,7 +9,7 @@ import palaestra
 from palaestra.core import ConfigError
 from palaestra.experiments import find_runs, read_evaluations
 from palaestra.experiments import seeds as module
-from palaestra.experiments.together import _train
+from palaestra.experiments.together import train_directories
 from tests.experiments.parts import CHAIN, SMALL
 from tests.faults.parts import child_environment
 
@@ -39,7 +39,7 @@ def test_members_leave_the_runs_that_they_would_leave_alone(tmp_path, monkeypatc
 
     def here(parts, title, **_):
         for part in parts:
-            assert _train([seed.directory for seed in part]) == 0
+            assert train_directories([seed.directory for seed in part]) == 0
 
     monkeypatch.setattr(module, "_train_parts", here)
     settings = TINY | {"run__directory": str(tmp_path), "run__name": "g", "run__compile": False}

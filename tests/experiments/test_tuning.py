@@ -1,5 +1,6 @@
 """Tests of `palaestra.experiments.tuning`: what is searched, and studies that go on."""
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import palaestra
 from palaestra.cli.main import main
 from palaestra.config.dimensions import first_values, with_values
 from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
-from palaestra.experiments import Search, load_config, preset, search_space, tuning
+from palaestra.experiments import Search, load_config, preset, search_space, study, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
 from palaestra.training import TrainerConfig
@@ -39,7 +40,7 @@ class Pretended:
 @pytest.fixture
 def trained(monkeypatch):
     pretended = Pretended()
-    monkeypatch.setattr(tuning, "_trained", pretended)
+    monkeypatch.setattr(study, "trained", pretended)
     monkeypatch.setattr(tuning, "evaluate_run", lambda path, **_: SimpleNamespace(return_mean=float(str(path))))
     return pretended
 
@@ -125,10 +126,10 @@ def test_a_study_that_was_ended_goes_on_to_the_same_trials(tmp_path, trained, mo
             raise KeyboardInterrupt
         return trained(config, path, seeds, first, *asked)
 
-    monkeypatch.setattr(tuning, "_trained", ended)
+    monkeypatch.setattr(study, "trained", ended)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "parts")
-    monkeypatch.setattr(tuning, "_trained", trained)
+    monkeypatch.setattr(study, "trained", trained)
     assert searched(tmp_path / "parts").winners == whole.winners
 
 
@@ -158,8 +159,43 @@ def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):
             both.wait(60)
         return trained(config, path, *given)
 
-    monkeypatch.setattr(tuning, "_trained", together)
+    monkeypatch.setattr(study, "trained", together)
     assert searched(tmp_path, jobs=2).complete == 4
+
+
+def test_trials_on_tensors_are_one_population(tmp_path, monkeypatch):
+    """As many at a time as asked for; their scores are told one by one."""
+    told, asked = [], []
+
+    def members(configs, seeds, *, names, ended):
+        asked.append([names, [list(own) for own in seeds]])
+        groups = []
+        for config, own, name in zip(configs, seeds, names, strict=True):
+            rate = config.algorithm.learning_rate
+            runs = tuple(SeedResult(seed, Path(f"{rate:.9f}"), "done", 0, 1, rate, None) for seed in own)
+            failed = dataclasses.replace(runs[0], status="failed", exit_code=4, error="it broke")
+            groups.append(GroupResult(tmp_path / name, (failed,) if name == "trial_1" else runs))
+        return groups
+
+    monkeypatch.setattr(study, "train_members", members)
+    monkeypatch.setattr(study, "trained", Pretended())
+    monkeypatch.setattr(tuning, "evaluate_run", lambda path, **_: SimpleNamespace(return_mean=float(str(path))))
+    search = Search(output=str(tmp_path / "study"), trials=5, jobs=3, fresh_seeds=2, top=1)
+    base = preset("ppo", "palaestra.envs.tiny:TensorCartPole")
+    space = {one.path: None for one in search_space(base)} | LEARNING_RATE
+    found = palaestra.tune("ppo", base.env.name, search=search, space=space, on_trial=told.append)
+    assert asked == [[[f"trial_{n}" for n in some], [[0, 1]] * len(some)] for some in ((0, 1, 2), (3, 4))]
+    assert told[0] == "3 trials at a time are a population in one graph, and train to their ends"
+    assert found.complete == 4 and "trial 1 failed: seed 0 failed: it broke" in told
+    assert found.winners[0].search_score == pytest.approx(found.winners[0].settings["algorithm.learning_rate"])
+
+
+def test_trials_that_cannot_be_a_population_run_alone_and_it_is_said_why(tmp_path, trained):
+    told, search = [], Search(output=str(tmp_path), trials=2, jobs=2, fresh_seeds=2, top=1)
+    env = "palaestra.envs.tiny:TensorCartPole"
+    assert palaestra.tune("ppo", env, search=search, on_trial=told.append).complete == 2
+    assert told[0].startswith("trials run in processes of their own, not as a population in one graph: members of one ")
+    assert "differ in algorithm.unroll_length" in told[0]
 
 
 def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatch, wait_until):
@@ -185,7 +221,7 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
         assert ended is None or not ended()
         return trained(config, path, seeds, first)
 
-    monkeypatch.setattr(tuning, "_trained", evaluated)
+    monkeypatch.setattr(study, "trained", evaluated)
     found = searched(tmp_path / "pruned", trials=6, on_trial=told.append)
     assert (found.complete, found.pruned) == (5, 1)
     assert told[5] == "trial 5 was pruned at 10,000 env steps with -9.00"
@@ -203,7 +239,7 @@ def test_hopeless_trials_are_pruned_and_cannot_win(tmp_path, trained, monkeypatc
 )
 def test_evaluations_are_compared_by_when_they_were_due(settings, due):
     trainer = TrainerConfig(total_env_steps=1000, **settings)
-    assert [tuning._due(env_steps, trainer) for env_steps in (299, 400, 1003)] == due
+    assert [study.due_at(env_steps, trainer) for env_steps in (299, 400, 1003)] == due
 
 
 def test_another_question_is_refused_in_the_same_folder(tmp_path, trained):
@@ -217,7 +253,7 @@ def test_failed_trials_are_counted_with_their_message(tmp_path, monkeypatch):
         raise ConfigError("it does not fit")
 
     told = []
-    monkeypatch.setattr(tuning, "_trained", failed)
+    monkeypatch.setattr(study, "trained", failed)
     with pytest.raises(ConfigError, match="it does not fit"):
         searched(tmp_path, trials=2, on_trial=told.append)
     assert told == [f"trial {number} failed: it does not fit" for number in (0, 1)]
@@ -247,7 +283,7 @@ def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypa
             raise PalaestraError("seed 10000 failed")
         return trained(config, path, *given)
 
-    monkeypatch.setattr(tuning, "_trained", failing)
+    monkeypatch.setattr(study, "trained", failing)
     found = searched(tmp_path, on_trial=told.append)
     assert len(found.winners) == 2
     assert f"winner_{found.winners[0].trial}_2seeds" != first[0]

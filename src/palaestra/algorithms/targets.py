@@ -44,11 +44,12 @@ class Targets:
         self.follows = dict(follows)
         self.period = 1 if period is None else int(period)
         """Gradient steps from one move to the next."""
-        self._tau: Schedule = 1.0 if tau is None else tau
-        self.share: Any = self._tau
+        self.tau: Schedule = 1.0 if tau is None else tau
+        """Of the way in each move, over the run."""
+        self.share: Any = self.tau
         """Of the way in each move, now; a 0-dim tensor where it follows a schedule."""
-        if isinstance(self._tau, Linear | Piecewise):
-            self.share = torch.tensor(schedule_value(self._tau, 0.0))
+        if isinstance(self.tau, Linear | Piecewise):
+            self.share = torch.tensor(schedule_value(self.tau, 0.0))
 
     def attach(self, model: CoreModel) -> None:
         """Says in which model they are, and makes them copies; those that it lacks are added.
@@ -94,4 +95,4 @@ class Targets:
     def set_progress(self, progress: float) -> None:
         """Moves `tau` along its schedule."""
         if isinstance(self.share, Tensor):
-            self.share.fill_(schedule_value(self._tau, progress))
+            self.share.fill_(schedule_value(self.tau, progress))

@@ -17,7 +17,7 @@ class TuneCommand(ExperimentOptions, experiments.Search):
     """All settings of a run, and how far to search."""
 
     MOST_SET: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "how far": ("trials", "seeds", "jobs", "time_limit_s", "prune", "trainer.total_env_steps"),
+        "how far": ("trials", "seeds", "jobs", "pbt_every", "time_limit_s", "prune", "trainer.total_env_steps"),
         "who wins": ("top", "fresh_seeds", "fresh_episodes"),
         "what is searched": ("space", "output", "dry_run"),
     }
@@ -46,7 +46,7 @@ def tune(algorithm: str, env: str, options: TuneCommand) -> int:
     experiments.require_same_task(config, algorithm, env)
     if options.dry_run:
         require_fit(config)
-        searched = experiments.search_space(config, options.space)
+        _, searched = search.begin(config, options.space)
         print(json.dumps([asdict(one) for one in searched]) if options.json else "\n".join(map(str, searched)))
         return 0
     stream = sys.stderr if options.json else sys.stdout

@@ -54,6 +54,29 @@ class Dimension:
             return min(max(round(math.log2(value)), math.ceil(math.log2(self.low))), math.floor(math.log2(self.high)))
         return 1 - value if self.scale == "log_below_one" else value
 
+    def at(self, share: float) -> float:
+        """The value at a share of the range, on its scale.
+
+        Args:
+            share: in [0, 1].
+        """
+        if self.scale == "linear":
+            return self.low + share * (self.high - self.low)
+        if self.scale == "log_below_one":
+            return 1 - (1 - self.low) * ((1 - self.high) / (1 - self.low)) ** share
+        value = self.low * (self.high / self.low) ** share
+        return 2.0 ** round(math.log2(value)) if self.scale == "power_of_two" else value
+
+    def times(self, value: float, factor: float) -> float:
+        """A value multiplied, or 1 - x of a discount, within the range.
+
+        Args:
+            value: of the setting.
+            factor: what it is multiplied by.
+        """
+        value = 1 - (1 - value) * factor if self.scale == "log_below_one" else value * factor
+        return min(max(value, self.low), self.high)
+
     def between(self, low: float, high: float) -> Self:
         """The same setting in another range.
 

@@ -74,6 +74,24 @@ class Piecewise:
                 return y0 + (y1 - y0) * (max(0.0, progress) - x0) / (x1 - x0)
         return self.points[-1][1]
 
+    def turned(self, progress: float, value: float) -> "Piecewise":
+        """The same before a point of the run, and a value from there on.
+
+        Args:
+            progress: of that point, in [0, 1].
+            value: of the schedule from there on.
+
+        Examples:
+            >>> halved = Piecewise(((0.0, 1.0),)).turned(0.5, 0.5)
+            >>> halved(0.4999), halved(0.5), halved(1.0)
+            (1.0, 0.5, 0.5)
+        """
+        if progress <= 0:
+            return Piecewise(((0.0, value),))
+        before = math.nextafter(progress, 0.0)
+        kept = tuple(point for point in self.points if point[0] < before)
+        return Piecewise((*kept, (before, self(before)), (progress, value)))
+
     def __str__(self) -> str:
         return f"piecewise({', '.join(f'{_exact(x)}: {_exact(y)}' for x, y in self.points)})"
 

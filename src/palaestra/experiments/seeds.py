@@ -31,7 +31,7 @@ from palaestra.runs.together import member_configs
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 
-__all__ = ["GroupResult", "SeedResult", "group_summary", "resume_seeds", "train_seeds"]
+__all__ = ["GroupResult", "SeedResult", "resume_seeds", "train_seeds"]
 
 _LEAST_TOGETHER = 4
 """Members of a process, before there is another one."""
@@ -111,7 +111,7 @@ def train_seeds(
     """
     chosen = seeds_of(config, seeds)
     if config.run.together:
-        return train_members([config], chosen, progress=progress, on_start=on_start, ended=ended)[0]
+        return train_members([config], [chosen], progress=progress, on_start=on_start, ended=ended)[0]
     path = _new_group(config, chosen)
     if on_start is not None:
         on_start(path)
@@ -144,17 +144,21 @@ def seeds_of(config: ExperimentConfig, seeds: int | Sequence[int]) -> list[int]:
 
 def train_members(
     configs: Sequence[ExperimentConfig],
-    seeds: Sequence[int],
+    seeds: Sequence[Sequence[int]],
     *,
+    names: Sequence[str] | None = None,
+    selection: Mapping[str, Any] | None = None,
     progress: bool = False,
     on_start: Callable[[Path], None] | None = None,
     ended: Callable[[], bool] | None = None,
 ) -> list[GroupResult]:
-    """Trains configurations that differ in numbers of the algorithm only, each with all seeds, as one population.
+    """Trains configurations that differ in numbers of the algorithm only, as one population.
 
     Args:
         configs: of every run, apart from the seed; each gets a group directory of its own.
-        seeds: of each.
+        seeds: of each of them.
+        names: of the group directories.
+        selection: `Selection.to_json` of population-based training, if it is that.
         progress: see `train_seeds`.
         on_start: called with each group directory.
         ended: see `train_seeds`.
@@ -163,13 +167,31 @@ def train_members(
         ConfigError: the settings do not fit together, or a population cannot have them; nothing has been started then.
     """
     paths: list[Path] = []
-    for config in member_configs(configs, len(configs) * len(seeds)):
-        paths.append(_new_group(config, seeds, threads=1))
+    for config, own in zip(member_configs(configs, sum(map(len, seeds)), names), seeds, strict=True):
+        paths.append(_new_group(config, own, threads=1))
         if on_start is not None:
             on_start(paths[-1])
-    groups = [[_Seed(directory) for directory in find_runs([path])] for path in paths]
+    return resume_members(paths, selection=selection, progress=progress, ended=ended)
+
+
+def resume_members(
+    paths: Sequence[Path],
+    *,
+    selection: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    ended: Callable[[], bool] | None = None,
+) -> list[GroupResult]:
+    """Goes on with a population, from the newest checkpoints that all of its members have.
+
+    Args:
+        paths: the group directories of `train_members`.
+        selection: see `train_members`.
+        progress: see `train_seeds`.
+        ended: see `train_seeds`.
+    """
+    groups = [[_Seed(directory, selection) for directory in find_runs([path])] for path in paths]
     members = [seed for group in groups for seed in group]
-    count = max(1, min(num_cores(), len(members) // _LEAST_TOGETHER))
+    count = 1 if selection else max(1, min(num_cores(), len(members) // _LEAST_TOGETHER))  # who copies must be there
     parts = [members[len(members) * i // count : len(members) * (i + 1) // count] for i in range(count)]
     _train_parts(parts, ", ".join(map(str, paths)), progress=progress, ended=ended)
     return [GroupResult(path, tuple(one.result() for one in group)) for path, group in zip(paths, groups, strict=True)]
@@ -247,8 +269,8 @@ def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
 class _Seed:
     """One seed of a group: its run, its process, and the newest row of its metrics."""
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
+    def __init__(self, directory: RunDirectory, selection: Mapping[str, Any] | None = None) -> None:
+        self.directory, self.selection = directory, selection
         self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop: int | None = None  # by which signal
@@ -261,8 +283,9 @@ class _Seed:
         # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
-            runs = json.dumps([str(one.directory.path) for one in (self, *others)]) if others else self.directory.path
-            command = [sys.executable, "-c", _TOGETHER if others else _PROCESS, str(runs), *filter(None, sys.path)]
+            asked = {"runs": [str(one.directory.path) for one in (self, *others)], "selection": self.selection}
+            code, runs = (_TOGETHER, json.dumps(asked)) if others else (_PROCESS, str(self.directory.path))
+            command = [sys.executable, "-c", code, runs, *filter(None, sys.path)]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -415,23 +438,3 @@ def _supervise(
 def _last_line(path: Path) -> str:
     lines = read_text(path, errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else "it ended without a word"
-
-
-def group_summary(done: GroupResult) -> list[str]:
-    """What to say about a group that has ended: one line for each seed that did not come to its end.
-
-    Args:
-        done: from `train_seeds`.
-    """
-    lines: list[str] = []
-    for seed in done.seeds:
-        if seed.status != "done":
-            steps = f"{seed.status} after {seed.env_steps:,} env steps"
-            status, detail = "has not begun" if seed.status == "created" else steps, seed.error and f": {seed.error}"
-            lines.append(f"seed {seed.seed} {status}{detail or ''}")
-    best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
-    if best:
-        interval = done.best_return_ci95
-        tail = f", 95% interval {interval[0]:.1f} to {interval[1]:.1f} over seeds" if interval else ""
-        lines.append(f"best return {sum(best) / len(best):.1f}{tail} ({len(best)} of {len(done.seeds)} seeds)")
-    return lines

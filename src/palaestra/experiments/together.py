@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import algorithm_name, preset
-from palaestra.core import ConfigError, PalaestraError, trust
+from palaestra.core import CheckpointError, ConfigError, PalaestraError, trust
 from palaestra.envs.env_config import env_name
+from palaestra.experiments.pbt import Exploit, Lineage, Selection
 from palaestra.experiments.run import active, end_with_parent, ended, require_same_task
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs.build import make_learner
@@ -20,7 +22,7 @@ from palaestra.runs.run_directory import RunDirectory
 from palaestra.runs.together import as_member, population
 from palaestra.training import StopSignals, run_together
 
-__all__ = ["train_together"]
+__all__ = ["group_summary", "train_together"]
 
 
 def train_together(
@@ -60,25 +62,27 @@ def train_together(
     if not members:
         raise ConfigError("members is empty; give a mapping of settings for each, or leave it out for seeds alone")
     configs = [config_from_mapping(ExperimentConfig, dict(one), base=config) for one in members]
-    return train_members(configs, seeds_of(config, seeds), progress=progress)
+    return train_members(configs, [seeds_of(config, seeds)] * len(configs), progress=progress)
 
 
-def members_process(runs: str, *path: str) -> int:
-    """Trains runs of a group together, in a process of their own; returns the exit code.
+def members_process(asked: str, *path: str) -> int:
+    """Trains runs of a group together, or goes on with them, in a process of their own; returns the exit code.
 
     Args:
-        runs: their run directories, which exist: a JSON list.
+        asked: their run directories, which exist, and the selection of population-based training or none, as JSON.
         path: entries of the Python path that the parent had.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
     sys.path += [entry for entry in path if entry not in sys.path]
     threading.Thread(target=end_with_parent, daemon=True).start()
-    folders = [Path(run) for run in json.loads(runs)]
+    given = json.loads(asked)
+    folders = [Path(run) for run in given["runs"]]
     for folder in folders:
         trust(folder)  # the parent has read it
+    selection = given["selection"] and Selection.from_json(given["selection"])
     try:
         with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
-            return _train([RunDirectory(folder) for folder in folders])
+            return train_directories([RunDirectory(folder) for folder in folders], selection)
     except PalaestraError as error:
         sys.stderr.write(f"{type(error).__name__}  {error}\n")
         return error.exit_code
@@ -86,28 +90,82 @@ def members_process(runs: str, *path: str) -> int:
         return getattr(error, "exit_code", 130)
 
 
-def _train(directories: Sequence[RunDirectory]) -> int:
+def train_directories(runs: Sequence[RunDirectory], selection: Selection | None = None) -> int:
+    """Trains runs together, or goes on with them; returns the highest exit code.
+
+    Args:
+        runs: their directories; those that failed, or ended before their budget was used, stay as they are.
+        selection: of population-based training.
+
+    Raises:
+        CheckpointError: they have no checkpoints of one env step to go on from.
+    """
+    resumed = any(run.status != "created" for run in runs)
+    directories = [run for run in runs if not (run.status == "failed" or run.info.get("reason"))] if resumed else runs
+    if resumed:
+        _level(directories)
     learners = [make_learner(directory.config) for directory in directories]
     for learner in learners:
         as_member(learner)
-    runs = [ExitStack() for _ in directories]
+    lineages = [Lineage(directory, selection) for directory in directories] if selection else []
+    stacks = [ExitStack() for _ in directories]
     codes: list[int] = []
     with ExitStack() as rest:  # where all break off, each run is told so
-        for run in runs:
-            rest.push(run)
+        for stack in stacks:
+            rest.push(stack)
         trainers = [
-            run.enter_context(active(directory, learner, learner.load_data()))
-            for run, directory, learner in zip(runs, directories, learners, strict=True)
+            stack.enter_context(
+                active(directory, learner, learner.load_data(), resumed=resumed, callbacks=lineages[place : place + 1])
+            )
+            for place, (stack, directory, learner) in enumerate(zip(stacks, directories, learners, strict=True))
         ]
+        if len({trainer.collector.env_steps for trainer in trainers}) > 1:
+            raise CheckpointError("checkpoints of a population are damaged; train its members anew")
         together, unroll = population(learners, trainers)
-        ends = run_together(trainers, together, unroll)
-        for directory, trainer, run, end in reversed(list(zip(directories, trainers, runs, ends, strict=True))):
+        exploit = [Exploit(selection, trainers, lineages, together)] if selection else []
+        ends = run_together(trainers, together, unroll, *exploit)
+        for directory, trainer, stack, end in reversed(list(zip(directories, trainers, stacks, ends, strict=True))):
             if isinstance(end, PalaestraError):
                 codes.append(end.exit_code)
                 try:
-                    run.__exit__(type(end), end, end.__traceback__)
+                    stack.__exit__(type(end), end, end.__traceback__)
                 except PalaestraError as error:
                     sys.stderr.write(f"{directory.path}: {type(error).__name__}  {error}\n")
             else:
                 codes.append(ended(directory, trainer, end).result.exit_code)
     return max(codes)
+
+
+def _level(directories: Sequence[RunDirectory]) -> None:
+    """Takes away checkpoints that not all of the runs have, which were made last where a process was killed."""
+    saved = [
+        {path.name: path for path in directory.checkpoints().steps() if (path / "manifest.json").is_file()}
+        for directory in directories
+    ]
+    newest = max(set.intersection(*map(set, saved)), default="")
+    for directory, own in zip(directories, saved, strict=True):
+        for name, path in own.items():
+            if name > newest:
+                shutil.rmtree(path)
+        if own and not newest:  # it begins anew
+            directory.write_info({"saved": False, "resumed_at": None, "env_steps": None})
+
+
+def group_summary(done: GroupResult) -> list[str]:
+    """What to say about a group that has ended: one line for each seed that did not come to its end.
+
+    Args:
+        done: from `train_seeds`.
+    """
+    lines: list[str] = []
+    for seed in done.seeds:
+        if seed.status != "done":
+            steps = f"{seed.status} after {seed.env_steps:,} env steps"
+            status, detail = "has not begun" if seed.status == "created" else steps, seed.error and f": {seed.error}"
+            lines.append(f"seed {seed.seed} {status}{detail or ''}")
+    best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
+    if best:
+        interval = done.best_return_ci95
+        tail = f", 95% interval {interval[0]:.1f} to {interval[1]:.1f} over seeds" if interval else ""
+        lines.append(f"best return {sum(best) / len(best):.1f}{tail} ({len(best)} of {len(done.seeds)} seeds)")
+    return lines

@@ -142,8 +142,9 @@ class ComponentOptimizer:
         own: Any = option.torch_class
         defaults = _DEFAULTS[str(option.cls)] if own is None else {"lr": 1e-3}
         self._settings: dict[str, Any] = {**defaults, **option.params}
-        self._schedule: Schedule = self._settings.pop("lr")
-        self._rate = schedule_value(self._schedule, 0.0)
+        self.schedule: Schedule = self._settings.pop("lr")
+        """The learning rate over the run."""
+        self._rate = schedule_value(self.schedule, 0.0)
         self.learning_rate = torch.tensor(self._rate, dtype=torch.float32)
         """0-dim tensor, so that a compiled step sees its changes."""
         self.state: dict[str, list[Tensor]] = {
@@ -196,8 +197,8 @@ class ComponentOptimizer:
         Args:
             progress: env steps taken divided by the run's total, in [0, 1].
         """
-        if isinstance(self._schedule, Linear | Piecewise):
-            self._rate = schedule_value(self._schedule, progress)
+        if isinstance(self.schedule, Linear | Piecewise):
+            self._rate = schedule_value(self.schedule, progress)
             self.learning_rate.fill_(self._rate)
 
     def step(self, gradients: Sequence[Tensor]) -> Tensor:

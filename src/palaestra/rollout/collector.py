@@ -81,8 +81,8 @@ class Collector:
                 f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
                 "end of an unroll, so num_ready has to divide their number"
             )
-        self._tracker = EpisodeTracker(env.batch_size, gamma)
-        self._writer = RowWriter(buffer, policy, self._tracker)
+        self.tracker = EpisodeTracker(env.batch_size, gamma)
+        self._writer = RowWriter(buffer, policy, self.tracker)
         self._time_step: TimeStep | None = None
         self._state: Any = ()
         self.episodes: int | None = None
@@ -179,12 +179,12 @@ class Collector:
             self._begin_episodes(asked)
             self._run_episodes(info, random)
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
-        info.episodes += self._tracker.finished()
+        info.episodes += self.tracker.finished()
         asked = len(info.episodes) + asked if isinstance(asked, int) else 0  # besides those that had ended before
         warn_at = _PATIENCE_STEPS
         while len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
-            info.episodes += self._tracker.finished()
+            info.episodes += self.tracker.finished()
             if not info.episodes and info.env_steps >= warn_at:
                 warn_at += _PATIENCE_STEPS
                 warnings.warn(
@@ -219,7 +219,7 @@ class Collector:
         """
         info, began, self._pausing = CollectInfo(0), time.perf_counter(), False
         if not self.unfinished:
-            self._tracker.begin()
+            self.tracker.begin()
         if self.episodes is not None:
             if not self.unfinished:
                 self._begin_episodes(episodes_of_lanes(self.env, [self.episodes] * self.num_lanes))
@@ -229,7 +229,7 @@ class Collector:
         if not self.unfinished:
             self._writer.write_log_probs()
             # only here: a run that goes on where a signal cut the unroll reports the same episodes at the same steps
-            info.episodes = self._tracker.reported()
+            info.episodes = self.tracker.reported()
         info.total_s = time.perf_counter() - began
         return info
 
@@ -251,7 +251,7 @@ class Collector:
         self.env.interrupted = self._apart = False
         self._state = self.policy.initial_state(self.env.batch_size)
         self.buffer.open(time_step)
-        self._tracker.add(time_step)
+        self.tracker.add(time_step)
         return time_step
 
     def current(self) -> TimeStep:
@@ -412,7 +412,7 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Where collection is, by name: tensors and JSON values, for a checkpoint."""
-        state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self._tracker.state(), "apart": self._apart}
+        state: dict[str, Any] = {"env_steps": self.env_steps, "tracker": self.tracker.state(), "apart": self._apart}
         state |= {"episodes_left": self._left.tolist(), **self._quota.state(), **self._writer.state()}
         if self._time_step is not None:
             state["env"] = self.env.state_dict()
@@ -431,17 +431,17 @@ class Collector:
         self._left = np.array(state["episodes_left"], np.int64)
         self._apart = state.get("apart", False)
         self._quota.load_state(state)
-        self._tracker.load_state(state["tracker"])
+        self.tracker.load_state(state["tracker"])
         if "env" in state:
             self.env.load_state_dict(state["env"])
             self._time_step, self._state = TimeStep(**state["time_step"]), state["policy_state"]
             if self.env.resume == "statistical":
-                self._tracker.abandon()
+                self.tracker.abandon()
                 self._time_step = self._start()
 
     def drain(self) -> list[Episode]:
         """Episodes that have ended and were not reported yet."""
-        return self._tracker.finished()
+        return self.tracker.finished()
 
 
 def _without_info(time_step: TimeStep) -> TimeStep:

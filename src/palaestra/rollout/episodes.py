@@ -28,7 +28,7 @@ __all__ = [
 
 _NONE = -1  # the step type of a lane that had no step
 _MANY_ROWS = 32
-_OF_NOW = "waiting", "_gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
+_OF_NOW = "waiting", "gamma", "_arrived", "_aside"  # of a tracker: what is in no checkpoint
 _Gathered = tuple[float, float, int]  # sum, largest and number of the values of an entry of `info`
 
 
@@ -63,7 +63,8 @@ class EpisodeTracker:
     """
 
     def __init__(self, num_envs: int, gamma: float | None = None) -> None:
-        self._gamma = gamma
+        self.gamma = gamma
+        """Discount of discounted returns, or none."""
         self._return, self._discounted = np.zeros(num_envs), np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
         self._previous = np.full(num_envs, StepType.LAST, np.int32)
@@ -171,7 +172,7 @@ class EpisodeTracker:
         infos = self._infos_of(rows.tolist(), envs.tolist(), step_type, elements)
         self._rewards, self._step_types, self._infos = [], [], []
         values, steps, worths = since[0].tolist(), since[1].astype(np.int64).tolist(), since[2].tolist()
-        if self._gamma is None:
+        if self.gamma is None:
             worths = [math.nan] * len(worths)
         episodes = map(Episode, values, steps, envs.tolist(), infos, worths)
         return list(itertools.compress(episodes, (unfinished == 0).tolist()))
@@ -215,20 +216,20 @@ class EpisodeTracker:
 
     def _weighted(self, reward: Any, step_type: Any, length: Any) -> Any:
         """[T, B] rewards times gamma to the number of env steps before them in their episode."""
-        if self._gamma is None:
+        if self.gamma is None:
             return reward * 0.0
         before = length * (step_type == StepType.FIRST)  # env steps before the episode began
         if isinstance(before, torch.Tensor):
-            return reward * self._gamma ** _exact((length - 1 - before.cummax(0).values).clip(0))
+            return reward * self.gamma ** _exact((length - 1 - before.cummax(0).values).clip(0))
         number = (length - 1 - np.maximum.accumulate(np.asfortranarray(before), 0)).clip(0)
         if (most := number.max(initial=0) + 1) > number.size:
-            return reward * self._gamma**number
-        return reward * (self._gamma ** np.arange(most))[number]
+            return reward * self.gamma**number
+        return reward * (self.gamma ** np.arange(most))[number]
 
     def abandon(self) -> None:
         """Forgets running episodes; those that have ended are reported next."""
         ended = self.finished()
-        self.__dict__.update(EpisodeTracker(len(self._return), self._gamma).__dict__)
+        self.__dict__.update(EpisodeTracker(len(self._return), self.gamma).__dict__)
         self._held = ended
 
     def state(self) -> dict[str, Any]:

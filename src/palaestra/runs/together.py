@@ -72,12 +72,15 @@ def _require_settings(config: ExperimentConfig) -> None:
         )
 
 
-def member_configs(configs: Sequence[ExperimentConfig], count: int) -> list[ExperimentConfig]:
+def member_configs(
+    configs: Sequence[ExperimentConfig], count: int, names: Sequence[str] | None = None
+) -> list[ExperimentConfig]:
     """Those of the members' own runs, which can go on alone: with names of their own, and compiled if it pays for all.
 
     Args:
         configs: of runs that differ in their seeds besides.
         count: members in all.
+        names: of the group directory of each; by default numbered.
 
     Raises:
         ConfigError: they cannot train as one population.
@@ -91,6 +94,7 @@ def member_configs(configs: Sequence[ExperimentConfig], count: int) -> list[Expe
     compiles, made = compiles and not compiler_missing(), list[ExperimentConfig]()
     for number, config in enumerate(configs, start=1):
         name = config.run.name if config.run.name is None or len(configs) == 1 else f"{config.run.name}_{number}"
+        name = name if names is None else names[number - 1]
         run = dataclasses.replace(config.run, name=name, compile=compiles, together=False)
         made.append(dataclasses.replace(config, run=run))
     return made

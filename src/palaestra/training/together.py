@@ -1,6 +1,6 @@
 """`train_together`: trainers of a population in turns, whose unrolls and updates are made together."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, final
 
@@ -43,6 +43,7 @@ def run_together(
     trainers: Sequence[Trainer],
     together: Together,
     unroll: UnrollTogether,
+    before_unroll: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> list[TrainResult | PalaestraError]:
     """Runs trainers to their ends, an iteration of each at a time; one that fails leaves the others.
 
@@ -50,6 +51,7 @@ def run_together(
         trainers: of members, each with a `Member` as learner.
         together: makes their updates.
         unroll: makes their unrolls.
+        before_unroll: called with the places of those that are about to act.
 
     Returns:
         How each ended.
@@ -80,6 +82,7 @@ def run_together(
             opened.callback(run.close)
         while left := [place for place in range(len(trainers)) if place not in ends]:
             asked = {place: one for place in left if (one := go_on(place)) is not None}
+            before_unroll(list(asked))
             unroll.expect([place for place, one in asked.items() if not one.random])
             asked = {place: one for place in asked if (one := go_on(place)) is not None}
             sources = {place: one.sources[POLICY] for place, one in asked.items() if one.sources}
