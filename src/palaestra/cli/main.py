@@ -34,36 +34,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler.setFormatter(_PlainFormatter("%(levelname)s  %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     with _interrupts() as interrupted:
-        sys.exit(_code(verb, rest, interrupted))
+        try:
+            if verb in ("", "-h", "--help", "help"):
+                print(usage(), end="")
+                code = 0 if verb else 2
+            elif verb == "--version":
+                print(importlib.metadata.version("palaestra"))
+                code = 0
+            else:
+                code = _read([verb, *rest])()
+            sys.stdout.flush()
+        except KeyboardInterrupt as stopped:
+            code = _stopped(verb, stopped)
+        except Exception as error:
+            code = _stopped(verb, _InterruptedError()) if interrupted else _failed(error)  # which a library swallowed
+        sys.exit(code)
 
 
-def _code(verb: str, rest: list[str], interrupted: list[int]) -> int:
-    """Runs a command; its exit code."""
-    try:
-        if verb in ("", "-h", "--help", "help"):
-            print(usage(), end="")
-            code = 0 if verb else 2
-        elif verb == "--version":
-            print(importlib.metadata.version("palaestra"))
-            code = 0
-        else:
-            code = _read([verb, *rest])()
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as stopped:
-        return _stopped(verb, stopped)
-    except Exception as error:
-        if interrupted:  # a library took what was raised for a fault of its own
-            return _stopped(verb, _InterruptedError())
-        if isinstance(error, BrokenPipeError) and _nobody_reads():  # `| head` has what it wants
-            from palaestra.training.console import silence_stdout
+def _failed(error: Exception) -> int:
+    """Says what failed, and gives the exit code."""
+    if isinstance(error, BrokenPipeError) and _nobody_reads():  # `| head` has what it wants
+        from palaestra.training.console import silence_stdout
 
-            silence_stdout()
-            return 128 + signal.SIGPIPE
-        code = _exit_code(error)
-        kind = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
-        _print(kind, str(error), getattr(error, "__notes__", ()))
-        return code
+        silence_stdout()
+        return 128 + signal.SIGPIPE
+    code = _exit_code(error)
+    kind = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+    _print(kind, str(error), getattr(error, "__notes__", ()))
+    return code
 
 
 class _InterruptedError(KeyboardInterrupt):
