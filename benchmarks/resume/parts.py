@@ -17,7 +17,10 @@ def hash_of(*arrays: Any) -> str:
     """
     found = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array.detach().cpu() if isinstance(array, torch.Tensor) else array).tobytes())
+        numbers = np.ascontiguousarray(array.detach().cpu() if isinstance(array, torch.Tensor) else array)
+        if numbers.dtype == object:
+            raise TypeError(f"{type(array).__name__} is not an array: its bytes would be addresses")
+        found.update(numbers.tobytes())
     return found.hexdigest()[:12]
 
 
@@ -32,9 +35,22 @@ def optimizer_hash(optimizer: torch.optim.Optimizer) -> str:
 
 
 def generators_hash() -> str:
-    """Of the global generators, from which both other libraries draw."""
+    """Of the global generators, from which the other libraries draw."""
     numbers = np.random.get_state()[1]
     return hash_of(torch.get_rng_state(), numbers, np.array(random.getstate()[1]))
+
+
+def environment_hash(*envs: Any) -> str:
+    """Of the running episodes of CartPole and of the generators from which the next ones begin.
+
+    Args:
+        envs: of Gymnasium, with all their wrappers.
+    """
+    found = []
+    for env in envs:
+        state, random_state = env.unwrapped.state, env.unwrapped.np_random.bit_generator.state["state"]["state"]
+        found.append(repr((None if state is None else np.asarray(state).tolist(), random_state)).encode())
+    return hash_of(*(np.frombuffer(text, np.uint8) for text in found))
 
 
 def tell(**parts: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import torch
-from parts import generators_hash, hash_of, optimizer_hash, tell
+from parts import environment_hash, generators_hash, hash_of, optimizer_hash, tell
 from tianshou.algorithm import DQN
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -32,7 +32,6 @@ def parts_of(algorithm, collector, trained):
         collector: with its buffer and environments.
         trained: env steps and gradient steps.
     """
-    state = collector.env.workers[0].env.unwrapped.state
     tensors = [value for name, value in algorithm.state_dict().items() if isinstance(value, torch.Tensor)]
     buffer = collector.buffer
     return {
@@ -41,7 +40,7 @@ def parts_of(algorithm, collector, trained):
         "counters": trained,
         "buffer": [len(buffer), hash_of(buffer.obs, buffer.rew) if len(buffer) else ""],
         "generators": generators_hash(),
-        "episode": None if state is None else hash_of(np.array(state)),
+        "environment": environment_hash(collector.env.workers[0].env),
     }
 
 
