@@ -43,7 +43,7 @@ OTHERS = {
         *("(_SHELLS / 'program.sh').read_text", "(_SHELLS / f'palaestra.{shell}').read_text"),
     },
     "src/palaestra/analysis/logs.py": {"np.load", "zipfile.ZipFile"},  # bytes that were read
-    "src/palaestra/buffers/storage.py": {"torch.from_file"},  # of a size that was compared
+    "src/palaestra/buffers/storage.py": {"os.open", "torch.from_file"},  # of a size that was compared
     "src/palaestra/config/values.py": {"yaml.load"},  # of a text
     "src/palaestra/core/files.py": {"os.open", "safe_open"},  # a folder; what `opened` has looked at
     "src/palaestra/distributed/replay_shard.py": {"parcel.open"},  # of the network

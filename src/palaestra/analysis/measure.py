@@ -52,7 +52,9 @@ class Estimate:
     environment_bytes: int
     """Environments that are stepped as one, about; 0 of others."""
     buffer_bytes: int
-    """The buffer when it is full."""
+    """The buffer when it is full, without what is compressed in it."""
+    compressed: bool
+    """Whether pictures in it are compressed, so that how much they will take is not known."""
     memory_bytes: int
     """Process, model and full buffer together."""
     available_bytes: int | None
@@ -71,7 +73,7 @@ class Estimate:
                 if self.environment_bytes
                 else []
             ),
-            f"buffer      {decimal(self.buffer_bytes)} when full",
+            f"buffer      {decimal(self.buffer_bytes)} when full{', and its pictures, compressed' * self.compressed}",
             f"memory      {decimal(self.memory_bytes)} in all"
             + (f" of {decimal(self.available_bytes)}" if self.available_bytes else ""),
             f"checkpoints up to {decimal(self.checkpoint_bytes)} on the disk",
@@ -116,6 +118,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         model_bytes=model,
         environment_bytes=environments,
         buffer_bytes=size,
+        compressed=config.buffer.compression != "none",
         memory_bytes=peak + size,
         available_bytes=memory_bytes(),
         checkpoint_bytes=config.trainer.keep_checkpoints * (model + (0 if learner.offline else size)),

@@ -1,19 +1,20 @@
-"""The rows of many lanes, one contiguous tensor per field: `LaneStorage`, and the leaves that it consists of."""
+"""The rows of many lanes, one leaf per field: `LaneStorage`."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.storage import BOOKKEEPING, MainMemory, Storage
+from palaestra.buffers.leaf import DeviceLeaf, HostLeaf, Leaf, PackedLeaf
+from palaestra.buffers.storage import BLOCK_ROWS, BOOKKEEPING, MainMemory, Storage, saved_field
 from palaestra.core.batch import Batch
-from palaestra.core.errors import ShapeError
-from palaestra.core.spec import SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
+from palaestra.core.packed import PackedRows
+from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.core.time_step import StepType, TimeStep
-from palaestra.core.tree import as_array, as_tensor, take_rows
+from palaestra.core.tree import as_array
 
 __all__: list[str] = []
 
@@ -22,145 +23,6 @@ STEP_FIELDS = ("step_type", "reward", "discount", "observation")
 """What a row keeps of its time step."""
 EXTRA_FIELDS = ("env_info", "untransformed")
 """What it keeps besides where a buffer was made for it."""
-
-
-class Leaf(ABC):
-    """A tensor of rows; row numbers are `t * lanes + b`.
-
-    Args:
-        tensor: [rows, lanes, ...].
-        stacked: of so many frames only the newest one is in the tensor.
-    """
-
-    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
-        self.tensor, self.stacked, self.dtype = tensor, stacked, tensor.dtype
-        self.numpy_dtype = numpy_dtype(tensor.dtype)
-        lanes, *shape = tensor.shape[1:]
-        self.row_shape = (lanes, *([stacked] if stacked > 1 else []), *shape)
-        """[lanes, ...] as it is given."""
-
-    @abstractmethod
-    def given(self, value: Any) -> Any:
-        """A value as `write` takes it: something with a shape and a dtype.
-
-        Args:
-            value: a tensor from anywhere, an array, or a list.
-        """
-
-    @abstractmethod
-    def __setitem__(self, row: int, given: Any) -> None:
-        """Writes one row of all lanes.
-
-        Args:
-            row: where.
-            given: [lanes, ...].
-        """
-
-    @abstractmethod
-    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
-        """Writes rows of some lanes, or consecutive ones of all.
-
-        Args:
-            numbers: row numbers, or a slice of ring positions.
-            given: [*numbers.shape, ...], [n, lanes, ...] for a slice, or 0.
-        """
-
-    def move(self, source: np.ndarray | slice, target: np.ndarray | slice) -> None:
-        """Copies rows to other places.
-
-        Args:
-            source: row numbers, or a slice of ring positions.
-            target: as many.
-        """
-        rows = self.tensor[source].clone() if isinstance(source, slice) else self.take(source)
-        self.write(target, self.given(rows))
-
-    @abstractmethod
-    def take(self, index: np.ndarray) -> Tensor:
-        """A copy of rows.
-
-        Args:
-            index: row numbers of any shape; past the end they start again at the front.
-        """
-
-    def take_frames(self, index: np.ndarray, before: np.ndarray) -> Tensor:
-        """A copy of rows, with zeros instead of some.
-
-        Args:
-            index: row numbers of any shape.
-            before: whether each is not to be seen.
-        """
-        frames = self.take(index)
-        if not before.any():
-            return frames
-        unseen = torch.from_numpy(before).to(frames.device, non_blocking=True)
-        return frames.masked_fill_(unseen.reshape(*before.shape, *(1,) * (frames.ndim - before.ndim)), 0)
-
-
-@final
-class HostLeaf(Leaf):
-    """Rows in main memory, written and read through numpy views of them.
-
-    Args:
-        tensor: [rows, lanes, ...].
-        stacked: see `Leaf`.
-        pinned: whether copies lie in page-locked memory, from where they are copied to a GPU beside its computing.
-    """
-
-    def __init__(self, tensor: Tensor, stacked: int = 1, *, pinned: bool = False) -> None:
-        super().__init__(tensor, stacked)
-        self.array, self._pinned = tensor.numpy(), pinned
-        self.flat = tensor.flatten(0, 1).numpy()  # [rows * lanes, ...]
-
-    def given(self, value: Any) -> np.ndarray:
-        return value.numpy() if type(value) is Tensor and value.is_cpu else np.asarray(as_array(value))
-
-    def __setitem__(self, row: int, given: Any) -> None:
-        self.array[row] = given
-
-    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
-        (self.array if isinstance(numbers, slice) else self.flat)[numbers] = given
-
-    def take(self, index: np.ndarray) -> Tensor:
-        if not self._pinned:
-            return torch.from_numpy(self.flat.take(index, 0, None, "wrap"))
-        rows = torch.empty((*index.shape, *self.flat.shape[1:]), dtype=self.dtype, pin_memory=True)
-        self.flat.take(index, 0, rows.numpy(), "wrap")
-        return rows
-
-
-@final
-class DeviceLeaf(Leaf):
-    """Rows on a device: only row numbers, and what is given from elsewhere, are copied to it."""
-
-    def __init__(self, tensor: Tensor, stacked: int = 1) -> None:
-        super().__init__(tensor, stacked)
-        self._flat = tensor.flatten(0, 1)  # [rows * lanes, ...]
-
-    def given(self, value: Any) -> Any:
-        return value if isinstance(value, Tensor) else np.asarray(value)
-
-    def __setitem__(self, row: int, given: Any) -> None:
-        self.tensor[row].copy_(as_tensor(given, None, None), non_blocking=True)
-
-    def write(self, numbers: np.ndarray | slice, given: Any) -> None:
-        if isinstance(numbers, slice):
-            self.tensor[numbers] = given if isinstance(given, int) else as_tensor(given, None, None)
-            return
-        where = self._there(numbers)
-        if isinstance(given, int):
-            self._flat.index_fill_(0, where, given)
-            return
-        rows = as_tensor(given, None, None).to(self.tensor.device, non_blocking=True)
-        self._flat.index_copy_(0, where, rows.reshape(where.numel(), *self._flat.shape[1:]))
-
-    def take(self, index: np.ndarray) -> Tensor:
-        return take_rows(self._flat, self._there(index)).reshape(*index.shape, *self._flat.shape[1:])
-
-    def _there(self, numbers: np.ndarray) -> Tensor:
-        """[n] row numbers on the device."""
-        inside = np.asarray(numbers).reshape(-1) % len(self._flat)
-        return torch.from_numpy(inside).to(self.tensor.device, non_blocking=True)
 
 
 class LaneStorage:
@@ -182,11 +44,13 @@ class LaneStorage:
         specs: spec tree of every field by name.
         stacks: whether stacks of frames are stored whole; otherwise only the newest frame of each, and what is read is
             put together from the rows before, up to the FIRST one (field `step_type`).
+        compression: of observations that are pictures, where no stacks are stored whole; see `RowOptions`.
         name: of this set of tensors, where they are files.
         storage: where the tensors lie; main memory by default.
 
     Raises:
-        ConfigError: there is no room for them.
+        ConfigError: there is no room for them, or no picture to compress.
+        MissingExtraError: the codec is not installed.
     """
 
     def __init__(
@@ -197,6 +61,7 @@ class LaneStorage:
         *,
         name: str = "rows",
         stacks: bool = True,
+        compression: str = "none",
         storage: Storage | None = None,
     ) -> None:
         self.lanes, self._name, self._storage = lanes, name, storage or MainMemory()
@@ -211,6 +76,15 @@ class LaneStorage:
             for path, leaf in spec_leaves(spec, field).items():
                 self._stacked[path] = 1 if stacks else leaf.stacked
                 self._shapes[path] = leaf.shape if self._stacked[path] == 1 else leaf.shape[1:], leaf.dtype
+        if compression not in ("none", "lz4"):
+            raise ConfigError(f"compression is {compression!r}; it must be 'none' or 'lz4'")
+        packed = compression != "none" and not stacks
+        self._packed = {path for path in self._shapes if packed and self._is_picture(path)}
+        if packed and not self._packed:
+            raise ConfigError(
+                "compression is for pictures, uint8 or bool with two dimensions or more, and observations have the "
+                f"leaves {[leaf.shape for leaf in spec_leaves(specs['observation']).values()]}; leave it out"
+            )
         self.extras = tuple(name for name in EXTRA_FIELDS if name in specs)
         """What only some runs keep of it."""
         self.step_fields = (*STEP_FIELDS, *self.extras)
@@ -219,7 +93,7 @@ class LaneStorage:
 
     def _made(self, rows: int) -> dict[str, Leaf]:
         shapes = {path: ((rows, self.lanes, *shape), dtype) for path, (shape, dtype) in self._shapes.items()}
-        storage = self._storage
+        storage, packed = self._storage, {path: shapes.pop(path) for path in self._packed}
         # A buffer grows while a policy acts, and what is learned from must not be an inference tensor.
         with torch.inference_mode(False):
             leaves: dict[str, Leaf] = {
@@ -228,27 +102,61 @@ class LaneStorage:
                 else DeviceLeaf(tensor, self._stacked[path])
                 for path, tensor in storage.allocate(self._name, shapes).items()
             }
+            for path, (shape, dtype) in packed.items():
+                blocks = storage.allocate_blocks(self._name, path, shape, dtype)
+                leaves[path] = PackedLeaf(rows, blocks, self._stacked[path], pinned=storage.pinned)
+        leaves = {path: leaves[path] for path in self._shapes}  # in their order
         if "step_type" in leaves:
             written = [leaves.get(name) for name in ("action", *STEP_FIELDS)]
             plain = [leaf for leaf in written if isinstance(leaf, HostLeaf) and leaf.stacked == 1]
             # where each field is one array in main memory, `write_step` compares and writes them at once
             self._arrays = [leaf.array for leaf in plain] if len(plain) == len(written) else None
             self._expected = tuple(part for leaf in plain for part in (leaf.numpy_dtype, leaf.row_shape))
-            self.step_types = leaves["step_type"].tensor.numpy().reshape(-1)
+            kinds, versions = leaves["step_type"], leaves["policy_version"]
+            assert isinstance(kinds, HostLeaf) and isinstance(versions, HostLeaf)
+            self.step_types = kinds.array.reshape(-1)
             """[rows * lanes] of all rows: a view of main memory, on every device."""
-            self.policy_versions = leaves["policy_version"].tensor.numpy()
+            self.policy_versions = versions.array
             """[rows, lanes] ditto."""
         return leaves
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its path; a nested field has one for each leaf."""
-        return {path: leaf.tensor for path, leaf in self._leaves.items()}
+    def _is_picture(self, path: str) -> bool:
+        shape, dtype = self._shapes[path]
+        seen = path.split(".")[0] in ("observation", "untransformed")
+        return seen and len(shape) >= 2 and dtype in (torch.uint8, torch.bool)
 
     @property
     def size_bytes(self) -> int:
         """Memory of all fields."""
-        return sum(leaf.tensor.nbytes for leaf in self._leaves.values())
+        return sum(leaf.nbytes for leaf in self._leaves.values())
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block where some are compressed, else 1."""
+        return BLOCK_ROWS if self._packed else 1
+
+    @property
+    def tensors(self) -> dict[str, Tensor | PackedRows]:
+        """All rows of every leaf by its path: views of them, or compressed as they are."""
+        return {path: leaf.saved() for path, leaf in self._leaves.items()}
+
+    def load(self, tensors: Mapping[str, Any]) -> None:
+        """Puts rows back at the front.
+
+        Args:
+            tensors: by `field.` and path, as `tensors` has them or compressed in another way.
+
+        Raises:
+            CheckpointError: one is missing or does not fit.
+        """
+        for path, leaf in self._leaves.items():
+            shape = (leaf.rows, self.lanes, *self._shapes[path][0])
+            saved = saved_field(tensors, path, shape, leaf.dtype)
+            if len(saved) > leaf.rows:
+                raise CheckpointError(
+                    f"the saved buffer field {path!r} has {len(saved)} rows, but this one {leaf.rows}"
+                )
+            leaf.load(saved)
 
     # -- writing
 
@@ -381,7 +289,8 @@ class LaneStorage:
         """
         old, self._leaves = self._leaves, self._made(rows)
         for path, leaf in old.items():
-            self._leaves[path].tensor[: len(order)] = leaf.take(order * self.lanes + np.arange(self.lanes))
+            rows_of = leaf.take(order * self.lanes + np.arange(self.lanes))
+            self._leaves[path].write(slice(0, len(order)), self._leaves[path].given(rows_of))
 
     # -- reading
 
@@ -424,7 +333,7 @@ class LaneStorage:
         return rows if self.device is None else rows.to(self.device, non_blocking=True)
 
     def view(self, name: str, rows: slice) -> Any:
-        """A view of consecutive rows of all lanes: no copy.
+        """Consecutive rows of all lanes: a view where they lie together, else a copy.
 
         Args:
             name: of the field.
@@ -433,7 +342,7 @@ class LaneStorage:
         leaf = self._leaves.get(name)
         if leaf is None:
             return Batch.of({key: self.view(f"{name}.{key}", rows) for key in self._children[name]})
-        if leaf.stacked > 1:
+        if leaf.stacked > 1 or not isinstance(leaf, HostLeaf | DeviceLeaf):
             return self.take(name, np.arange(rows.start, rows.stop)[:, None] * self.lanes + np.arange(self.lanes))
         found = leaf.tensor[rows]  # bookkeeping is in main memory
         return found if self.device is None else found.to(self.device, non_blocking=True)

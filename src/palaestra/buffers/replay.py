@@ -4,6 +4,7 @@ It knows nothing of policies, losses or environments: a plan says what to draw.
 """
 
 import functools
+import math
 from collections import UserList
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -346,7 +347,8 @@ class ReplayBuffer:
         streams, tensors = self._streams, stream_tensors(self._streams)
         if not streams.growing:
             if self._keys is None:
-                self._keys = SegmentKeys(self.positions, self.state_period, self.size_bytes)
+                multiple = math.lcm(self.state_period, streams.storage.block_rows)
+                self._keys = SegmentKeys(self.positions, multiple, self.size_bytes)
             tensors["segments"] = self._keys.describe(streams, tensors, self.writer.rewritten)
             self.writer.rewritten = 0
         sampler = {f"sampler.{name}": value for name, value in self.sampler.state().items()}

@@ -11,17 +11,23 @@ import numpy as np
 import torch
 
 from palaestra.buffers.lane_storage import LAST
-from palaestra.buffers.storage import saved_field
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
 from palaestra.core import files
 from palaestra.core.errors import CheckpointError, ConfigError, SpecError
+from palaestra.core.packed import PackedRows
 from palaestra.core.reading import read_json
 from palaestra.core.spec import spec_from_json, spec_to_json
 
 _log = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
 _SPECS = [name for name in RowOptions.__annotations__ if name.endswith("_spec")]
-_SETTINGS = {"state_period": 1, "complete_episodes_only": False, "stack_num": 1, "sample_avail": False}
+_SETTINGS = {
+    "state_period": 1,
+    "complete_episodes_only": False,
+    "stack_num": 1,
+    "sample_avail": False,
+    "compression": "none",
+}
 _SEGMENTS = 256  # of a large buffer; so one hundredth of new rows is in three or four of them
 _SMALLEST = 2**17  # bytes: a file for each piece is worth that much
 
@@ -64,12 +70,9 @@ def load_stream_tensors(streams: Streams, tensors: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the saved buffer has {rows} rows per lane, but this one has {positions.rows}")
         streams.resize(rows, np.empty((0, streams.num_lanes), np.int64))
         positions.restart(0, rows)
-    tensors_here = streams.storage.tensors | (streams.states.tensors if streams.states is not None else {})
-    for name, tensor in tensors_here.items():
-        saved = saved_field(tensors, name, tensor.shape, tensor.dtype)
-        if len(saved) > len(tensor):
-            raise CheckpointError(f"the saved buffer field {name!r} has {len(saved)} rows, but this one {len(tensor)}")
-        tensor[: len(saved)] = saved
+    streams.storage.load(tensors)
+    if streams.states is not None:
+        streams.states.load(tensors)
     positions.load_state(tensors)
     if lost := tensors.get("lost"):
         _close_gaps(streams, lost, json.loads(tensors["segments"])["rows"]["field.step_type"])
@@ -146,6 +149,9 @@ def beside(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name in parts[0]:
+        if isinstance(parts[0][name], PackedRows):
+            fields[name] = PackedRows.beside([part[name] for part in parts])
+            continue
         rows = max(len(part[name]) for part in parts)
         padded = [
             torch.cat([part[name], part[name].new_zeros(rows - len(part[name]), *part[name].shape[1:])])

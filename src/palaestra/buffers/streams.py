@@ -1,7 +1,7 @@
 """What a writer and a reader share: the streams of many lanes, their storage and their write positions."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Required, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Required, Self, TypedDict
 
 import numpy as np
 import torch
@@ -44,6 +44,9 @@ class RowOptions(TypedDict, total=False):
     """Whether draws begin only where the whole stack lies in the episode."""
     storage: Storage | None
     """Where rows lie; main memory by default, or `MappedFiles(directory)`, or `DeviceMemory("cuda")`."""
+    compression: Literal["none", "lz4"]
+    """Whether observations that are pictures (uint8 or bool, two dimensions or more) are compressed, without loss, in
+    blocks of a few rows; `lz4` needs the extra `compression`. A buffer that grows keeps them as they are."""
     complete_episodes_only: bool
     """Whether only rows of episodes that have ended are learned from (Tianshou's rule for several environments); rows
     of a stream that breaks off are dropped."""
@@ -521,8 +524,8 @@ class Streams:
         self.state_period, self.stack_num = options.get("state_period", 1), options.get("stack_num", 1)
         period, first = self.state_period if layout.state_spec else 1, 0 if self.stack_num > 1 else None
         self.positions = WritePositions(num_lanes, layout.rows, layout.spare, period, first)
-        size = self.positions.ring_size
-        self.storage = LaneStorage(size, num_lanes, layout.specs, stacks=self.growing, storage=where)
+        size, kind = self.positions.ring_size, options.get("compression", "none")
+        self.storage = LaneStorage(size, num_lanes, layout.specs, stacks=self.growing, compression=kind, storage=where)
         self.states: LaneStorage | None = None
         """Hidden states; one for each of `state_period` places."""
         if layout.state_spec:

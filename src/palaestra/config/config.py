@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.config.groups import DataConfig, HindsightConfig, RunConfig
+from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig
 from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
 from palaestra.core import Linear, Offline, Piecewise, import_object
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
@@ -46,6 +46,8 @@ class ExperimentConfig:
     """Policies by agent, where the environment has many agents."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """Budget and periods."""
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    """How replayed rows are kept."""
     offline: DataConfig = field(default_factory=DataConfig)
     """Data to learn from that was there before."""
     hindsight: HindsightConfig = field(default_factory=HindsightConfig)

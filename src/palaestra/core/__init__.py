@@ -7,6 +7,7 @@ from palaestra.core.files import *
 from palaestra.core.importing import *
 from palaestra.core.importing import moved
 from palaestra.core.minibatch import *
+from palaestra.core.packed import *
 from palaestra.core.plan import *
 from palaestra.core.schedule import *
 from palaestra.core.seeding import *

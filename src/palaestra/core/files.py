@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import uuid
-from collections import namedtuple
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,113 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from palaestra.core.errors import CheckpointError
-from palaestra.core.fields import Fields
-from palaestra.core.reading import MOST_DIGITS, opened, parse_json, read_json, require_shallow
-from palaestra.core.tree import plain_batch
+from palaestra.core.nests import join_state, split_state
+from palaestra.core.packed import PackedRows, cat_rows
+from palaestra.core.reading import opened, parse_json, read_json, require_shallow
 
 __all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
 
-_Arrays = dict[str, torch.Tensor | np.ndarray]
-# Names that a safetensors file needs for itself, or a caller for the values beside the arrays.
-_TAKEN = ("", "__metadata__")
 _SEGMENTS, _ELSEWHERE, _MANIFEST = "segments", "elsewhere", "manifest.json"
-
-
-def split_state(nest: Any) -> tuple[Any, _Arrays]:
-    """Separates a nest into JSON values and named arrays; `join_state` is the inverse.
-
-    Args:
-        nest: dicts, lists, tuples, named tuples, batches, tensors, arrays, numbers, text, booleans, `None`.
-
-    Returns:
-        The nest with a reference instead of every array, and the arrays by name. numpy's numbers become Python's.
-
-    Raises:
-        TypeError: it holds anything else; the message says where.
-
-    Examples:
-        >>> split_state({"a": torch.zeros(1), "b": (1, "x")})
-        ({'a': {'$array': 'a'}, 'b': {'$tuple': [1, 'x']}}, {'a': tensor([0.])})
-    """
-    arrays: _Arrays = {}
-    return _split(nest, "", arrays), arrays
-
-
-def _split(value: Any, path: str, arrays: _Arrays) -> Any:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        name = path
-        while name in arrays or name in _TAKEN:  # {"a.b": x, "a": {"b": y}} has two arrays of one path
-            name += "'"
-        arrays[name] = value
-        return {"$array": name}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
-        raise TypeError(f"a number of more than {MOST_DIGITS} digits cannot be saved (at {path!r})")
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list | tuple):
-        parts = [_split(child, _path(path, i), arrays) for i, child in enumerate(value)]
-        if isinstance(value, list):
-            return parts
-        names = getattr(value, "_fields", None)
-        return {"$tuple": parts} if names is None else {"$record": dict(zip(names, parts, strict=True))}
-    if isinstance(value, Fields):
-        return {"$batch": {key: _split(child, _path(path, key), arrays) for key, child in value.__dict__.items()}}
-    if not isinstance(value, Mapping):
-        where = f" (at {path!r})" if path else ""
-        raise TypeError(f"a {type(value).__name__} cannot be saved{where}; use numbers, text, arrays and nests of them")
-    parts = {key: _split(child, _path(path, key), arrays) for key, child in value.items()}
-    # JSON has text keys only, and "$" is ours
-    plain = all(isinstance(key, str) and not key.startswith("$") for key in parts)
-    return parts if plain else {"$items": [[_split(key, path, {}), part] for key, part in parts.items()]}
-
-
-def _path(parent: str, key: Any) -> str:
-    return f"{parent}.{key}" if parent else str(key)
-
-
-def join_state(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """The nest that `split_state` took apart.
-
-    A file names no class of ours, so a typed layout comes back as a `Batch`, and a named tuple as one of the same
-    fields.
-
-    Args:
-        value: the JSON values.
-        arrays: by name.
-
-    Raises:
-        CheckpointError: an array is missing, or the values are not what `split_state` gave.
-    """
-    try:
-        return _join(value, arrays)
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"the saved values are not what this version writes: {error}") from error
-
-
-def _join(value: Any, arrays: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_join(child, arrays) for child in value]
-    if not isinstance(value, dict):
-        return value
-    kind = next((key for key in value if key.startswith("$")), None)
-    if kind is None:
-        return {key: _join(child, arrays) for key, child in value.items()}
-    content = value[kind]
-    if kind == "$array":
-        if content not in arrays:
-            raise CheckpointError(f"the saved state refers to the array {content!r}, which is missing")
-        return arrays[content]
-    if kind == "$tuple":
-        return tuple(_join(child, arrays) for child in content)
-    if kind == "$items":
-        return {_join(key, arrays): _join(child, arrays) for key, child in content}
-    if kind not in ("$batch", "$record"):
-        raise CheckpointError(f"the saved state holds {kind!r}, which this version does not know")
-    parts = {key: _join(child, arrays) for key, child in content.items()}
-    # a named tuple has fields that only the file knows
-    return plain_batch(parts) if kind == "$batch" else namedtuple("Record", parts)(**parts)  # pyright: ignore
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
@@ -137,7 +36,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
 
     Args:
         path: of the file.
-        tensors: torch tensors, numpy arrays, numbers, booleans, strings or `None` by name.
+        tensors: torch tensors, numpy arrays, packed rows, numbers, booleans, strings or `None` by name.
 
     Raises:
         TypeError: a value is of none of these kinds (for example an array of objects).
@@ -149,6 +48,9 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
         if not isinstance(value, np.generic) and (value is None or isinstance(value, str | bool | int | float)):
             kinds[name] = ["value", value]
             continue
+        if isinstance(value, PackedRows):
+            layout, value = value.apart()
+            kinds[name] = ["packed", layout]
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in "fiub":
                 raise TypeError(f"{name!r} has dtype {value.dtype}; only numbers and booleans can be saved")
@@ -185,7 +87,10 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
             kinds = parse_json((file.metadata() or {}).get("palaestra", "{}"))
             loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, (kind, value) in kinds.items():
-            loaded[name] = loaded[name].numpy() if kind == "numpy" else value
+            if kind == "packed":
+                loaded[name] = PackedRows.joined(value, loaded[name])
+            else:
+                loaded[name] = loaded[name].numpy() if kind == "numpy" else value
     except (AttributeError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
     return loaded
@@ -372,7 +277,7 @@ def join_segments(part: Any, directory: Path, damaged: Collection[str] = ()) -> 
         empty = {name: whole[name].new_zeros(n, *whole[name].shape[1:]) for name, n in rows.items()} if lost else {}
         if not pieces[-1]:
             pieces.pop()  # how long it was is not known, and nothing comes after it
-        joined = {name: torch.cat([(piece or empty)[name] for piece in pieces]) for name in rows}
+        joined = {name: cat_rows([(piece or empty)[name] for piece in pieces]) for name in rows}
         return part | joined | ({"lost": lost} if lost else {})
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, PackedRows
 from palaestra.experiments.run import active
 from palaestra.runs.build import make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
@@ -245,6 +245,8 @@ def _other_bits(then: Any, here: Any, path: str) -> list[str]:
     if isinstance(then, torch.Tensor | np.ndarray):
         a, b = np.asarray(then), np.asarray(here)
         return [] if (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) else [path]
+    if isinstance(then, PackedRows):
+        return [] if then == here else [path]
     if hasattr(then, "items") and hasattr(here, "items"):
         names = [name for name in {**then, **here} if name != "segments"]  # names of files, other ones each time
         lacking = [f"{path}.{name}" for name in names if (name in then) != (name in here)]

@@ -37,6 +37,7 @@ class MultiAgentCollector:
         fragments: whether buffers only hold what is on its way to those that are learned from, see `buffer_for`.
         records: buffers for what agents of policies experience which only act, by name.
         self_play: how large a pool of earlier selves plays against the policy; none by default.
+        compression: of pictures in the buffers, see `RowOptions`.
 
     Raises:
         ConfigError: specs and algorithms have different names, a policy does not fit its spec, or cannot play itself.
@@ -61,6 +62,7 @@ class MultiAgentCollector:
         fragments: bool = False,
         records: Mapping[str, ReplayBuffer] | None = None,
         self_play: SelfPlayConfig | None = None,
+        compression: str = "none",
     ) -> None:
         policies = {name: one.policy if isinstance(one, Algorithm) else one for name, one in algorithms.items()}
         require_policies(policy_specs, policies)
@@ -77,8 +79,9 @@ class MultiAgentCollector:
         for name, one in algorithms.items():
             if isinstance(one, Algorithm):
                 mapped, spec = self._mapped[name], policy_specs[name]
-                specs = {"observation_spec": spec.observation_spec, "reward_spec": spec.reward_spec}
-                buffer = buffer_for(one, mapped.num_lanes, fragments=fragments, **specs)
+                specs: Any = {"observation_spec": spec.observation_spec, "reward_spec": spec.reward_spec}
+                more: Any = {"fragments": fragments, "compression": compression}
+                buffer = buffer_for(one, mapped.num_lanes, **more, **specs)
                 self._streams[name] = Stream(mapped, buffer)
             elif records and name in records:
                 self._streams[name] = Stream(self._mapped[name], records[name])

@@ -29,7 +29,16 @@ from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode
 
-__all__ = ["CollectInfo", "OfflineData", "OfflineFirst", "Quota", "buffer_for", "episode_discount", "episodes_of_lanes"]
+__all__ = [
+    "CollectInfo",
+    "OfflineData",
+    "OfflineFirst",
+    "Quota",
+    "buffer_for",
+    "episode_discount",
+    "episodes_of_lanes",
+    "require_compression",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -318,7 +327,8 @@ def buffer_for(
         fragments: whether the buffer only holds what is on its way to the one that is learned from: it grows, keeps a
             policy's hidden state with every row, and nothing is sampled from it.
         device: where rows come from; those of a GPU stay there.
-        rest: what else a row keeps: `env_info_spec` and `untransformed_spec`, see `Environment.row_specs`.
+        rest: what else a row keeps: `env_info_spec` and `untransformed_spec`, see `Environment.row_specs`; and
+            `compression`.
 
     Raises:
         ConfigError: the plan collects nothing, or the algorithm cannot learn from such rewards.
@@ -345,6 +355,29 @@ def buffer_for(
         **rest,
         storage=None if device is None or device.type == "cpu" else DeviceMemory(device),
     )
+
+
+def require_compression(algorithm: Algorithm[Any], compression: str) -> None:
+    """Refuses compression where there is nothing to compress, or no codec; no buffer has been made then.
+
+    Args:
+        algorithm: that will learn.
+        compression: see `RowOptions`.
+
+    Raises:
+        ConfigError: the algorithm replays nothing, or its observations have no picture.
+        MissingExtraError: the codec is not installed.
+    """
+    if compression == "none":
+        return
+    policy, data = algorithm.policy, algorithm.plan.data
+    if data != "replay":
+        raise ConfigError(
+            f"buffer.compression is {compression!r}, for a buffer that is replayed, and {type(algorithm).__name__} "
+            f"learns from {data} data; leave it out"
+        )
+    specs: Any = {"observation_spec": policy.observation_spec, "action_spec": policy.raw_action_spec}
+    ReplayBuffer(1, 1, **specs | {"compression": compression})
 
 
 def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:

@@ -75,10 +75,9 @@ class Collector:
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
         self.stepped: Callable[[TimeStep, TimeStep | None], None] | None = None
         """Called after each env step with what was answered, and LAST rows of lanes that began an episode within it."""
-        self._num_ready = env.num_ready
-        if env.batch_size % self._num_ready:
+        if env.batch_size % (ready := env.num_ready):
             raise ConfigError(
-                f"{self._num_ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
+                f"{ready} of {env.batch_size} environments are ready at a time; all are waited for at the "
                 "end of an unroll, so num_ready has to divide their number"
             )
         self.tracker = EpisodeTracker(env.batch_size, gamma)
@@ -87,7 +86,7 @@ class Collector:
         self._state: Any = ()
         self.episodes: int | None = None
         """Whole episodes that each environment plays in an unroll, instead of a length."""
-        self._quota, self._pausing = Quota(), False
+        self._quota, self._pausing, self._num_ready = Quota(), False, ready
         self._left = np.zeros(env.batch_size, np.int64)  # [B] episodes that a running collection still needs
         self._apart = False  # lanes stopped at different steps: the next collection begins new episodes
         self._compiled: Unroller | None = None
@@ -100,6 +99,7 @@ class Collector:
         algorithm: Algorithm[Any],
         *,
         complete_episodes_only: bool = False,
+        compression: str = "none",
         preprocess: Callable[[TimeStep], TimeStep] | None = None,
     ) -> Self:
         """A collector with the buffer that an algorithm's plan asks for.
@@ -108,6 +108,7 @@ class Collector:
             env: where to act.
             algorithm: whose policy acts and whose plan sizes the buffer.
             complete_episodes_only: whether only episodes that have ended are learned from.
+            compression: of pictures in the buffer, see `RowOptions`.
             preprocess: see the class.
 
         Raises:
@@ -115,8 +116,8 @@ class Collector:
         """
         require_kind(algorithm, Algorithm, "Collector.of", "an algorithm, such as PPO(...)")
         collection.require_fit(env, algorithm.policy, "Collector.of", changed=preprocess is not None)
-        more: Any = {"complete_episodes_only": complete_episodes_only, "device": env.device}
-        buffer = collection.buffer_for(algorithm, env.batch_size, **more, **env.row_specs)
+        more: Any = {"compression": compression, "complete_episodes_only": complete_episodes_only, **env.row_specs}
+        buffer = collection.buffer_for(algorithm, env.batch_size, device=env.device, **more)
         return cls(env, algorithm.policy, buffer, preprocess=preprocess, gamma=collection.episode_discount(algorithm))
 
     def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:

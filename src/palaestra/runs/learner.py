@@ -25,7 +25,7 @@ from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSe
 from palaestra.envs import EnvConfig, Environment, EventLog, create_environment
 from palaestra.envs.wrappers.wrap import Wrap
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
-from palaestra.rollout import Evaluation, OfflineData, evaluate, returns_of_variants
+from palaestra.rollout import Evaluation, OfflineData, evaluate, require_compression, returns_of_variants
 from palaestra.runs import making
 from palaestra.runs.data import mixed
 from palaestra.runs.records import Reporter
@@ -177,6 +177,8 @@ class Learner(ABC):
             distributed.require_gradients(algorithms)
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
         self.config.asynchronous.require_policies(algorithms)
+        for algorithm in algorithms.values():
+            require_compression(algorithm, self.config.buffer.compression)
         if settings.num_policy_hosts > len(algorithms):
             raise ConfigError(
                 f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "

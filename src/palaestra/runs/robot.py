@@ -55,6 +55,8 @@ class RobotLearner(Learner):
                 "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
                 f"{', '.join(given)}"
             )
+        if given := _changed("buffer", self.config.buffer, ("compression",)):
+            raise ConfigError(f"{name} is a robot, whose tasks make buffers of their own; leave out {given[0]}")
         if given := _changed("env", self.config.env, ("inputs", "info", "untransformed", "auto_reset")):
             raise ConfigError(
                 f"{name} is a robot, whose tasks choose themselves what they see and store, and whose agents begin "
@@ -174,7 +176,7 @@ def _evaluate(
     return evaluation
 
 
-def _changed(section: str, given: DistributedConfig | EnvConfig, names: Iterable[str]) -> list[str]:
+def _changed(section: str, given: Any, names: Iterable[str]) -> list[str]:
     """The settings that differ from the defaults, by their whole names."""
     default = type(given)()
     return [f"{section}.{name}" for name in names if getattr(given, name) != getattr(default, name)]

@@ -92,7 +92,8 @@ class SingleLearner(PolicyLearner):
 
     def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
         env = self.config.env
-        return {POLICY: buffer_for(self.algorithm, env.num_envs, fragments=fragments, **row_specs(env))}
+        kept: Any = {"fragments": fragments, "compression": self.config.buffer.compression}
+        return {POLICY: buffer_for(self.algorithm, env.num_envs, **kept, **row_specs(env))}
 
     def workers(self) -> Any:
         config, (observation_spec, action_spec, _) = self.config, self._made[1]
@@ -115,7 +116,7 @@ class SingleLearner(PolicyLearner):
         return create_environment(self.config.env, seed=self.config.run.seed)
 
     def collector(self, env: Environment, data: Mapping[str, ReplayBuffer]) -> Collector | OfflineFirst:
-        collector = Collector.of(env, self.algorithm)
+        collector = Collector.of(env, self.algorithm, compression=self.config.buffer.compression)
         making.compile_if_asked(self.config, collector)
         if POLICY in data:
             collector.source = mixed(self.config, collector.buffer, data[POLICY])

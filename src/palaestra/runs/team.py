@@ -97,7 +97,7 @@ class TeamLearner(PolicyLearner):
 
     def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:
         with self.environments() as envs:
-            return MultiAgentCollector(envs, self.policy_specs, self.actors, fragments=fragments).buffers
+            return self._collector(envs, fragments=fragments).buffers
 
     def workers(self) -> Any:
         config = on_cpu(self.config)
@@ -111,10 +111,14 @@ class TeamLearner(PolicyLearner):
         return create_multi_agent_envs(self.config.env, seed=self.config.run.seed)
 
     def collector(self, env: MultiAgentEnvs, data: Mapping[str, ReplayBuffer]) -> MultiAgentCollector:
-        collector = MultiAgentCollector(env, self.policy_specs, self.actors, self_play=self.config.agents.self_play)
+        collector = self._collector(env, self_play=self.config.agents.self_play)
         for name, loaded in data.items():
             collector.sources[name] = mixed(self.config, collector.buffers[name], loaded)
         return collector
+
+    def _collector(self, envs: MultiAgentEnvs, **how: Any) -> MultiAgentCollector:
+        how["compression"] = self.config.buffer.compression
+        return MultiAgentCollector(envs, self.policy_specs, self.actors, **how)
 
     def evaluation(self) -> Evaluate:
         rules = {name: one for name, one in self.actors.items() if isinstance(one, Policy)}

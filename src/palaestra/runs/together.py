@@ -61,6 +61,7 @@ def _require_settings(config: ExperimentConfig) -> None:
         "distributed.runtime": config.distributed.runtime,
         "offline.data": config.offline.data,
         "hindsight.share": config.hindsight.share,
+        "buffer.compression": config.buffer.compression if config.buffer.compression != "none" else None,
         "run.device": config.run.device if config.run.device != "cpu" else None,
         "run.precision": config.run.precision if config.run.precision != "float32" else None,
         "trainer.episodes_per_iteration": config.trainer.episodes_per_iteration,
