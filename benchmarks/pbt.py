@@ -24,6 +24,7 @@ RESULT = Path(__file__).parent / "results" / "pbt.json"
 MEMBERS, STEPS, EVERY = 16, 60_000, 8
 NEVER = 1_000_000
 SETTINGS: dict[str, Any] = {
+    "env__max_episode_steps": 500,
     "trainer__total_env_steps": STEPS,
     "trainer__eval_every_steps": STEPS,
     "trainer__eval_episodes": 20,
