@@ -26,7 +26,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "src/palaestra/training/console.py: whole = max(sum(self.seconds.values()), 5e-10)": "no run takes a nanosecond",
     "src/palaestra/buffers/streams.py: self.has_changes = True": "read only after a draw, which sets it",
-    "src/palaestra/buffers/lane_storage.py: unseen = torch.from_numpy(before).to(frames.device, non_blocking=False)": (
+    "src/palaestra/buffers/leaf.py: unseen = torch.from_numpy(before).to(frames.device, non_blocking=False)": (
         "only whether the copy is waited for"
     ),
     "src/palaestra/buffers/prioritized.py: for level, blocks in zip(self._levels[1:], self._blocks, strict=False):": (
@@ -42,7 +42,7 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/algorithms/sac.py: least_q = self.critic(seen.fixed, action).amin(0).squeeze((1))": (
         "of [N, 1], 1 is the last"
     ),
-    "src/palaestra/buffers/lane_storage.py: return torch.from_numpy(inside).to(self.tensor.device, "
+    "src/palaestra/buffers/leaf.py: return torch.from_numpy(inside).to(self.tensor.device, "
     "non_blocking=False)": "only whether the copy is waited for",
     "src/palaestra/algorithms/iqn.py: q = quantile.mean((1))": "of [N, Q], 1 is the last",
     "src/palaestra/algorithms/pqn.py: q = self.policy.q_values(batch.observation).gather(-1, "

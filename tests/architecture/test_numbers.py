@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 5014, "0040"),
+    "algorithms": Room(55, 5004, "0037"),
     "analysis": Room(10, 2053, "0039"),
     "buffers": Room(15, 2822, "0039"),
     "cli": Room(16, 1368, "0036"),
@@ -216,7 +216,7 @@ ROOMS = {
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
     "envs": Room(58, 7395, "0038"),
-    "experiments": Room(10, 1772, "0039"),
+    "experiments": Room(10, 1779, "0040"),
     "multiagent": Room(14, 1991, "0039"),
     "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),

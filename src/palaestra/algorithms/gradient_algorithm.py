@@ -340,22 +340,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
                     batch = batch.replace(**{name: value.float()})
         return batch
 
-    @final
-    def reschedule(self, config: Any) -> None:
-        """Follows the schedules of another configuration from now on; all else stays as it is.
-
-        Args:
-            config: of this kind, with schedules in the same places.
-        """
-        kind: Any = type(self)
-        other = kind(self.policy.observation_spec, self.policy.action_spec, config, RunSeeds(0))
-        self.config, self._schedules, self.targets.tau = config, other._schedules, other.targets.tau
-        for name, optimizer in self.model.optimizers.items():
-            optimizer.schedule = other.model.optimizers[name].schedule
-        if self.policy.exploration is not None:
-            self.policy.exploration.schedule = other.policy.exploration.schedule
-        self.set_progress(self.progress)
-
     def set_precision(self, precision: Precision) -> None:
         set_products(precision, self.device)
         self._bfloat16 = precision == "bf16"

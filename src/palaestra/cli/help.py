@@ -106,7 +106,7 @@ def short_help(base: Any, typed: str) -> str:
             inside = _numbers(path, options) if path.endswith(".") else [path]
             lines += [_line(options.pop(one)) for one in inside if one in options]
     groups = dict.fromkeys(path.partition(".")[0] for path in options if "." in path)
-    return "\n".join([*lines, "", f"--help-all has all settings, in the groups {', '.join(groups)}", ""])
+    return "\n".join([*lines, "", f"--help-all has all settings: {', '.join(groups)}", ""])
 
 
 def _needed(base: Any) -> list[str]:

@@ -169,6 +169,7 @@ _EXTRAS = {
     "multiagent": "pettingzoo", "offline": "minari", "plot": "matplotlib", "video": "imageio",
     "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "tune": "optuna",
     "export": "onnxscript", "serve": "uvicorn", "hub": "huggingface_hub",
+    "compression": "cramjam",
 }  # fmt: skip
 """A module of each extra in pyproject.toml."""
 

@@ -17,7 +17,7 @@ import torch
 from palaestra.algorithms import Together
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.dimensions import Dimension, first_values, search_space
-from palaestra.core import ConfigError, Linear, Piecewise, Schedule, schedule_value, tree_map
+from palaestra.core import ConfigError, Linear, Piecewise, RunSeeds, Schedule, schedule_value, tree_map
 from palaestra.rollout.collection import episode_discount
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.training import Callback, Trainer
@@ -174,8 +174,7 @@ class Lineage(Callback):
             schedules[name] = schedule
         algorithm = dataclasses.replace(config.algorithm, **schedules)
         if algorithm != trainer.algorithm.config:
-            learned: Any = trainer.algorithm
-            learned.reschedule(algorithm)
+            _reschedule(trainer.algorithm, algorithm)
             collector: Any = trainer.collector
             collector.tracker.gamma = episode_discount(trainer.algorithm)
         if algorithm != config.algorithm:
@@ -324,3 +323,14 @@ def lineage_page(runs: Mapping[int, RunDirectory], scores: Mapping[int, float], 
         scored = f"{one['score']:.1f} | {one['from']} | {one['from_score']:.1f}"
         lines.append(f"| {one['env_steps']:,} | {number} | {scored} | {numbers} |")
     return "\n".join(lines) + "\n"
+
+
+def _reschedule(algorithm: Any, config: Any) -> None:
+    """Lets an algorithm follow the schedules of another configuration of its kind from now on; all else stays."""
+    other = type(algorithm)(algorithm.policy.observation_spec, algorithm.policy.action_spec, config, RunSeeds(0))
+    algorithm.config, algorithm._schedules, algorithm.targets.tau = config, other._schedules, other.targets.tau
+    for name, optimizer in algorithm.model.optimizers.items():
+        optimizer.schedule = other.model.optimizers[name].schedule
+    if algorithm.policy.exploration is not None:
+        algorithm.policy.exploration.schedule = other.policy.exploration.schedule
+    algorithm.set_progress(algorithm.progress)
