@@ -126,11 +126,11 @@ class PackedRows:
         """
         lengths, shape, dtype, block_rows = layout
         ends = [0, *itertools.accumulate(lengths)]
-        if min(lengths, default=0) < 0 or ends[-1] != data.numel():
-            raise ValueError(f"packed rows have {ends[-1]} bytes, but {data.numel()} are there")
+        kind = getattr(torch, str(dtype), None)
+        if min(lengths, default=0) < 0 or ends[-1] != data.numel() or not isinstance(kind, torch.dtype):
+            raise ValueError(f"packed rows of {dtype!r} have {ends[-1]} bytes, but {data.numel()} are there")
         whole = data.numpy().tobytes()
-        blocks = [whole[begin:end] for begin, end in itertools.pairwise(ends)]
-        return cls(blocks, shape, getattr(torch, dtype), block_rows)
+        return cls([whole[begin:end] for begin, end in itertools.pairwise(ends)], shape, kind, block_rows)
 
 
 def cat_rows(parts: Sequence[Any]) -> Any:
