@@ -1,8 +1,9 @@
 """`python -m benchmarks.packages [PACKAGE ...]`: what packages of environments do beside this library.
 
-Each is installed into a Python environment of its own over this one, in the versions that this one has; looked at by
-`palaestra check-env`, which steps it about 2,000 times by chance, and trained by PPO for 300 env steps. What has a
-result is not tried again, unless it is named; so a command that was broken off goes on where it stopped.
+Each is installed into a Python environment of its own over this one, in the versions that this one has, or those of
+its family in `palaestra env create`; looked at by `palaestra check-env`, which steps it about 2,000 times by chance,
+and trained by PPO for 300 env steps. What has a result is not tried again, unless it is named; so a command that was
+broken off goes on where it stopped.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 import yaml
 
 from benchmarks.record import publish, table, write_json
+from palaestra.cli.environments import families
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -44,7 +46,7 @@ def tried(name: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         python = folder / "venv/bin/python"
         site = next((folder / "venv/lib").glob("python*/site-packages"))
         (site / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        (folder / "constraints.txt").write_text(_constraints())
+        (folder / "constraints.txt").write_text(_constraints(facts.get("family")))
         packages = [f"{name}=={facts['version']}", *facts.get("with", ())]
         pip = [str(python), "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-q"]
         done = _run([*pip, "-c", str(folder / "constraints.txt"), *packages], folder, timeout_s)
@@ -72,10 +74,13 @@ def tried(name: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     return found | {"processor_s": round(used), "wall_s": round(time.monotonic() - began)}
 
 
-def _constraints() -> str:
-    """Versions of this environment, without editable packages."""
+def _constraints(family: str | None) -> str:
+    """Versions of this environment, without editable packages; those of a family, where it has others."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return "\n".join(line for line in lines if line and not line.startswith(("#", "-")))
+    own = [re.sub(r"\[.*\]", "", package) for package in families()[family]["packages"]] if family else []
+    pinned = {package.partition("==")[0] for package in own}
+    ours = [line for line in lines if line and not line.startswith(("#", "-"))]
+    return "\n".join([*(line for line in ours if line.partition("==")[0] not in pinned), *own])
 
 
 def _run(command: Sequence[str], folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:

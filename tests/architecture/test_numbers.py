@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2147, "0039"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
-    "envs": Room(58, 7395, "0038"),
+    "envs": Room(58, 7182, "0038"),
     "experiments": Room(10, 1779, "0040"),
     "multiagent": Room(14, 1991, "0039"),
     "nn": Room(20, 2964, "0036"),

@@ -135,6 +135,14 @@ def test_environments_runs_and_groups_are_listed(capsys):
     assert "runs/g 2 of 2 seeds done" in output(capsys)
 
 
+def test_tasks_of_envpool_are_listed_where_all_are_asked_for(capsys):
+    few = {env["name"] for env in answer(capsys, "list", "envs")["envs"]}
+    names = {env["name"] for env in answer(capsys, "list", "envs", "--all")["envs"]}
+    assert few <= names and not any(name.startswith("envpool:") for name in few)
+    assert ("envpool:Pong-v5" in names) == (importlib.util.find_spec("envpool") is not None)
+    assert exit_code("list", "envs") == 0 and "`envpool:TASK`: --all" in capsys.readouterr().out
+
+
 def test_the_code_of_an_algorithm_is_its_file(capsys):
     assert exit_code("show-code", "ppo") == 0
     assert capsys.readouterr().out == Path(palaestra.algorithms.ppo.__file__).read_text()

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.learning import queue
 from benchmarks.learning.rows import ROWS, Row
 from palaestra.core import ConfigError
+from palaestra.envs import decided
 from palaestra.experiments import load_config, machine_kind, published_rows, train_published, verify
 from palaestra.experiments.published import PublishedRow
 from palaestra.training import Callback, StoppedError
@@ -67,6 +68,21 @@ def test_the_same_seed_gives_the_same_bits(results, capsys):
     said = output(capsys)
     assert "seed 0 has been trained" in said
     assert f"{ROW.name} verified: the weights are the published ones, bit for bit" in said
+
+
+@pytest.mark.slow
+def test_a_row_that_was_trained_in_lanes_has_the_same_bits_in_a_batch(tmp_path):
+    """What published HalfCheetah's rows is stepped in a batch by now."""
+    pytest.importorskip("mujoco.batch", reason="needs MuJoCo 3.17 or later")
+    settings = {"env__max_episode_steps": 50, "algorithm__num_epochs": 2}
+    row = Row("ppo", "HalfCheetah-v5", 4096, seeds=1, settings=settings)
+    own = {**settings, "trainer__total_env_steps": row.env_steps, "env__vectorization": "serial"}
+    made = train_published(row.algorithm, row.env, 0, tmp_path / "runs", **own)
+    (config,) = (tmp_path / "runs").glob("*/config.yaml")
+    assert load_config(config).env.vectorization == "serial"
+    assert decided(replace(load_config(config).env, vectorization="auto")).vectorization == "batch"
+    queue.add(tmp_path, queue.Job(row, 0), made, {"command": "", "revision": "abc"})
+    assert verify(row.name, results=tmp_path).verdict == "same bits"
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from palaestra.core.reading import read_json, read_text
 from palaestra.deployment import zoo_policies
 from palaestra.envs import CheckReport, EnvConfig
 from palaestra.envs.check import check
+from palaestra.envs.suites.envpool import pools
 from palaestra.envs.suites.gym import mujoco_misfits, own_environments, registered_environments
 from palaestra.multiagent import check_multi_agent_env, is_multi_agent, load_multi_agent_env
 from palaestra.runs.computed import package_version
@@ -37,7 +38,7 @@ class ListOptions(RunOptions):
     """Options of `palaestra list`."""
 
     all: bool = False
-    """Show all runs, and not the newest 20 alone."""
+    """Show all runs, and not the newest 20 alone; of environments EnvPool's tasks, too."""
 
 
 def list_all(what: str, options: ListOptions) -> int:
@@ -75,9 +76,11 @@ def _algorithms(options: ListOptions) -> _Listing:
 
 
 def _environments(options: ListOptions) -> _Listing:
-    envs = [*own_environments(), *registered_environments()]
+    envs = [*own_environments(), *registered_environments(), *(pools() if options.all else [])]
     rows = [(env.name, env.suite, env.max_episode_steps or "", "yes" if env.native else "") for env in envs]
-    return _Listing([env._asdict() for env in envs], ["environment", "suite", "time limit", "native vector"], rows)
+    notes = [] if options.all else ["EnvPool's tasks, `envpool:TASK`: --all"]
+    head = ["environment", "suite", "time limit", "native vector"]
+    return _Listing([env._asdict() for env in envs], head, rows, notes)
 
 
 def _presets(options: ListOptions) -> _Listing:

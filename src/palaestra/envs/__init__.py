@@ -20,8 +20,10 @@ from palaestra.envs.contract.spaces import *
 from palaestra.envs.contract.tensor import *
 from palaestra.envs.create import *
 from palaestra.envs.env_config import *
-from palaestra.envs.simulators.go1 import *
+from palaestra.envs.simulators.joystick import *
+from palaestra.envs.simulators.joystick_robots import *
 from palaestra.envs.simulators.mujoco import *
+from palaestra.envs.simulators.small import *
 from palaestra.envs.stepping.driver import *
 from palaestra.envs.stepping.first_ready import *
 from palaestra.envs.stepping.lane_environment import *

@@ -3,6 +3,7 @@
 They are stepped by threads and exist as pools only, so `vectorization` is native.
 """
 
+import importlib
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from palaestra.core import ConfigError, did_you_mean, import_extra
-from palaestra.envs.suites.gym import with_limit
+from palaestra.envs.suites.gym import RegisteredEnvironment, with_limit
 from palaestra.envs.suites.suite import Native
 
 PREFIX = "envpool:"
@@ -79,6 +80,15 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
     """A pool of EnvPool."""
     return Native(EnvPoolVectorEnv(name, num_envs, with_limit(kwargs, limit)))
+
+
+def pools() -> list[RegisteredEnvironment]:
+    """EnvPool's tasks, by their names here; none where it is not installed."""
+    try:
+        envpool: Any = importlib.import_module("envpool")
+    except ImportError:
+        return []
+    return [RegisteredEnvironment(f"{PREFIX}{task}", "envpool", None, True) for task in sorted(envpool.list_all_envs())]
 
 
 def _make(task: str, kwargs: dict[str, Any]) -> Any:
