@@ -75,12 +75,11 @@ def tried(name: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
 
 
 def _constraints(family: str | None) -> str:
-    """Versions of this environment, without editable packages; those of a family, where it has others."""
+    """Versions of this environment, without editable packages; or those of a family alone, as it is installed."""
+    if family:
+        return "\n".join(re.sub(r"\[.*\]", "", package) for package in families()[family]["packages"])
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    own = [re.sub(r"\[.*\]", "", package) for package in families()[family]["packages"]] if family else []
-    pinned = {package.partition("==")[0] for package in own}
-    ours = [line for line in lines if line and not line.startswith(("#", "-"))]
-    return "\n".join([*(line for line in ours if line.partition("==")[0] not in pinned), *own])
+    return "\n".join(line for line in lines if line and not line.startswith(("#", "-")))
 
 
 def _run(command: Sequence[str], folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -76,6 +76,7 @@ def test_a_value_of_another_type_is_refused_in_plain_words(hint, value, reason):
         (dict[str, Any], [""], {}),
         (dict[str, int | None], ["one", "none", "two", "2"], {"one": None, "two": 2}),
         (dict[str, Any], ["size", "3", "label", "x"], {"size": 3, "label": "x"}),
+        (dict[str, Any], ['{"size": 3, "parts": {"a": [1]}}'], {"size": 3, "parts": {"a": [1]}}),
         (Any, ["[1, 2"], "[1, 2"),
     ],
 )
@@ -89,7 +90,7 @@ def test_words_of_the_command_line_become_values(hint, words, value):
         (int, [], "one value is needed, and none was given"),
         (float, ["1", "2"], "one value is needed, and 2 were given: 1 2"),
         (tuple[int, ...], [], "a value is needed; an empty text ('') stands for none at all"),
-        (dict[str, Any], ["size"], "'size' has no value; give names and values in turn"),
+        (dict[str, Any], ["size"], "'size' has no value; give names and values in turn, or one {name: value}"),
     ],
 )
 def test_too_few_or_too_many_words_are_refused(hint, words, reason):

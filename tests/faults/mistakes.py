@@ -194,7 +194,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "a value for nothing": (
         "train ppo CartPole-v1 --env.kwargs size",
         2,
-        "ConfigError --env.kwargs: 'size' has no value; give names and values in turn",
+        "ConfigError --env.kwargs: 'size' has no value; give names and values in turn, or one {name: value}",
     ),
     "impossible pair": (
         "train dqn Pendulum-v1",

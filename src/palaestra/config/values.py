@@ -226,7 +226,7 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
 
     Args:
         words: none for a switch, one for a value, any number for lists (or one with commas); names and values in turn
-            for mappings.
+            for mappings, or one in braces.
 
     Raises:
         ConfigError: too few or too many words.
@@ -236,8 +236,8 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         ([64, 32], {'g': 9.8})
         >>> value_from_words(tuple[float | None, ...], ["none", "1"])
         [None, 1]
-        >>> value_from_words(dict[str, int | None], ["first", "none"])
-        {'first': None}
+        >>> value_from_words(dict[str, int | None], ["first", "none"]), value_from_words(dict[str, Any], ['{"a": [1]}'])
+        ({'first': None}, {'a': [1]})
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
@@ -266,8 +266,10 @@ def _single(word: str, hint: Any) -> Any:
 
 def _mapping(words: Sequence[str], _: Any, hint: Any) -> dict[str, Any]:
     words = [] if list(words) == [""] else words
+    if len(words) == 1 and isinstance(found := _read(words[0]), dict):
+        return found
     if len(words) % 2:
-        raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn")
+        raise ConfigError(f"{words[-1]!r} has no value; give names and values in turn, or one {{name: value}}")
     return {name: _single(value, hint) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
