@@ -224,6 +224,20 @@ def test_a_run_that_begins_after_others_have_ended_has_no_score(tmp_path):
         late.score(60)
 
 
+def test_runs_of_one_length_count_their_last_scores_although_some_end_an_unroll_later(tmp_path, capsys):
+    """Wrong without a word: 26.4 was the score of a run that ended with 37.2, six env steps after another."""
+    ends = {"a": (1221, 20.6), "b": (1227, 37.2), "c": (1500, 99.0)}
+    for name, (end, last) in ends.items():
+        (tmp_path / name).mkdir()
+        rows = [("time/total_timesteps", "rollout/ep_rew_mean"), (600, 1.0), (857, 26.4), (end, last)]
+        (tmp_path / name / "progress.csv").write_text("".join(f"{step},{score}\n" for step, score in rows))
+    found = [read_logs(tmp_path / name)[0] for name in ends]
+    assert [run.score(1221) for run in found] == [20.6, 37.2, 26.4]
+    names = [f"x={tmp_path / name}" for name in "ab"]
+    assert exit_code("stats", *names, "--env", "CartPole-v1") == 0
+    assert "CartPole-v1: 20.6, 37.2" in capsys.readouterr().out
+
+
 def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsys):
     folders = [tmp_path / side / "ppo" for side in ("ours", "theirs")]
     for folder in folders:

@@ -294,3 +294,44 @@ def test_packed_rows_are_cut_and_joined_as_tensors_are():
         rows[3:]
     with pytest.raises(ValueError, match="6 blocks"):
         PackedRows(blocks, (13, 2, 6, 5), torch.uint8, 4)
+
+
+def _saved():
+    buffers, play = pair("plain"), Play("plain", 3, 1)
+    fill(buffers, play, 40)
+    return buffers[1].state_tensors()
+
+
+def _apart():
+    return _saved()["field.observation"].apart()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(2, "nn"), (2, "Tensor"), (2, ""), (2, 5), (3, 0), (3, 16), (1, [40]), (1, []), (1, [31, 3, 6, -5]), (0, [-1])],
+)
+def test_a_file_that_describes_no_rows_is_refused(place, value):
+    """A name that torch has is no dtype for that, and no rows have blocks of none."""
+    layout, data = _apart()
+    assert PackedRows.joined(layout, data).apart()[0] == layout
+    layout[place] = value
+    with pytest.raises(ValueError, match=r"rows .* (are none|are there)|blocks of .* were given"):
+        PackedRows.joined(layout, data)
+
+
+def test_blocks_that_are_not_those_of_their_rows_are_refused_when_they_are_read():
+    """Fewer bytes than a block has would leave those that were read before."""
+    layout, data = _apart()
+    lengths, *rest = layout
+    longer = [*lengths[1:], lengths[0]]
+    fresh, tensors = pair("plain")[1], _saved()
+    codec = pytest.importorskip("cramjam").lz4
+    short = bytes(codec.compress_block(bytes(7), store_size=False))
+    empty = PackedRows.joined(layout, data)
+    for damaged in (
+        PackedRows.joined([longer, *rest], data),
+        PackedRows([short] * len(empty.blocks), empty.shape, empty.dtype, empty.block_rows),
+    ):
+        fresh.load_state_tensors(tensors | {"field.observation": damaged})
+        with pytest.raises(CheckpointError, match=r"block \d+ of the compressed rows is damaged"):
+            fresh[...]

@@ -56,7 +56,8 @@ class Hook(Callback):
 
 def trained(folder: Path, name: str = "run", **settings: Any) -> palaestra.RunResult:
     """A small run."""
-    return palaestra.train("ppo", CHAIN, run__directory=str(folder), run__name=name, **(SMALL | settings))
+    env = settings.pop("env__name", CHAIN)
+    return palaestra.train("ppo", env, run__directory=str(folder), run__name=name, **(SMALL | settings))
 
 
 def config_of(folder: Path, **settings: Any) -> ExperimentConfig:

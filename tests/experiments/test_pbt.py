@@ -208,13 +208,14 @@ def serial_seeds(config, seeds, **_):
         ({"jobs": 2}, None, r"search\.jobs is 2"),
         ({"trials": 1}, None, r"search\.trials is 1"),
         ({"time_limit_s": 5.0}, None, r"search\.time_limit_s is 5"),
+        ({"pbt_every": 1000}, None, r"search\.pbt_every is 1000, and a run has \d+ updates, .* never be compared"),
         ({}, {"algorithm.unroll_length": (8, 16)}, "unroll_length cannot change within a run: it is no rate"),
         ({}, {"algorithm.gama": (0.1, 0.2)}, "no number that can be searched"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, search, space, message):
     def asked():
-        given = Search(output=str(tmp_path / "study"), pbt_every=2, **search)
+        given = Search(output=str(tmp_path / "study"), **{"pbt_every": 2, **search})
         palaestra.tune("ppo", ENV, search=given, space=space, **SETTINGS)
 
     with pytest.raises(ConfigError, match=message):

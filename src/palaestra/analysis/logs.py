@@ -35,6 +35,7 @@ _STEPS = (
 )  # fmt: skip
 _LARGEST_BYTES = 2**28
 _MOST_FILES = 10_000
+_SAME_END = 1.01
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,13 @@ class LoggedRun:
     def score(self, until: float = math.inf) -> float:
         """Mean score over the last tenth of its env steps, of which those after `until` do not count.
 
+        Args:
+            until: env steps; a point up to 1% later counts, for runs of one length end an unroll earlier or later.
+
         Raises:
             ConfigError: the run begins after `until`.
         """
-        points = self.points[self.points[:, 0] <= until]
+        points = self.points[self.points[:, 0] <= _SAME_END * until]
         if not len(points):
             raise ConfigError(
                 f"the first score in {self.path} ({self.metric}) is at {self.points[0, 0]:,.0f} env steps, and the "

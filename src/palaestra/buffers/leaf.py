@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.storage import Blocks
+from palaestra.core.errors import CheckpointError
 from palaestra.core.importing import import_extra
 from palaestra.core.packed import PackedRows
 from palaestra.core.spec import numpy_dtype
@@ -224,7 +225,8 @@ class PackedLeaf(Leaf):
     def __init__(self, rows: int, kept: Blocks, stacked: int = 1, *, pinned: bool = False) -> None:
         _, lanes, block_rows, *shape = kept.open_rows.shape
         super().__init__((rows, lanes, *shape), kept.open_rows.dtype, stacked)
-        self._codec = import_extra("cramjam", "compression", "compression of replay buffers").lz4
+        library = import_extra("cramjam", "compression", "compression of replay buffers")
+        self._codec, self._refused = library.lz4, (library.DecompressionError, ValueError)
         self._lanes, self._block_rows, self._shape, self._pinned = lanes, block_rows, shape, pinned
         self._blocks, self._which, self._open_rows = kept.blocks, kept.which.numpy(), kept.open_rows.numpy()
         self._bytes = self._open_rows.reshape(2, lanes, -1).view(np.uint8)  # the same, for the codec
@@ -300,11 +302,16 @@ class PackedLeaf(Leaf):
 
     def _read(self, number: int, out: np.ndarray) -> None:
         """Puts the bytes of a block that is not open into memory."""
-        packed = self._blocks[number]
-        if 0 < len(packed) < self._block_bytes:
-            self._codec.decompress_block_into(packed, out)
-        else:
-            out[:] = np.frombuffer(packed, np.uint8) if len(packed) else 0
+        packed, found = self._blocks[number], self._block_bytes
+        try:
+            if 0 < len(packed) < self._block_bytes:
+                found = self._codec.decompress_block_into(packed, out)
+            else:
+                out[:] = np.frombuffer(packed, np.uint8) if len(packed) else 0
+        except self._refused:
+            found = -1
+        if found != self._block_bytes:
+            raise CheckpointError(f"block {number} of the compressed rows is damaged; go on from another checkpoint")
 
     @property
     def nbytes(self) -> int:

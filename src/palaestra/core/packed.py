@@ -127,8 +127,10 @@ class PackedRows:
         lengths, shape, dtype, block_rows = layout
         ends = [0, *itertools.accumulate(lengths)]
         kind = getattr(torch, str(dtype), None)
-        if min(lengths, default=0) < 0 or ends[-1] != data.numel() or not isinstance(kind, torch.dtype):
-            raise ValueError(f"packed rows of {dtype!r} have {ends[-1]} bytes, but {data.numel()} are there")
+        if min(lengths, default=0) < 0 or ends[-1] != data.numel():
+            raise ValueError(f"packed rows have {ends[-1]} bytes, but {data.numel()} are there")
+        if not isinstance(kind, torch.dtype) or len(shape) < 2 or min(*shape, block_rows - 1) < 0:
+            raise ValueError(f"rows {shape} of {dtype!r} in blocks of {block_rows} are none")
         whole = data.numpy().tobytes()
         return cls([whole[begin:end] for begin, end in itertools.pairwise(ends)], shape, kind, block_rows)
 

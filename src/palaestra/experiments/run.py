@@ -143,8 +143,8 @@ def train(
         )
     algorithm, name = algorithm_name(algorithm), env_name(env)
     base = settings.pop("config", None) or preset(algorithm, name)
-    require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
+    require_same_task(config, algorithm, name)
     if seeds is not None:
         if loggers or callbacks:
             raise ConfigError(

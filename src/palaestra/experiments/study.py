@@ -91,9 +91,19 @@ class Search:
             space: see `tune`.
 
         Raises:
-            ConfigError: a path or a range is wrong, or cannot change in population-based training.
+            ConfigError: a path or a range is wrong, or cannot change in population-based training; or it would compare
+                nobody.
         """
-        return (config, search_space(config, space)) if self.pbt_every is None else population_space(config, space)
+        if self.pbt_every is None:
+            return config, search_space(config, space)
+        rows = config.env.num_envs * getattr(config.algorithm.plan, "unroll_length", 1)
+        updates = config.trainer.total_env_steps / rows
+        if self.pbt_every >= updates:
+            raise ConfigError(
+                f"search.pbt_every is {self.pbt_every}, and a run has {updates:.0f} updates, in which members would "
+                "never be compared; give a lower number, or more trainer.total_env_steps"
+            )
+        return population_space(config, space)
 
 
 class Outcomes(NamedTuple):

@@ -57,8 +57,8 @@ def train_together(
     """
     algorithm, name = algorithm_name(algorithm), env_name(env)
     base = settings.pop("config", None) or preset(algorithm, name)
-    require_same_task(base, algorithm, name)
     config = config_from_mapping(ExperimentConfig, {**settings, "run__together": True}, base=base)
+    require_same_task(config, algorithm, name)
     if not members:
         raise ConfigError("members is empty; give a mapping of settings for each, or leave it out for seeds alone")
     configs = [config_from_mapping(ExperimentConfig, dict(one), base=config) for one in members]

@@ -126,8 +126,8 @@ def tune(
     search, tell = Search() if search is None else search, on_trial or (lambda _: None)
     require_kind(search, Search, "tune, as search,", "a Search(...); ranges are its `space`")
     base = settings.pop("config", None) or preset(algorithm, env)
-    require_same_task(base, algorithm, env)
     config = config_from_mapping(ExperimentConfig, settings, base=base)
+    require_same_task(config, algorithm, env)
     if config.algorithm.rewards.thresholds:
         raise ConfigError(
             "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "

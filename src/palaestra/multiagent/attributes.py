@@ -30,7 +30,7 @@ class LaneAttributes:
             env: whose.
             name: of it.
         """
-        return find_attribute(_layers(env), name)
+        return find_attribute(layers_of(env), name)
 
     def wait_for(self, env: MultiAgentEnv, values: Mapping[str, Any]) -> None:
         """Has attributes set with the next episode.
@@ -49,7 +49,7 @@ class LaneAttributes:
             env: in which.
         """
         if self._awaiting:
-            write_attributes(_layers(env), self._awaiting)
+            write_attributes(layers_of(env), self._awaiting)
             self._given, self._awaiting = {**self._given, **self._awaiting}, {}
 
     def set_again(self) -> None:
@@ -74,7 +74,7 @@ class LaneAttributes:
         self._given, waiting = json.loads(state or "[{}, {}]")
         self._awaiting = {}
         self._note(env, self._given)
-        write_attributes(_layers(env), {**self._before, **self._given})
+        write_attributes(layers_of(env), {**self._before, **self._given})
         return waiting
 
     def _note(self, env: MultiAgentEnv, names: Iterable[str]) -> None:
@@ -94,7 +94,7 @@ def is_many_agents(kind: type) -> bool:
     )
 
 
-def _layers(env: Any) -> list[Any]:
+def layers_of(env: Any) -> list[Any]:
     """An environment and what it wraps, PettingZoo's wrappers too, the outermost first."""
     layers = [env]
     while inner := [one for name in _INNER if _is_env(one := vars(layers[-1]).get(name))]:

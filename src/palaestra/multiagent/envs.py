@@ -14,10 +14,10 @@ from palaestra.core import RunSeeds, SpecTree, episode_seed
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs import EnvConfig, EventLog, Fault, FaultPolicy
 from palaestra.envs.contract import episodes
-from palaestra.envs.contract.attributes import as_json, require_found, require_lanes
+from palaestra.envs.contract.attributes import as_json, claim, release, require_found, require_lanes
 from palaestra.envs.contract.environment import Closeable
 from palaestra.envs.supervision.faults import Failure, FaultKind, Handled, Incident, RestartBudget, describe
-from palaestra.multiagent.attributes import LaneAttributes
+from palaestra.multiagent.attributes import LaneAttributes, layers_of
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.loading import load_multi_agent_env
 from palaestra.multiagent.rules import ActionLog, StepCheck, require_state, step_digest
@@ -96,7 +96,7 @@ class MultiAgentEnvs(Closeable):
         if self._policy.on_fault == "drop":
             raise ConfigError("on_fault is 'drop', but environments cannot continue without one of them; use 'restart'")
         self._factories, self._budget, self._first_id = list(factories), RestartBudget(self._policy), first_id
-        envs = _made(factories, first_id)
+        envs = _made(self, factories, first_id)
         self.agents: Mapping[str, AgentSpec] = dict(envs[0].agents)
         """Every agent that may ever act, by name."""
         self.batch_size = len(envs)
@@ -360,15 +360,17 @@ class MultiAgentEnvs(Closeable):
         with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
             for lane in reversed(self._lanes):
                 stack.callback(lane.env.close)
+        release(self)
 
 
-def _made(factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> list[MultiAgentEnv]:
+def _made(stepper: object, factories: Sequence[Callable[[], MultiAgentEnv]], first_id: int) -> list[MultiAgentEnv]:
     """Environments with the same agents; where one cannot be made, the others are closed."""
     envs: list[MultiAgentEnv] = []
     with contextlib.ExitStack() as stack:
         for number, factory in enumerate(factories):
             envs.append(factory())
             stack.callback(envs[-1].close)
+            claim(stepper, layers_of(envs[-1]), first_id + number)
             if dict(envs[-1].agents) != dict(envs[0].agents) or envs[-1].delayed != envs[0].delayed:
                 raise EnvError(
                     f"environment {first_id + number} has other agents than environment {first_id}; all must have the "

@@ -225,8 +225,7 @@ class NetworkConfig:
         name = "policy_sees" if self.policy_sees else "value_sees"
         if not isinstance(observation_spec, dict):
             raise ConfigError(
-                f"network.{name} names keys, {', '.join(patterns)}, but observations are {observation_spec}, no dict; "
-                "leave it out"
+                f"network.{name} names keys, {', '.join(patterns)}, but observations are no dict; leave it out"
             )
         keys = [key for key in observation_spec if key != ACTION_MASK]
         for pattern in patterns:

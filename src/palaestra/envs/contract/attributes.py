@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from palaestra.envs.supervision.faults import FaultPolicy, Incident
 from palaestra.envs.supervision.watchdog import Watched
 
 _log = logging.getLogger(__name__)
+_stepped: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}  # by the id of an environment: itself, and by whom
 
 
 class Found(NamedTuple):
@@ -54,7 +56,7 @@ class Attributed(Watched):
         for lane in lanes:
             try:
                 with self._busy(lane):
-                    found.append(find_attribute(_layers(self.envs[lane]), name))
+                    found.append(find_attribute(layers_of(self.envs[lane]), name))
             except BaseException as error:
                 return Incident(self._failure(lane, error))
         return found
@@ -69,14 +71,14 @@ class Attributed(Watched):
             self._attributes[lane] = {**self._attributes.get(lane, {}), **attributes}
             try:
                 with self._busy(lane):
-                    write_attributes(_layers(self.envs[lane]), attributes)
+                    write_attributes(layers_of(self.envs[lane]), attributes)
             except BaseException as error:
                 return Incident(self._failure(lane, error))
         return None
 
     def _remade(self, lane: int, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
         again = remake(self.envs[lane], make)
-        write_attributes(_layers(again), self._attributes.get(lane, {}))
+        write_attributes(layers_of(again), self._attributes.get(lane, {}))
         return again
 
 
@@ -127,7 +129,7 @@ class SharedAttributes:
         return require_found(name, chosen, [self._read(name)] * len(chosen))
 
     def _read(self, name: str) -> Found:
-        return find_attribute(_layers(self), name)
+        return find_attribute(layers_of(self), name)
 
     def _write(self, name: str, value: Any) -> None:
         setattr(self, name, value)
@@ -167,6 +169,37 @@ def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> Sin
                 again.close()
             return make()
     return again
+
+
+def claim(stepper: object, layers: Sequence[Any], number: int) -> None:
+    """Notes who steps an environment, until `release`.
+
+    Args:
+        stepper: steps it.
+        layers: of the environment, the outermost first.
+        number: of the environment, in messages.
+
+    Raises:
+        ConfigError: the same object is stepped already, and each stepper would be in the episodes of the other.
+    """
+    inner = layers[-1]
+    if (there := _stepped.get(id(inner))) and there[0]() is inner and there[1]() is not None:
+        raise ConfigError(
+            f"environment {number} is the same {type(inner).__name__} as one that is stepped already and was not "
+            "closed; make a new one in each call, or give the object itself, of which each steps a copy"
+        )
+    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+        _stepped[id(inner)] = weakref.ref(inner), weakref.ref(stepper)
+
+
+def release(stepper: object) -> None:
+    """Forgets what somebody steps.
+
+    Args:
+        stepper: see `claim`.
+    """
+    for key in [key for key, (_, by) in [*_stepped.items()] if by() in (stepper, None)]:
+        _stepped.pop(key, None)
 
 
 def as_json(name: str, value: Any) -> Any:
@@ -262,7 +295,7 @@ def _owner(layers: Sequence[Any], name: str) -> Any:
     return next((layer for layer in layers if inspect.getattr_static(layer, name, none) is not none), None)
 
 
-def _layers(env: Any) -> list[Any]:
+def layers_of(env: Any) -> list[Any]:
     """All layers of an environment, the outermost first."""
     layers: list[Any] = []
     while env is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
-from palaestra.envs.contract.attributes import Attributed
+from palaestra.envs.contract.attributes import Attributed, claim, layers_of, release
 from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.environment import SingleEnvironment, common_specs
 from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits, require_read_mask
@@ -79,6 +79,8 @@ class SerialDriver(Attributed, Driver):
         Attributed.__init__(self, faults, first_id, cursor, watched=watched)
         self._given: tuple[Any, dict[int, int]] = (), {}
         self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
+        for lane, env in enumerate(self.envs):
+            claim(self, layers_of(env), first_id + lane)
         self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
         size, observation = self.batch_size, self.specs.observation
         self.reader = ActionReader(self.specs, size)
@@ -157,6 +159,7 @@ class SerialDriver(Attributed, Driver):
         self._longest_s = min(self._longest_s, CLOSE_S)
         found = [self._closed(lane, env) for lane, env in enumerate(self.envs) if lane not in self._dropped]
         unwatch(self)
+        release(self)
         return [Incident(failure) for failure in found if failure is not None]
 
     # -- a step
