@@ -14,7 +14,7 @@ import numpy as np
 from palaestra.core import ConfigError, EnvError, did_you_mean
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.supervision.faults import FaultPolicy, Incident
-from palaestra.envs.supervision.watchdog import Watched
+from palaestra.envs.supervision.watchdog import Watched, unwatch
 
 _log = logging.getLogger(__name__)
 _stepped: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}  # by the id of an environment: itself, and by whom
@@ -75,6 +75,14 @@ class Attributed(Watched):
             except BaseException as error:
                 return Incident(self._failure(lane, error))
         return None
+
+    def _claim(self) -> None:
+        for lane, env in enumerate(self.envs):
+            claim(self, layers_of(env), self.first_id + lane)
+
+    def _leave(self) -> None:
+        unwatch(self)
+        release(self)
 
     def _remade(self, lane: int, make: Callable[[], SingleEnvironment]) -> SingleEnvironment:
         again = remake(self.envs[lane], make)

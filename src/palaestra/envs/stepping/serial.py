@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from palaestra.core import ConfigError, SpecError, TensorSpec, TimeStep, spec_leaves
-from palaestra.envs.contract.attributes import Attributed, claim, layers_of, release
+from palaestra.envs.contract.attributes import Attributed
 from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.environment import SingleEnvironment, common_specs
 from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits, require_read_mask
@@ -21,7 +21,6 @@ from palaestra.envs.contract.rows import Infos, Rows, batched_info, numeric_info
 from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident
 from palaestra.envs.supervision.places import lane_calls
-from palaestra.envs.supervision.watchdog import unwatch
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 __all__ = ["SerialDriver"]
@@ -79,8 +78,7 @@ class SerialDriver(Attributed, Driver):
         Attributed.__init__(self, faults, first_id, cursor, watched=watched)
         self._given: tuple[Any, dict[int, int]] = (), {}
         self.envs: list[Any] = [self._made(lane, env) if callable(env) else env for lane, env in enumerate(envs)]
-        for lane, env in enumerate(self.envs):
-            claim(self, layers_of(env), first_id + lane)
+        self._claim()
         self.specs, self.batch_size = common_specs(self.envs), len(self.envs)
         size, observation = self.batch_size, self.specs.observation
         self.reader = ActionReader(self.specs, size)
@@ -158,8 +156,7 @@ class SerialDriver(Attributed, Driver):
         """Closes every environment, also where closing one fails."""
         self._longest_s = min(self._longest_s, CLOSE_S)
         found = [self._closed(lane, env) for lane, env in enumerate(self.envs) if lane not in self._dropped]
-        unwatch(self)
-        release(self)
+        self._leave()
         return [Incident(failure) for failure in found if failure is not None]
 
     # -- a step
