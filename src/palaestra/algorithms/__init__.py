@@ -52,6 +52,7 @@ from palaestra.algorithms.td3 import *
 from palaestra.algorithms.td3_bc import *
 from palaestra.algorithms.together import *
 from palaestra.algorithms.trpo import *
+from palaestra.algorithms.vmpo import *
 from palaestra.algorithms.xqc import *
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -96,6 +97,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "td3": TD3,
     "td3_bc": TD3BC,
     "trpo": TRPO,
+    "vmpo": VMPO,
     "xqc": XQC,
 }
 """The algorithms by the name they have on the command line."""

@@ -354,7 +354,7 @@ class _Parts(Head):
         start = std_start = 0
         for name, head in self._children.items():
             end, std_end = start + head.size, std_start + head.num_std
-            std = log_std[std_start:std_end] if log_std is not None and head.num_std else None
+            std = log_std[..., std_start:std_end] if log_std is not None and head.num_std else None
             allowed = None if mask is None else mask.get(name)
             parts[name] = head.distribution(numbers[..., start:end], std, allowed)
             start, std_start = end, std_end
