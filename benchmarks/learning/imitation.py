@@ -34,6 +34,8 @@ DEMONSTRATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 STEPS = {"Pendulum-v1": 2_000, "HalfCheetah-v5": 10_000}
 """Demonstrated: ten episodes."""
+LEARNERS = {"Pendulum-v1": "sac", "HalfCheetah-v5": "xqc"}
+"""Whose policy is rewarded for looking demonstrated."""
 IMITATORS: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {
         **SMALL,
@@ -46,6 +48,7 @@ IMITATORS: dict[str, dict[str, Any]] = {
         "trainer__eval_every_steps": 20_000,
         "trainer__eval_episodes": 5,
         "run__compile": True,
+        "run__precision": "bf16",
         "run__num_threads": 1,
         "run__tensorboard": False,
     },
@@ -71,7 +74,7 @@ def main() -> None:
     for seed in arguments.seeds:
         if not (runs / f"gail_{seed}").is_dir():
             given = {**place, "run__name": f"gail_{seed}", "run__seed": seed, "offline__data": str(data)}
-            palaestra.train("sac", task, **given, algorithm__bonus__kind="gail", **IMITATORS[task])
+            palaestra.train(LEARNERS[task], task, **given, algorithm__bonus__kind="gail", **IMITATORS[task])
     if all((runs / f"gail_{seed}").is_dir() for seed in range(SEEDS)):
         record(task, runs, arguments.results)
 

@@ -97,12 +97,29 @@ def test_rewards_are_the_discriminators_and_not_the_environments(kind):
     assert_close(mean, expected[counts].mean())
 
 
+def test_observations_are_normalised_by_what_both_have_seen_in_equal_parts():
+    """By the policy's alone, all that the demonstrator does beyond 5 deviations of them would look the same."""
+    algorithm, _, drawn = imitating("gail")
+    bonus = algorithm.bonus
+    seen = 100 + torch.arange(30.0).reshape(10, 3)
+    bonus.imitate(Batch.of({"observation": seen, "action": torch.zeros(10, 2), "next_observation": seen}))
+    for _ in range(2):
+        bonus.rewarded(drawn)
+    after = drawn.observation[1:][drawn.valid == 1].double()
+    moments = bonus.fixed["normalizer"].moments
+    assert moments.count == 4 * len(after)
+    assert_close(moments.mean, (after.mean(0) + seen.double().mean(0)) / 2)
+    second = (after.square().mean(0) + seen.double().square().mean(0)) / 2
+    assert_close(moments.m2 / moments.count, second - moments.mean.square())
+    assert (bonus.normalized(seen).diff(dim=0) > 0).all()
+
+
 @KINDS
 def test_a_run_that_imitates_resumes_bit_for_bit(kind, tmp_path):
     algorithm, collector, drawn = imitating(kind)
     seen = drawn.observation
     rows = Batch.of({"observation": seen[:-1], "action": -drawn.action, "next_observation": seen[1:]})
-    shown = tree_map(lambda leaf: leaf.flatten(0, 1), rows)
+    shown = tree_map(lambda leaf: leaf.flatten(0, 1).clone(), rows)  # what was drawn is written over
     algorithm.bonus.imitate(shown)
     collector.unroll(12)
     algorithm.update(collector.buffer)

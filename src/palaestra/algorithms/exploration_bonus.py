@@ -15,7 +15,7 @@ from palaestra.algorithms.parts import RunningMoments
 from palaestra.core import Batch
 from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import CompositeNetwork, Network, NetworkConfig
-from palaestra.ops import masked_mean, valid_starts, variance
+from palaestra.ops import Moments, masked_mean, valid_starts, variance
 from palaestra.policies import ObservationNormalizer
 from palaestra.policies.actions import head_of
 
@@ -67,6 +67,16 @@ class LearnedReward(ABC):
             rows: `transitions`, observations not normalised.
         """
 
+    def seen_moments(self, rows: Any, valid: Tensor) -> Moments:
+        """Moments of what `normalized` has to know of from now on: by default, of where these transitions led.
+
+        Args:
+            rows: `transitions`, observations not normalised.
+            valid: [...] which count, 0 or 1.
+        """
+        normalizer: Any = self.fixed["normalizer"]
+        return normalizer.increment(rows["next_observation"], valid)
+
     @final
     @torch.no_grad()
     def rewarded(self, drawn: Any) -> tuple[Any, Tensor]:
@@ -81,7 +91,7 @@ class LearnedReward(ABC):
         rows, valid = _transitions(drawn), _valid(drawn)
         if "normalizer" in self.fixed:
             normalizer: Any = self.fixed["normalizer"]
-            normalizer.merge(normalizer.increment(rows["next_observation"], valid))
+            normalizer.merge(self.seen_moments(rows, valid))
         learned = self.rewards(rows, valid) * valid
         given = drawn["reward"][1:]
         reward = learned.reshape_as(given) + (0 if self.replaces else given)

@@ -17,10 +17,11 @@ from palaestra.algorithms.exploration_bonus import (
     LearnedReward,
     RandomNetworkDistillation,
 )
-from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation
+from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation, to_device
 from palaestra.core.schedule import schedule_value
 from palaestra.core.tree import tree_leaves, tree_map
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.ops import Moments, merge
 from palaestra.policies import Policy, StochasticPolicy
 
 __all__ = ["AdversarialReward", "bonus_of"]
@@ -36,8 +37,9 @@ class AdversarialReward(LearnedReward):
         AIRL: D = exp f / (exp f + π(a|s)),  f = g(s, a) + γ h(s') − h(s),  r = log D − log(1 − D) = f − log π(a|s)
         loss = −½ log D(demonstrated) − ½ log(1 − D(policy)) + λ/2 (‖∇f(mixed)‖ − 1)²
 
-    Departures: the penalty of gradients, between pairs of both, is that of Kostrikov et al. 2019; rewards of GAIL are
-    positive, so that episodes which end early are worth less; h of the state behind an end counts as any other.
+    Departures: observations are normalised by statistics of the policy's and the demonstrated ones in equal parts; the
+    penalty of gradients, between pairs of both, is that of Kostrikov et al. 2019; rewards of GAIL are positive, so that
+    episodes which end early are worth less; h of the state behind an end counts as any other.
 
     Args:
         config: see `BonusConfig`.
@@ -66,6 +68,7 @@ class AdversarialReward(LearnedReward):
         if self._infers:
             self.trained["potential"] = Network(policy.observation_spec, 1, layers)
         self._demonstrated: Batch | None = None
+        self._shown: Moments | None = None
         self.data: Any = None
         """The buffer with what is imitated, of which checkpoints have the hash."""
 
@@ -76,7 +79,17 @@ class AdversarialReward(LearnedReward):
             transitions: `observation`, `action` as the policy samples it, and `next_observation`, leaves [N, ...].
             data: the buffer that they were read from: a run resumes with the one that it began with.
         """
-        self._demonstrated, self.data = transitions, data
+        self._demonstrated, self._shown, self.data = transitions, None, data
+
+    def seen_moments(self, rows: Any, valid: Tensor) -> Moments:
+        """Of these transitions and of the demonstrated ones in equal parts, as the discriminator sees them."""
+        own = super().seen_moments(rows, valid)
+        if self._shown is None and self._demonstrated is not None:
+            normalizer: Any = self.fixed["normalizer"]
+            self._shown = Moments(*to_device(normalizer.increment(self._demonstrated["observation"]), valid.device))
+        if self._shown is None:
+            return own
+        return merge(own, Moments(own.count, self._shown.mean, self._shown.m2 * (own.count / self._shown.count)))
 
     def transitions(self, drawn: Any, generator: torch.Generator) -> Batch:
         """With a demonstrated transition, and a share to mix both by, beside each one."""
