@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from palaestra import load_policy, save_policy
 from palaestra.algorithms import FQL, FQLConfig
-from palaestra.core import Batch, TimeStep
+from palaestra.core import Batch, ConfigError, StepType, TimeStep
 from palaestra.nn import NetworkConfig
 from palaestra.policies import OneStepPolicy, Phase
 from tests.algorithms.parts import collected, environment, first_minibatch
@@ -102,6 +102,7 @@ def test_a_flow_leads_to_both_of_two_actions_and_the_policy_to_the_better_one():
         "next_observation": seen,
         "reward": side[:, 0],
         "bootstrap": torch.zeros(256),
+        "done": torch.ones(256, 2),
         "q_scale": torch.ones(256),
     }
     for _ in range(200):
@@ -123,6 +124,74 @@ def test_a_saved_policy_is_the_one_that_was_saved_and_its_noise_is_0_where_it_is
     fixed = loaded.act(step, deterministic=True).action
     assert_close(fixed, algorithm.policy.made_of(seen, torch.zeros(5, 2)).clamp(-1, 1))
     assert not torch.equal(loaded.act(step).action, loaded.act(step).action)
+
+
+def test_a_chunk_is_valued_by_the_rewards_of_its_steps_and_what_comes_behind_them():
+    """Li et al. 2025, section 4, and the flow's loss; actions behind an end are left out."""
+    network = NetworkConfig(hidden_sizes=(8,), activation="relu")
+    algorithm, collector = collected("fql", "continuous", network=network, gamma=0.9, action_chunk=3)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator().manual_seed(0))
+    assert drawn.actions.shape == (3, len(drawn.action), 2)
+    assert torch.equal(drawn.actions[0], drawn.action)
+    batch = algorithm.noise(algorithm.preprocess(drawn, collector.buffer), torch.Generator().manual_seed(1))
+    cut = 0
+    for i in range(len(batch.reward)):
+        total, action, done, factor = 0.0, [], [], 1.0
+        for k in range(3):
+            ended = drawn.step_type[k, i] == StepType.LAST
+            cut += int(ended)
+            if ended:
+                break
+            action += drawn.actions[k, i].tolist()
+            done += [1.0, 1.0]
+            total += factor * float(drawn.reward[k + 1, i])
+            factor *= 0.9 * float(drawn.discount[k + 1, i])
+        rest = [0.0] * (6 - len(action))
+        assert_close(batch.action[i], torch.tensor(action + rest))
+        assert batch.done[i].tolist() == done + rest
+        assert float(batch.reward[i]) == pytest.approx(total, rel=1e-4, abs=1e-5)
+        assert float(batch.bootstrap[i]) == pytest.approx(factor, rel=1e-5)
+    assert cut
+    relu = nn.ReLU()
+    critics, targets = (
+        [plain(one.layers, k, relu) for k in range(2)] for one in (algorithm.critic, algorithm.target_critic)
+    )
+    flow, actor = plain(algorithm.flow.layers, 0, relu), plain(algorithm.policy.network.layers, 0, relu)
+    s, a, s2 = batch.observation, batch.action, batch.next_observation
+    with torch.no_grad():
+        after = torch.cat([s2, actor(torch.cat([s2, batch.next_noise], -1)).clip(-1, 1)], -1)
+        target_q = batch.reward + batch.bootstrap * torch.stack([one(after)[:, 0] for one in targets]).mean(0)
+        qs = torch.stack([critic(torch.cat([s, a], -1))[:, 0] for critic in critics])
+        x_t = (1 - batch.time) * batch.start + batch.time * a
+        velocity = flow(torch.cat([s, x_t, batch.time], -1))
+    terms = algorithm.losses(batch).terms
+    assert_close(terms["critic"], ((qs - target_q) ** 2).mean(), rtol=1e-4, atol=1e-5)
+    assert_close(terms["flow"], (((velocity - (a - batch.start)) ** 2) * batch.done).mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_chunk_is_done_whatever_is_seen_and_begins_anew_with_an_episode(tmp_path):
+    algorithm, _ = ready(action_chunk=3)
+    save_policy(algorithm.policy, tmp_path)
+    policy = load_policy(tmp_path)
+    seen = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3))
+    chunks = [algorithm.policy.made_of(one, torch.zeros(2, 6)).clamp(-1, 1).detach() for one in seen]
+    state, kinds = policy.initial_state(2), torch.full((6, 2), int(StepType.MID))
+    kinds[0], kinds[4, 1] = StepType.FIRST, StepType.FIRST  # the second lane's episode begins again
+    acted = []
+    for one, kind in zip(seen, kinds, strict=True):
+        step = policy.act(TimeStep(observation=one, step_type=kind), state, deterministic=True)
+        state = step.state
+        acted.append(step.action)
+    wanted = [chunks[0][:, :2], chunks[0][:, 2:4], chunks[0][:, 4:], chunks[3][:, :2]]
+    for one, other in zip(acted, wanted, strict=False):
+        assert_close(one, other)
+    assert_close(acted[4], torch.stack([chunks[3][0, 2:4], chunks[4][1, :2]]))
+    assert_close(acted[5], torch.stack([chunks[3][0, 4:], chunks[4][1, 2:4]]))
+
+
+def test_a_chunk_says_how_many_rewards_are_summed():
+    with pytest.raises(ConfigError, match=r"action_chunk=4 and n_step=2 .* leave n_step at 1"):
+        _ = FQLConfig(action_chunk=4, n_step=2).plan
 
 
 def test_numbers_are_those_of_the_papers_code():

@@ -63,8 +63,8 @@ def test_weights_do_not_depend_on_the_unit_of_rewards():
 def test_losses_are_those_of_a_plain_transcription(kind):
     algorithm, batch = moved(kind, value_cost=0.7, entropy_cost=0.02, mean_bound=0.03, std_bound=0.004)
     with torch.no_grad():
-        algorithm.multipliers["mean"].log.fill_(math.log(2.0))
-        algorithm.multipliers["std"].log.fill_(math.log(5.0))
+        for name, multiplier in algorithm.multipliers.items():
+            multiplier.log.fill_(math.log({"mean": 2.0, "std": 5.0}[name]))
     outputs = algorithm.policy.head(algorithm.policy.features(batch.observation)[0])
     if kind == "discrete":
         new, old = Categorical(logits=outputs), Categorical(logits=batch.old.numbers)

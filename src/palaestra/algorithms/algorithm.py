@@ -218,7 +218,7 @@ class Algorithm(ABC, Generic[PolicyT]):
         seeds: RunSeeds | None = None,
         targets: Targets | None = None,
     ) -> None:
-        if policy.state_spec and not self.recurrent:
+        if policy.stored_state_spec and not self.recurrent:
             raise ConfigError(
                 f"{type(self).__name__} learns no policy with a hidden state; leave it out, or use an algorithm that "
                 "does, see `palaestra list algorithms`"

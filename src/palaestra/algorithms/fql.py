@@ -1,6 +1,7 @@
 """FQL, flow Q-learning: what a flow imitates, a policy of one step learns to do at once, and better.
 
-Paper: Park et al. 2025, https://arxiv.org/abs/2502.02538, section 4, algorithm 1; numbers as in its code. Departures:
+Paper: Park et al. 2025, https://arxiv.org/abs/2502.02538, section 4, algorithm 1; numbers as in its code. Chunks of
+actions are those of Li et al. 2025, https://arxiv.org/abs/2507.07969. Departures:
 where values are scaled, by their mean size over all the data of an update, before its first gradient step; actions of
 policies that have to be deterministic (evaluated, exported) are made of the noise 0 instead of random noise.
 """
@@ -16,7 +17,18 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import (
+    Batch,
+    ConfigError,
+    DataSource,
+    Offline,
+    Plan,
+    RunSeeds,
+    Schedule,
+    SpecTree,
+    StepType,
+    seeded_initialisation,
+)
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import td_target
 from palaestra.policies import OneStepPolicy
@@ -54,12 +66,30 @@ class FQLConfig(AlgorithmConfig):
     """What the two target critics say together."""
     flow_steps: Positive[int] = 10
     """Steps of Euler's method from noise to an action of the flow."""
+    action_chunk: Positive[int] = 1
+    """h, actions that are chosen at once, done one after the other, and valued together; rewards of as many steps are
+    summed before bootstrapping."""
 
     plan_class = Offline
 
+    @property
+    def plan(self) -> Plan:
+        """The data these settings ask for: transitions, or windows of a chunk with all of its actions."""
+        if self.action_chunk == 1:
+            return self.plan_with()
+        if self.n_step > 1:
+            raise ConfigError(
+                f"action_chunk={self.action_chunk} and n_step={self.n_step} were given; a chunk of actions sums the "
+                "rewards of all of its steps: leave n_step at 1"
+            )
+        return self.plan_with(n_step=self.action_chunk, all_actions=True)
+
 
 class FQLBatch(parts.TransitionBatch):
-    """Transitions, and what is drawn for them; all [N, A] standard normal but `time`."""
+    """Transitions, and what is drawn for them; all [N, h A] standard normal but `time`. `action` is [N, h A], too."""
+
+    done: Tensor
+    """[N, h A] 1 where the action was taken, 0 where the episode had ended before; the action is then 0, too."""
 
     noise: Tensor
     """Of the actions at `observation`, of the flow and of the policy alike."""
@@ -94,8 +124,14 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
         actor, flow, critic = config.network.parts("actor", "flow", "critic")
         actor, flow = (dataclasses.replace(one, layer_norm=False) for one in (actor, flow))
         with seeded_initialisation(seeds.integer("initialisation")):
-            policy = OneStepPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
-            size = policy.raw_action_spec.size
+            policy = OneStepPolicy.build(
+                observation_spec,
+                action_spec,
+                actor,
+                normalize=config.normalize_observation,
+                **({} if config.action_chunk == 1 else {"chunk": config.action_chunk}),
+            )
+            size = config.action_chunk * policy.raw_action_spec.size
             self.flow = EnsembleNetwork(observation_spec, size, 1, flow, action_size=size + 1)
             self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
         networks = {"actor": policy.network, "flow": self.flow, "critic": self.critic}
@@ -109,10 +145,16 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         """Reduces n-step windows to transitions, and measures the size of the data's values where it counts."""
         found = parts.n_step_transitions(batch, self.value_of("gamma"))
+        done = torch.ones_like(found.action)
+        if self.config.action_chunk > 1:
+            rows = (batch.step_type[:-1] != StepType.LAST).cumprod(0).T.unsqueeze(-1)  # [N, h, 1]
+            actions = batch.actions.transpose(0, 1)  # [N, h, A]
+            done = rows.expand(actions.shape).flatten(1).to(actions.dtype)
+            found = found.replace(action=actions.flatten(1) * done)
         scale = torch.ones(())
         if self.config.normalize_value:
             scale = self.critic(self.policy.normalize(found.observation), found.action).abs().mean() + 1e-6
-        return Batch.of({**dict(found.items()), "q_scale": scale.expand(len(found.reward))})
+        return Batch.of({**dict(found.items()), "done": done, "q_scale": scale.expand(len(found.reward))})
 
     def noise(self, batch: Batch, generator: torch.Generator) -> FQLBatch:
         """What actions are made of, and where flows are compared."""
@@ -132,7 +174,7 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
         value = self.critic(observation, action.clamp(-1.0, 1.0)).squeeze(-1).mean(0)
         terms = {
             "critic": (q - self._target(batch)).square().mean(),
-            "flow": (velocity - (batch.action - batch.start)).square().mean(),
+            "flow": (batch.done * (velocity - (batch.action - batch.start)).square()).mean(),
             "actor": self.value_of("imitation_weight") * distance - (value / batch.q_scale).mean(),
         }
         return Losses(terms, {"q_mean": q.mean(), "distance": distance})
@@ -143,10 +185,10 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
 
         Args:
             observation: normalised, leaves [N, *observation].
-            noise: [N, A] standard normal.
+            noise: [N, h A] standard normal.
 
         Returns:
-            [N, A] raw actions in [-1, 1].
+            [N, h A] raw actions in [-1, 1].
         """
         steps, action = self.config.flow_steps, noise
         for step in range(steps):

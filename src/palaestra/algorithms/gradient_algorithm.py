@@ -354,7 +354,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             ConfigError: this machine has no C++ compiler, this torch cannot trace gradients, an optimizer is a class
                 of `torch.optim`, or the policy has a hidden state, whose loops over time are no single graph.
         """
-        if self.policy.state_spec:
+        if self.recurrent and self.policy.state_spec:
             raise ConfigError("a policy with a hidden state cannot be compiled; leave out --compile")
         for optimizer in self.model.optimizers.values():
             optimizer.require_compilable()

@@ -37,6 +37,7 @@ from palaestra.core import (
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, row_weights, weighted_sum
 from palaestra.policies import StochasticPolicy, stochastic_policy
+from palaestra.policies.actions import head_of
 
 __all__ = ["VMPO", "VMPOBatch", "VMPOConfig"]
 
@@ -128,9 +129,8 @@ class VMPO(GradientAlgorithm[StochasticPolicy]):
             policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
             self.value = parts.StateValue(policy, observation_spec, config.network)
         networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
-        self.multipliers = nn.ModuleDict(
-            {name: parts.Temperature(config.initial_multiplier) for name in ("mean", "std")}
-        )
+        bounds = ("mean", "std") if head_of(policy.raw_action_spec).num_std else ("mean",)
+        self.multipliers = nn.ModuleDict({name: parts.Temperature(config.initial_multiplier) for name in bounds})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.multiplier_learning_rate})
         model = CoreModel({"vmpo": networks, "multipliers": self.multipliers}, {"vmpo": adam, "multipliers": slow})

@@ -52,7 +52,8 @@ class Windows(Batch):
     """Flat rows for n-step learning: N starts, each with the rewards that follow it.
 
     Rows that were drawn by priority have a field `weight`, `[N]` float32, by which a loss is multiplied. Where rows
-    keep them, `env_info` and `untransformed` are `[n+1, N, ...]`, as `reward`.
+    keep them, `env_info` and `untransformed` are `[n+1, N, ...]`, as `reward`. Where a plan asks for them, `actions`
+    are `[n, N, ...]`, of no meaning behind an end.
     """
 
     observation: Any

@@ -22,7 +22,7 @@ __all__ = ["MixtureSource"]
 _SPECS = dict.fromkeys(("observation_spec", "action_spec", "reward_spec"), TensorSpec(()))
 _BESIDES = ("env_info", "untransformed")  # kept where the environment is asked to; of the first buffer, if it has them
 
-_OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed")  # of `Windows`: [n+1, N]
+_OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed", "actions")  # of `Windows`: [n+1, N]
 
 
 @final

@@ -513,12 +513,13 @@ class StreamReader:
 
     # -- windows and sequences
 
-    def windows(self, index: np.ndarray, n_step: int) -> Windows:
+    def windows(self, index: np.ndarray, n_step: int, *, all_actions: bool = False) -> Windows:
         """The n-step windows that start at given rows.
 
         Args:
             index: [N] row numbers of `starts(n_step)`.
             n_step: n.
+            all_actions: whether they have the field `actions`.
         """
         index = given_rows(index)
         take, rows = self.fetch, index + offsets(n_step, self.num_lanes)  # [n+1, N]
@@ -540,6 +541,8 @@ class StreamReader:
             "policy_info": take("policy_info", index) if self._streams.info_fields else Batch.of({}),
             "index": row_index(index),
         }
+        if all_actions:
+            fields["actions"] = take("action", rows[:-1])
         return Windows.of(fields | {name: take(name, rows) for name in self._storage.extras})
 
     def sequences(self, index: np.ndarray, length: int, burn_in: int) -> Unroll:

@@ -258,7 +258,7 @@ class ReplayBuffer:
         """
         reader = self._fixed_reader if isinstance(plan, Offline) else self.reader
         if plan.mini_batch_length == 1:
-            return reader.windows(index, plan.n_step)
+            return reader.windows(index, plan.n_step, all_actions=plan.all_actions)
         sequences = reader.sequences(index, plan.window, plan.burn_in)
         if not plan.returns:
             return sequences

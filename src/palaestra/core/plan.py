@@ -137,6 +137,8 @@ class Replay:
     """How rows are drawn by priority; `None` draws all equally often."""
     returns: bool = False
     """Whether sequences come with what was still to come in their episodes."""
+    all_actions: bool = False
+    """Whether windows come with every action that was taken in them."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "Replay.")
@@ -197,6 +199,8 @@ class Offline:
     """Time steps in front of each sequence that only bring a recurrent memory up to date; `valid` is 0 there."""
     returns: bool = False
     """Whether sequences come with what was still to come in their episodes."""
+    all_actions: bool = False
+    """Whether windows come with every action that was taken in them."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "Offline.")

@@ -28,7 +28,7 @@ from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 __all__ = ["ReplayShards", "ShardedReplay"]
 
 _log = logging.getLogger(__name__)
-_OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed")  # of `Windows`: [n+1, N]
+_OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed", "actions")  # of `Windows`: [n+1, N]
 _UNANSWERED = 4  # calls that a shard, with its copy, may not have answered yet
 
 

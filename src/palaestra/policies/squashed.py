@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree, tree_leaves
+from palaestra.core import Batch, BoundedSpec, ConfigError, SpecTree, TensorSpec, tree_leaves
 from palaestra.nn import EnsembleNetwork, Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head, require_continuous
@@ -231,9 +231,11 @@ class OneStepPolicy(SquashedPolicy):
     """Makes an action of an observation and of noise in one step, so that actions may have any distribution.
 
     Where it has to be deterministic, the noise is 0. Park et al. 2025, https://arxiv.org/abs/2502.02538, section 4.
+    With the option `chunk` of `build`, h, it chooses h actions at once and does them one after the other, whatever it
+    sees meanwhile; its memory holds those that are left (Li et al. 2025, https://arxiv.org/abs/2507.07969).
 
     Args:
-        network: observation [N, *observation] and noise [N, A] -> [1, N, A].
+        network: observation [N, *observation] and noise [N, h A] -> [1, N, h A].
         observation_spec: what an observation looks like, without leading dimensions.
         action_spec: a floating-point tensor of A elements with two finite bounds each.
         normalizer: applied to every observation.
@@ -251,24 +253,56 @@ class OneStepPolicy(SquashedPolicy):
     """
 
     @classmethod
-    def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
-        size = require_box(cls.__name__, action_spec).size
+    def network_for(
+        cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig, chunk: int = 1
+    ) -> nn.Module:
+        size = chunk * require_box(cls.__name__, action_spec).size
         return EnsembleNetwork(observation_spec, size, 1, config, action_size=size)
+
+    @property
+    def chunk(self) -> int:
+        """h, actions that are chosen at once."""
+        return self.build_options.get("chunk", 1)
+
+    @property
+    def state_spec(self) -> Any:
+        if self.chunk == 1:
+            return ()
+        return {"waiting": TensorSpec((self.chunk * self.raw_action_spec.size,)), "left": TensorSpec(())}
+
+    @property
+    def stored_state_spec(self) -> Any:
+        return ()  # values are of whole chunks, wherever they begin
+
+    def _initial_state(self, batch_size: int) -> Any:
+        if self.chunk == 1:
+            return ()
+        return Batch.of({name: spec.zeros(batch_size).to(self.device) for name, spec in self.state_spec.items()})
+
+    def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
+        if self.chunk == 1:
+            return super().choose(observation, state, explore, deterministic)
+        features, _ = self.features(observation)
+        size, begins = self.raw_action_spec.size, state["left"] == 0
+        chosen = torch.where(begins.unsqueeze(-1), self._action(features, explore, deterministic), state["waiting"])
+        left = torch.where(begins, float(self.chunk), state["left"]) - 1
+        memory = Batch.of({"waiting": chosen.roll(-size, -1), "left": left})
+        return PolicyStep(self._explored(chosen[..., :size], explore), memory)
 
     def made_of(self, features: Any, noise: Tensor) -> Tensor:
         """Raw actions, with gradients.
 
         Args:
             features: normalised observations, leaves [N, *observation].
-            noise: [N, A] standard normal numbers.
+            noise: [N, h A] standard normal numbers.
 
         Returns:
-            [N, A], beyond [-1, 1] too: what is executed is clipped.
+            [N, h A], beyond [-1, 1] too: what is executed is clipped.
         """
         return self.head(features, noise)[0]
 
     def _action(self, features: Any, explore: bool, deterministic: bool) -> Tensor:
         leaf = next(iter(tree_leaves(features)))
-        noise = leaf.new_zeros((leaf.shape[0], self.raw_action_spec.size), dtype=torch.float32)
+        noise = leaf.new_zeros((leaf.shape[0], self.chunk * self.raw_action_spec.size), dtype=torch.float32)
         noise = noise if deterministic else noise.normal_(generator=self.generator)
         return self.made_of(features, noise).clamp(-1.0, 1.0)
