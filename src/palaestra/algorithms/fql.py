@@ -17,20 +17,9 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Offline,
-    Plan,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    StepType,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
-from palaestra.ops import td_target
+from palaestra.ops import n_step_end, td_target
 from palaestra.policies import OneStepPolicy
 
 __all__ = ["FQL", "FQLBatch", "FQLConfig"]
@@ -73,7 +62,7 @@ class FQLConfig(AlgorithmConfig):
     plan_class = Offline
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Any:
         """The data these settings ask for: transitions, or windows of a chunk with all of its actions."""
         if self.action_chunk == 1:
             return self.plan_with()
@@ -125,11 +114,7 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
         actor, flow = (dataclasses.replace(one, layer_norm=False) for one in (actor, flow))
         with seeded_initialisation(seeds.integer("initialisation")):
             policy = OneStepPolicy.build(
-                observation_spec,
-                action_spec,
-                actor,
-                normalize=config.normalize_observation,
-                **({} if config.action_chunk == 1 else {"chunk": config.action_chunk}),
+                observation_spec, action_spec, actor, normalize=config.normalize_observation, chunk=config.action_chunk
             )
             size = config.action_chunk * policy.raw_action_spec.size
             self.flow = EnsembleNetwork(observation_spec, size, 1, flow, action_size=size + 1)
@@ -147,9 +132,9 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
         found = parts.n_step_transitions(batch, self.value_of("gamma"))
         done = torch.ones_like(found.action)
         if self.config.action_chunk > 1:
-            rows = (batch.step_type[:-1] != StepType.LAST).cumprod(0).T.unsqueeze(-1)  # [N, h, 1]
             actions = batch.actions.transpose(0, 1)  # [N, h, A]
-            done = rows.expand(actions.shape).flatten(1).to(actions.dtype)
+            before = torch.arange(actions.shape[1], device=actions.device) < n_step_end(batch.step_type).unsqueeze(-1)
+            done = before.unsqueeze(-1).expand(actions.shape).flatten(1).to(actions.dtype)
             found = found.replace(action=actions.flatten(1) * done)
         scale = torch.ones(())
         if self.config.normalize_value:

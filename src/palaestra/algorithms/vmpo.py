@@ -14,29 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import (
-    AlgorithmConfig,
-    BonusConfig,
-    Finite,
-    Fraction,
-    Limit,
-    NotNegative,
-    Positive,
-)
+from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    DataSource,
-    DiscreteSpec,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, row_weights, weighted_sum
-from palaestra.policies import StochasticPolicy, stochastic_policy
+from palaestra.policies import CategoricalPolicy, StochasticPolicy, stochastic_policy
 from palaestra.policies.actions import head_of
 
 __all__ = ["VMPO", "VMPOBatch", "VMPOConfig"]
@@ -100,13 +83,6 @@ class VMPOBatch(parts.AdvantageBatch):
 
 class VMPO(GradientAlgorithm[StochasticPolicy]):
     """Learns a stochastic policy by weighted imitation of itself, and a state value, from unrolls of that same policy.
-
-    Args:
-        observation_spec: of the environment.
-        action_spec: of the environment: discrete, a box, or any nest of them.
-        config: hyperparameters.
-        seeds: of the run.
-        network: your own encoder; the parts are "policy" and "value", which share one unless a mapping names two.
 
     Raises:
         ConfigError: the action space holds something else.
@@ -190,8 +166,8 @@ class VMPO(GradientAlgorithm[StochasticPolicy]):
         return (outputs, None) if isinstance(outputs, Tensor) else outputs
 
     def _policy(self, numbers: Tensor, log_std: Tensor | None, mask: Any) -> Any:
-        one = isinstance(self.policy.action_spec, DiscreteSpec)
-        return self.policy.distribution_of(numbers if one else (numbers, log_std), mask)
+        outputs: Any = numbers if isinstance(self.policy, CategoricalPolicy) else (numbers, log_std)
+        return self.policy.distribution_of(outputs, mask)
 
 
 def _emphasis(advantage: Tensor, valid: Tensor, bound: float) -> Tensor:
