@@ -208,11 +208,11 @@ class Room(NamedTuple):
 ROOMS = {
     "algorithms": Room(55, 5004, "0037"),
     "analysis": Room(10, 2054, "0045"),
-    "buffers": Room(15, 2827, "0045"),
+    "buffers": Room(15, 2829, "0049"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
-    "core": Room(18, 2149, "0049"),
+    "core": Room(18, 2151, "0049"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2453, "0032"),
     "envs": Room(58, 7201, "0045"),
