@@ -34,6 +34,8 @@ class Window(NamedTuple):
     """Whether the run replaces what is struck, with new episodes, or without rows; it has to say so."""
     keeps: bool = False
     """Whether the command, given again, goes on with what is there."""
+    lowered: tuple[tuple[str, int], ...] = ()
+    """Numbers of modules that the command has otherwise, by `module:NAME`, so that the window comes early."""
 
     def may_end(self, how: str) -> set[int]:
         """Exit codes, besides 0, of a command that was struck."""
@@ -49,6 +51,8 @@ PPO = train("ppo", "CartPole-v1")
 DQN = train("dqn", "CartPole-v1", "--algorithm.unroll-length", "4", "--algorithm.gradient-steps", "2")
 PROCESS = ("--distributed.runtime", "process", "--distributed.num-workers", "2", "--run.num-threads", "1")
 LEARNERS = (*PROCESS, "--distributed.num-learners", "2", "--distributed.gradient-shards", "2")
+RAY = ("--distributed.runtime", "ray", "--distributed.num-workers", "2")
+SOON = (("palaestra.training:COMPILED_AFTER", 30), ("palaestra.training:LEAST_COMPILED", 60))
 TUNED = (
     *("--trials", "2", "--seeds", "1", "--top", "1", "--fresh-seeds", "2", "--fresh-episodes", "2", "--no-prune"),
     *("--trainer.total-env-steps", "200", "--trainer.eval-every-steps", "100", "--trainer.eval-episodes", "2"),
@@ -166,4 +170,38 @@ WINDOWS = (
         delay_s=8.0,
     ),
     Window("resume of a resume", DQN, "palaestra.training:CheckpointStore._newest", most_visits=1, delay_s=0.05),
+    Window(
+        "upload",
+        ("share", "run", "--root", ".", "--output", "data", "--no-film", "--episodes", "2", "--push", "me/policy"),
+        "palaestra.deployment.sharing:_push",
+        most_visits=1,
+        delay_s=0.15,
+        setup=PPO,
+    ),
+    Window(
+        "switch to compiled",
+        DQN,
+        "palaestra.training:CompiledLater._switch",
+        most_visits=1,
+        delay_s=4.0,
+        lowered=SOON,
+    ),
+    Window(
+        "compiler beside",
+        DQN,
+        "palaestra.training:CompiledLater._start",
+        most_visits=1,
+        delay_s=4.0,
+        lowered=SOON,
+    ),
+    Window("the compiler", DQN, victim="palaestra: compiler", hows=("KILL",), delay_s=4.0, lowered=SOON),
+    Window(
+        "Ray's head", (*PPO, *RAY), victim="ray/core/src/ray/gcs/gcs_server", hows=("KILL",), codes=LOST, delay_s=3.0
+    ),
+    Window(
+        "Ray's node", (*PPO, *RAY), victim="ray/core/src/ray/raylet/raylet", hows=("KILL",), codes=LOST, delay_s=3.0
+    ),
+    Window("Ray's helpers", (*PPO, *RAY), victim="ray/dashboard", hows=("KILL",), codes=LOST, delay_s=3.0),
 )
+FIRST = 25
+"""Windows of the first 500 trials; those that came later share the trials after these."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kills --count 500`: runs struck in every window, resumed, and compared with unbroken ones.
+"""`python -m benchmarks.kills --count 570`: runs struck in every window, resumed, and compared with unbroken ones.
 
 A window is a stretch of a command's life: import, warm-up, unroll, update, ... In each trial a command is struck up to
 three times inside one window, by SIGTERM, SIGINT, SIGKILL, or a disk that is full from then on (a limit on the size of
@@ -13,6 +13,7 @@ It goes on where it stopped: trials that FILE has are not made again. Needs name
 import argparse
 import functools
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -28,12 +29,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.kill_windows import FULL, WINDOWS, Window
+from benchmarks.kill_windows import FIRST, FULL, WINDOWS, Window
 from benchmarks.record import ROOT, publish, revision, table
+from tests.deployment.hub import TOKEN, hub
 from tests.faults import campaign
 from tests.faults.campaign import ENTER, LIMIT_S, Command, Outcome, processes
 
 RESULTS = Path(__file__).parent / "results"
+FIRST_TRIALS = 500
 FILE_LIMIT = 2_000
 LEFT_S = 30.0  # on a busy machine a process imports for long before it knows that its parent is gone
 RESTARTS = ("workers/restarts", "learners/there", "learners/lost")
@@ -51,7 +54,8 @@ class Strike(NamedTuple):
 
 def drawn(trial: int) -> tuple[Window, list[Strike]]:
     """What happens in a trial; the windows take turns."""
-    draw, window = random.Random(f"kills {trial}"), WINDOWS[trial % len(WINDOWS)]
+    own = WINDOWS[:FIRST] if trial < FIRST_TRIALS else WINDOWS[FIRST:]
+    draw, window = random.Random(f"kills {trial}"), own[trial % len(own)]
     count = draw.randint(1, 3)
     return window, [
         Strike(draw.choice(window.hows), draw.randrange(window.most_visits), draw.uniform(0.0, window.delay_s))
@@ -88,7 +92,7 @@ def strike(window: Window, how: str, pid: int, note: Path) -> None:
 def arm(window: Window, one: Strike, note: Path) -> None:
     """In the process of a command: it strikes once the window has been entered so many times."""
     module, _, path = window.place.partition(":")
-    owner: Any = __import__(module, fromlist=["_"])
+    owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")
     for part in outer:
         owner = getattr(owner, part)
@@ -109,11 +113,19 @@ def arm(window: Window, one: Strike, note: Path) -> None:
     setattr(owner, name, entered)
 
 
+def lower(window: Window, place: Path) -> None:
+    """In the process of a command: what it has otherwise."""
+    for path, number in window.lowered:
+        module, _, name = path.partition(":")
+        setattr(importlib.import_module(module), name, number)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "compiled")  # nobody has compiled this before
+
+
 class Kills:
     """Trials, and the unbroken runs that they are compared with."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._codes = folder, dict[int, int]()
+    def __init__(self, folder: Path, models: dict[str, dict[str, bytes]]) -> None:
+        self._folder, self._models, self._codes = folder, models, dict[int, int]()
         self._whole: dict[tuple[str, ...], Any] = {}
 
     def trial(self, window: Window, plan: list[Strike]) -> dict[str, Any]:
@@ -140,7 +152,11 @@ class Kills:
         return {**said, "struck": struck, "wrong": wrong, "seconds": seconds}
 
     def _ended(self, window: Window, place: Path, one: Strike | None, note: Path) -> Outcome:
-        prepare = functools.partial(arm, window, one, note) if one is not None and window.place else None
+        def prepare() -> None:
+            lower(window, place)
+            if one is not None and window.place:
+                arm(window, one, note)
+
         arguments = self._arguments(window, place)
         arguments += ("--run.directory", ".", "--run.name", "run") if arguments[0] == "train" else ()
         command = _Command(arguments, place, self._codes, prepare, fresh=window.fresh)
@@ -155,6 +171,7 @@ class Kills:
     def _arguments(self, window: Window, place: Path) -> tuple[str, ...]:
         if window.setup and not (place / "run").exists():
             self._made(window.setup, place)
+            self._models.clear()
         if window.command[0] != "train" and window.keeps:
             return window.command
         if window.command[0] != "train":
@@ -168,15 +185,16 @@ class Kills:
     def _differing(self, window: Window, place: Path) -> list[str]:
         from tests.faults.parts import differences
 
-        if window.command not in self._whole:
+        found, key = contents(place, self._models), (*window.command, *map(str, window.lowered))
+        if key not in self._whole:
             whole = self._emptied("whole")
-            self._made(self._arguments(window, whole), whole)
-            self._whole[window.command] = contents(whole)
-        return differences(self._whole[window.command], contents(place))
+            self._made(self._arguments(window, whole), whole, functools.partial(lower, window, whole))
+            self._whole[key] = contents(whole, self._models)
+        return differences(self._whole[key], found)
 
-    def _made(self, command: tuple[str, ...], place: Path) -> None:
+    def _made(self, command: tuple[str, ...], place: Path, prepare: Callable[[], None] | None = None) -> None:
         where = ("--run.directory", ".", "--run.name", "run") if command[0] == "train" else ()
-        end = _Command((*command, *where), place, self._codes).ended()
+        end = _Command((*command, *where), place, self._codes, prepare).ended()
         if end.code or end.left:
             raise SystemExit(f"{command}, unbroken, ended with {end.code} and left {end.left}: {end.said}")
 
@@ -217,8 +235,8 @@ def says_replaced(run: Path) -> bool:
     return any(row.get(name, 0) for row in logged(run) for name in names) or any(run.glob("faults/*.json"))
 
 
-def contents(place: Path) -> Any:
-    """What two equal commands must have in common."""
+def contents(place: Path, models: Mapping[str, Mapping[str, bytes]]) -> Any:
+    """What two equal commands must have in common, on a hub as well."""
     from tests.faults.parts import run_contents
 
     runs = sorted(path.parent for path in place.glob("run/**/config.yaml"))
@@ -228,10 +246,9 @@ def contents(place: Path) -> Any:
         one["metrics"] = [{name: x for name, x in row.items() if name not in RESTARTS} for row in one["metrics"]]
         for name, evaluation in one["evaluations"].items():  # what is kept may be of one that a resumed run makes again
             one["evaluations"][name] = {of: x for of, x in evaluation.items() if of != "best"}
-    return {
-        "runs": found,
-        "files": {str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
-    }
+    there = {f"{model}/{name}": data for model, names in models.items() for name, data in names.items()}
+    written = {str(file.relative_to(place)): file.read_bytes() for file in files} | there
+    return {"runs": found, "files": {name: hashlib.sha256(data).hexdigest() for name, data in written.items()}}
 
 
 def summary(results: list[dict[str, Any]]) -> str:
@@ -257,7 +274,7 @@ def known(file: Path) -> list[dict[str, Any]]:
 def main() -> int:
     """The command; returns 1 if a trial did not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500, help="trials in all, those in FILE included")
+    parser.add_argument("--count", type=int, default=570, help="trials in all, those in FILE included")
     parser.add_argument("--out", type=Path, default=RESULTS / "kills.jsonl", help="FILE of the results")
     parser.add_argument("--window", help="only trials of this window, made again and printed")
     given = parser.parse_args()
@@ -274,17 +291,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that begins this behind it would have it ignored
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     folder, found = Path(tempfile.mkdtemp(prefix="kills-")), known(given.out)
-    done, kills = {one["trial"] for one in found}, Kills(folder)
+    done = {one["trial"] for one in found}
     wanted = [trial for trial in range(given.count) if trial not in done or given.window]
-    for trial in wanted:
-        window, plan = drawn(trial)
-        if given.window not in (None, window.name):
-            continue
-        result: Mapping[str, Any] = {"trial": trial, "revision": revision(), **kills.trial(window, plan)}
-        print(json.dumps(result), flush=True)
-        if not given.window:
-            with given.out.open("a") as out:
-                out.write(json.dumps(result) + "\n")
+    with hub() as (address, models):
+        os.environ |= {"HF_ENDPOINT": address, "HF_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+        kills = Kills(folder, models)
+        for trial in wanted:
+            window, plan = drawn(trial)
+            if given.window not in (None, window.name):
+                continue
+            result: Mapping[str, Any] = {"trial": trial, "revision": revision(), **kills.trial(window, plan)}
+            print(json.dumps(result), flush=True)
+            if not given.window:
+                with given.out.open("a") as out:
+                    out.write(json.dumps(result) + "\n")
     shutil.rmtree(folder)
     results = known(given.out)
     if results and not given.window:

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.soak`: a run with many workers, which are killed at random for half an hour.
+"""`python -m benchmarks.soak`: a run with many processes, which are killed at random for an hour.
 
-It is a run of the command line: PPO, 16 worker processes and a second learner. A process outside kills one of them
-every few seconds; never the first two, so that it shows whether old workers grow. What the run holds is written down
+It is a run of the command line: DQN, 16 workers, a policy host and a second learner, two shards of replay and a copy of
+each. A process outside kills one of them every few seconds, of each kind as often as there are of it and half of all
+times no worker; never the first two workers, so that it shows whether old ones grow. What the run holds is written down
 with every row of metrics: memory, descriptors, threads, blocks that Python has allocated, calls and answers that are
 kept. It has to be flat: the last tenth of the samples beside the second tenth.
 """
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ from palaestra.training import Callback
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "from palaestra.cli import main; main()"
+KINDS = {
+    "rollout": "workers",
+    "policy host": "policy hosts",
+    "learner": "learners",
+    "replay shard": "shards of replay",
+    "copy of replay shard": "copies of shards",
+}
 MOST = {"memory_mb": 1.05, "blocks": 1.02, "descriptors": 1.1, "threads": 1.1, "calls": 1.5, "workers_mb": 1.05}
 """What the end may be of the beginning. Descriptors, threads and calls come and go, so their peaks count."""
 
@@ -76,24 +85,32 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def workers_of(pid: int) -> list[int]:
-    """Processes that the driver's fork server has begun."""
-    return [worker for child in children(pid) for worker in children(child)]
+def kinds_of(pid: int) -> dict[str, list[int]]:
+    """Processes that the driver's fork server has begun, by what they are in the run."""
+    found: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    for process in (one for child in children(pid) for one in children(child)):
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{process}/cmdline").read_text()
+            for kind in (kind for kind in KINDS if title.startswith(f"palaestra: {kind}")):
+                found[kind].append(process)
+    return found
 
 
 def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str, Any]:
     """Runs, kills, stops the run as Ctrl-C does, and looks at what it wrote."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     arguments = (
-        f"train ppo benchmarks.soak:Napping --env.num-envs {workers} --runtime process --num-workers {workers} "
+        f"train dqn benchmarks.soak:Napping --env.num-envs {workers} --runtime process --num-workers {workers} "
         f"--run.directory {folder} --run.name soak --run.callbacks benchmarks.soak:Samples --run.num-threads 1 "
         "--trainer.total-env-steps 1000000000 --trainer.eval-every-steps 0 --trainer.log-every-steps 2000 "
-        "--algorithm.unroll-length 32 --algorithm.num-epochs 1 "
-        "--distributed.num-learners 2 --distributed.gradient-shards 2 "
+        "--algorithm.network.hidden-sizes 64 64 --algorithm.capacity 8000 --algorithm.learning-starts 1000 "
+        "--algorithm.unroll-length 32 --algorithm.gradient-steps 8 "
+        "--distributed.num-learners 2 --distributed.gradient-shards 2 --distributed.num-policy-hosts 1 "
+        "--distributed.replay-shards 2 --distributed.replay-copies "
         f"--distributed.min-finished-workers {max(1, workers * 3 // 4)} --distributed.max-lag 1 "
         "--distributed.max-restarts 1000000 --distributed.backoff-s 0"
     )
-    log, killed, chance = folder / "log", 0, random.Random(0)
+    log, killed, chance = folder / "log", Counter[str](), random.Random(0)
     with open(log, "wb") as out:
         run = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *arguments.split()],
@@ -103,15 +120,20 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
             stdout=out,
             stderr=out,
         )
-        while len(found := workers_of(run.pid)) < workers + 1 and run.poll() is None:
+        while not all((found := kinds_of(run.pid)).values()) or len(found["rollout"]) < workers:
+            if run.poll() is not None:
+                raise SystemExit(f"the run ended with exit code {run.poll()}:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
-        spared, old_mb, began = set(found[:2]), list[float](), time.monotonic()
+        spared, old_mb, began = set(found["rollout"][:2]), list[float](), time.monotonic()
         while (left := seconds - (time.monotonic() - began)) > 0 and run.poll() is None:
             time.sleep(min(left, pause_s * chance.uniform(0.5, 1.5)))
-            if victims := [worker for worker in workers_of(run.pid) if worker not in spared]:
+            there, worker = kinds_of(run.pid), chance.random() < 0.5
+            victims = [(kind, pid) for kind, own in there.items() for pid in own if pid not in spared]
+            if victims := [one for one in victims if (one[0] == "rollout") == worker]:
+                kind, victim = chance.choice(victims)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(chance.choice(victims), signal.SIGKILL)
-                    killed += 1
+                    os.kill(victim, signal.SIGKILL)
+                    killed[kind] += 1
             old_mb.append(max(memory_mb(worker) for worker in spared))
         if run.poll() is None:
             run.send_signal(signal.SIGINT)
@@ -119,12 +141,16 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
     if code != 130:
         raise SystemExit(f"the run ended with exit code {code}:\n{log.read_text()[-3000:]}")
     rows = [json.loads(line) for line in (folder / "soak/metrics.jsonl").read_text().splitlines()]
-    return {"killed": killed, **summary([row for row in rows if "soak/blocks" in row], old_mb)}
+    return {
+        "killed": {KINDS[kind]: killed[kind] for kind in KINDS},
+        **summary([row for row in rows if "soak/blocks" in row], old_mb),
+    }
 
 
 def summary(rows: list[dict[str, float]], old_mb: list[float]) -> dict[str, Any]:
     """Second tenth of the samples, and last tenth."""
     found: dict[str, Any] = {name: rows[-1][f"workers/{name}"] for name in ("fragments", "restarts", "dropped")}
+    found |= {name: rows[-1].get(name, 0.0) for name in ("learners/lost", "replay/lost_shards")}
     series = {name: [row[f"soak/{name}"] for row in rows] for name in MOST if f"soak/{name}" in rows[-1]}
     series["workers_mb"] = old_mb
     found |= {"iterations": len(rows), "env_steps": rows[-1]["env_steps"], "duplicates": rows[-1]["workers/duplicates"]}
@@ -150,9 +176,11 @@ def report(record: dict[str, Any]) -> str:
         [title, *(f"{record[name][when]:,.0f}" for when in ("early", "late", "most")), _yes(record[name]["flat"])]
         for name, title in names.items()
     ]
+    killed = ", ".join(f"{count} {kind}" for kind, count in record["killed"].items())
     head = (
-        f"{record['minutes']:g} minutes, {record['workers']} workers and 2 learners: {record['killed']} processes "
-        f"killed, {record['restarts']:,.0f} restarted, {record['iterations']:,} rows of metrics, "
+        f"{record['minutes']:g} minutes, {record['workers']} workers, 2 learners of which one is a policy host, 2 "
+        f"shards of replay with copies. Killed: {killed}; {record['restarts']:,.0f} workers restarted, "
+        f"{record['replay/lost_shards']:g} shards lost for good, {record['iterations']:,} rows of metrics, "
         f"{record['env_steps']:,.0f} env steps, "
         f"{record['fragments']:,.0f} fragments learned from once, {record['dropped']:,.0f} dropped by name."
     )
@@ -165,7 +193,7 @@ def _yes(flat: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between kills, on average")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and a table are written")

@@ -37,7 +37,7 @@ class Hub(BaseHTTPRequestHandler):
             entries = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
             return self._answer(200, {"files": entries})
         assert verb == "commit"
-        for line in map(json.loads, body.splitlines()):
+        for line in [json.loads(line) for line in body.splitlines()]:  # all of it, or nothing
             if line["key"] == "file":
                 self.models[f"{owner}/{model}"][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "deletedFile":
