@@ -1,10 +1,10 @@
 """`python -m benchmarks.soak`: a run with many processes, which are killed at random for an hour.
 
 It is a run of the command line: DQN, 16 workers, a policy host and a second learner, two shards of replay and a copy of
-each. A process outside kills one of them every few seconds, of each kind as often as there are of it and half of all
-times no worker; never the first two workers, so that it shows whether old ones grow. What the run holds is written down
-with every row of metrics: memory, descriptors, threads, blocks that Python has allocated, calls and answers that are
-kept. It has to be flat: the last tenth of the samples beside the second tenth.
+each. A process outside kills one of them every few seconds, every second time a worker; never the first two, so that it
+shows whether old ones grow. What the run holds is written down with every row of metrics: memory, descriptors, threads,
+blocks that Python has allocated, calls and answers that are kept. It has to be flat: the last tenth of the samples
+beside the second tenth.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
         "--distributed.num-learners 2 --distributed.gradient-shards 2 --distributed.num-policy-hosts 1 "
         "--distributed.replay-shards 2 --distributed.replay-copies "
         f"--distributed.min-finished-workers {max(1, workers * 3 // 4)} --distributed.max-lag 1 "
-        "--distributed.max-restarts 1000000 --distributed.backoff-s 0"
+        "--distributed.max-restarts 1000000 --distributed.backoff-s 0 --distributed.timeout-s 1200"
     )
     log, killed, chance = folder / "log", Counter[str](), random.Random(0)
     with open(log, "wb") as out:
@@ -127,12 +127,10 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
         spared, old_mb, began = set(found["rollout"][:2]), list[float](), time.monotonic()
         while (left := seconds - (time.monotonic() - began)) > 0 and run.poll() is None:
             time.sleep(min(left, pause_s * chance.uniform(0.5, 1.5)))
-            there, worker = kinds_of(run.pid), chance.random() < 0.5
-            victims = [(kind, pid) for kind, own in there.items() for pid in own if pid not in spared]
-            if victims := [one for one in victims if (one[0] == "rollout") == worker]:
-                kind, victim = chance.choice(victims)
+            kind = "rollout" if chance.random() < 0.5 else chance.choice(list(KINDS)[1:])
+            if victims := [process for process in kinds_of(run.pid)[kind] if process not in spared]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, signal.SIGKILL)
+                    os.kill(chance.choice(victims), signal.SIGKILL)
                     killed[kind] += 1
             old_mb.append(max(memory_mb(worker) for worker in spared))
         if run.poll() is None:
@@ -150,7 +148,7 @@ def soak(seconds: float, workers: int, pause_s: float, folder: Path) -> dict[str
 def summary(rows: list[dict[str, float]], old_mb: list[float]) -> dict[str, Any]:
     """Second tenth of the samples, and last tenth."""
     found: dict[str, Any] = {name: rows[-1][f"workers/{name}"] for name in ("fragments", "restarts", "dropped")}
-    found |= {name: rows[-1].get(name, 0.0) for name in ("learners/lost", "replay/lost_shards")}
+    found |= {name: rows[-1].get(name, 0.0) for name in ("learners/lost", "replay/lost_rows")}
     series = {name: [row[f"soak/{name}"] for row in rows] for name in MOST if f"soak/{name}" in rows[-1]}
     series["workers_mb"] = old_mb
     found |= {"iterations": len(rows), "env_steps": rows[-1]["env_steps"], "duplicates": rows[-1]["workers/duplicates"]}
@@ -179,8 +177,8 @@ def report(record: dict[str, Any]) -> str:
     killed = ", ".join(f"{count} {kind}" for kind, count in record["killed"].items())
     head = (
         f"{record['minutes']:g} minutes, {record['workers']} workers, 2 learners of which one is a policy host, 2 "
-        f"shards of replay with copies. Killed: {killed}; {record['restarts']:,.0f} workers restarted, "
-        f"{record['replay/lost_shards']:g} shards lost for good, {record['iterations']:,} rows of metrics, "
+        f"shards of replay with copies. Killed: {killed}; {record['restarts']:,.0f} restarted, "
+        f"{record['replay/lost_rows']:,.0f} rows of replay lost by name, {record['iterations']:,} rows of metrics, "
         f"{record['env_steps']:,.0f} env steps, "
         f"{record['fragments']:,.0f} fragments learned from once, {record['dropped']:,.0f} dropped by name."
     )

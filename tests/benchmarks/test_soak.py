@@ -23,6 +23,7 @@ def test_a_driver_that_grows_by_more_than_a_twentieth_is_not_flat(growth, flat):
 
 def test_an_old_worker_that_grows_is_found_and_the_report_says_so():
     found = soak.summary(rows([300.0] * 50), [200.0 + i for i in range(50)])
-    text = soak.report({"minutes": 1, "workers": 2, "killed": 5, **found})
+    text = soak.report({"minutes": 1, "workers": 2, "killed": {"learners": 5}, **found})
+    assert "Killed: 5 learners; 3 restarted" in text
     assert "| oldest worker, MB | 207 | 247 | 249 | no |" in text
     assert "| driver, MB | 300 | 300 | 300 | yes |" in text
