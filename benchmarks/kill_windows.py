@@ -198,9 +198,6 @@ WINDOWS = (
     Window(
         "Ray's head", (*PPO, *RAY), victim="ray/core/src/ray/gcs/gcs_server", hows=("KILL",), codes=LOST, delay_s=3.0
     ),
-    Window(
-        "Ray's node", (*PPO, *RAY), victim="ray/core/src/ray/raylet/raylet", hows=("KILL",), codes=LOST, delay_s=3.0
-    ),
     Window("Ray's helpers", (*PPO, *RAY), victim="ray/dashboard", hows=("KILL",), codes=LOST, delay_s=3.0),
 )
 FIRST = 25

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kills --count 570`: runs struck in every window, resumed, and compared with unbroken ones.
+"""`python -m benchmarks.kills --count 560`: runs struck in every window, resumed, and compared with unbroken ones.
 
 A window is a stretch of a command's life: import, warm-up, unroll, update, ... In each trial a command is struck up to
 three times inside one window, by SIGTERM, SIGINT, SIGKILL, or a disk that is full from then on (a limit on the size of
@@ -274,7 +274,7 @@ def known(file: Path) -> list[dict[str, Any]]:
 def main() -> int:
     """The command; returns 1 if a trial did not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=570, help="trials in all, those in FILE included")
+    parser.add_argument("--count", type=int, default=560, help="trials in all, those in FILE included")
     parser.add_argument("--out", type=Path, default=RESULTS / "kills.jsonl", help="FILE of the results")
     parser.add_argument("--window", help="only trials of this window, made again and printed")
     given = parser.parse_args()

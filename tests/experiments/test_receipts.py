@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import palaestra
-from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import RunDirectory, verify_run
+from palaestra.core import CheckpointError, ConfigError, EnvError
+from palaestra.experiments import RunDirectory, read_metrics, verify_run
 from palaestra.training import Callback, CheckpointStore
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import CHAIN, SMALL, trained
@@ -89,7 +89,8 @@ def test_more_of_it_is_replayed_if_asked(run, again):
     receipt = verify_run(run.path, **again)
     assert receipt.ok
     assert (receipt.begins == 0) == ("from_start" in again)
-    assert receipt.iterations >= 4
+    logged = {row["env_steps"]: row["iterations"] for row in read_metrics(run.path)}
+    assert receipt.iterations == logged[receipt.ends] - logged.get(receipt.begins, 0) >= 4
     assert len(receipt.compared) >= 2
 
 
@@ -125,6 +126,33 @@ def test_what_nobody_could_replay_is_refused_with_what_to_do(run):
         shutil.rmtree(run.path / "checkpoints" / f"step_{step:010d}")
     with pytest.raises(CheckpointError, match="has one checkpoint, so there is nothing to replay from"):
         verify_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [
+        ("distributed", {"runtime": "process", "mode": "async"}),
+        ("distributed", {"runtime": "process", "min_finished_workers": 1}),
+        ("env", {"vectorization": "process", "num_ready": 1}),
+    ],
+)
+def test_what_learns_from_whatever_comes_first_is_refused_before_it_begins(run, part, settings):
+    changed = dataclasses.replace(getattr(run.config, part), **settings)
+    run.save_config(dataclasses.replace(run.config, **{part: changed}))
+    with pytest.raises(ConfigError, match=r"learned from whatever came first \(mode=async, .*; leave these out"):
+        verify_run(run.path, from_start=True)
+
+
+def test_a_replay_that_fails_names_no_folder_that_is_gone(run, monkeypatch):
+    """What a run that fails says of itself, and how to resume it, is of the copy."""
+
+    def fails(self, *args, **kwargs):
+        raise EnvError("it broke")
+
+    monkeypatch.setattr("palaestra.training.Trainer.train_iter", fails)
+    with pytest.raises(EnvError, match="it broke") as failed:
+        verify_run(run.path)
+    assert not failed.value.__notes__
 
 
 def test_options_that_do_not_belong_together_are_refused(capsys):

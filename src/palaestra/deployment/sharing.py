@@ -150,11 +150,10 @@ def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolic
     """
     if Path(source).is_dir():
         facts = check_shared(source)
-        if output is None:
-            return SharedPolicy(Path(source), facts)
-        _require_free(Path(output))
-        _copy_listed(Path(source), Path(output), facts)
-        return SharedPolicy(Path(output), facts)
+        if output is not None:
+            _require_free(Path(output))
+            _copy_listed(Path(source), Path(output), facts)
+        return SharedPolicy(Path(output or source), facts)
     kind, prefix, name = str(source).rpartition(zoo.PREFIX)
     of_zoo = bool(prefix) and not kind
     repository = name if of_zoo else _require_repository(str(source))
@@ -163,9 +162,12 @@ def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolic
     if called:
         _require_free(target)
     with tempfile.TemporaryDirectory() as temporary:
-        (zoo.fetch if of_zoo else _download)(repository, Path(temporary))
-        shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has
-        facts = check_shared(temporary)
+        try:
+            (zoo.fetch if of_zoo else _download)(repository, Path(temporary))
+            shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has
+            facts = check_shared(temporary)
+        except CheckpointError as error:  # of a folder that goes
+            raise CheckpointError(str(error).replace(temporary, printable(str(source)))) from error
         _copy_listed(Path(temporary), target, facts)
     return SharedPolicy(target, facts)
 
@@ -238,8 +240,7 @@ def _require_known(where: str, name: str, size_bytes: int) -> None:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return printable(", ".join(names[:3])) + more
+    return printable(", ".join(names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _copy_listed(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
@@ -387,9 +388,8 @@ def _asking(what: str, repository: str) -> Iterator[None]:
 
 def _create(repository: str) -> str:
     """Makes a model on the hub if there is none yet, before any work is done for it; returns its address."""
-    api = _api()
     with _asking("pushing", repository):
-        return str(api.create_repo(repository, exist_ok=True))
+        return str(_api().create_repo(repository, exist_ok=True))
 
 
 def _push(folder: Path, repository: str) -> str:

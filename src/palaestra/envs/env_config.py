@@ -166,8 +166,9 @@ class EnvConfig:
             raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
         if self.on_fault != "raise":
             raise ConfigError(
-                f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; use "
-                "vectorization=serial or process, or leave on_fault out"
+                f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one, as vectorization="
+                f"{self.vectorization} does, fail as one; leave on_fault out, or begin a run with vectorization=serial "
+                "or process"
             )
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import CheckpointError, ConfigError, PackedRows
+from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError
 from palaestra.experiments.run import active
 from palaestra.runs.build import make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
@@ -39,7 +39,8 @@ class Receipt:
     ends: int
     """Env steps of the last checkpoint that was compared."""
     iterations: int
-    """Training iterations between them."""
+    """Training iterations between them, as metrics count them. The last time step of an episode takes a row of an
+    unroll and is no env step, so there are some more than env steps by the size of an unroll."""
     compared: tuple[int, ...]
     """Env steps of the checkpoints that were compared."""
     other_bits: tuple[str, ...]
@@ -105,7 +106,11 @@ def verify_run(
     if on_start is not None:
         on_start(begin, last)
     with tempfile.TemporaryDirectory(prefix="palaestra-verify-") as folder:
-        found = _replayed(run, Path(folder), begin, targets, now)
+        try:
+            found = _replayed(run, Path(folder), begin, targets, now)
+        except PalaestraError as error:
+            error.__notes__ = []  # what to look at and to resume in a folder that is gone
+            raise
     if not found:
         raise CheckpointError(
             f"the checkpoints of {run.path} at env steps {', '.join(map(str, targets))} were written by a signal in "
@@ -164,6 +169,12 @@ def _require_unchanged(run: RunDirectory, begin: int, end: int) -> None:
     Raises:
         ConfigError: settings changed since the beginning, or what was resumed between was not put back.
     """
+    workers, of_some = run.config.distributed, run.config.env.num_ready is not None
+    if workers.mode == "async" or of_some or workers.min_finished_workers not in (None, workers.num_workers):
+        raise ConfigError(
+            f"{run.path} learned from whatever came first (mode=async, min_finished_workers, num_ready), which is in "
+            "another order each time, so nothing can be replayed; leave these out in a run that is to be verified"
+        )
     if run.edited:
         raise ConfigError(f"{run.path}/config.yaml was edited by hand, so nobody knows what the run was computed with")
     for entry in run.info.get("overrides", []):
