@@ -36,6 +36,7 @@ pytestmark = [
 DELAY_S, LOSS = 0.02, 0.01
 CUT_OFF_S = 30.0
 EPOCHS = 4
+ON_THE_SECOND = ("--distributed.num-gpus-per-learner", "1")
 MAKE_DEVICE, IS_TUN, IS_BARE = 0x400454CA, 0x0001, 0x1000  # of linux/if_tun.h
 
 
@@ -176,29 +177,30 @@ class Run:
         self.join()
 
     def join(self) -> None:
-        """Makes the second machine a node of the cluster."""
-        self.machines.ray(1, "--address", self.head)
+        """Makes the second machine a node of the cluster, which alone is said to have a GPU."""
+        self.machines.ray(1, "--address", self.head, "--num-gpus", "1")
 
     def begin(self, *arguments: str) -> None:
         with self.log.open("ab") as log:
             self.process = self.machines.start(0, "-c", COMMAND, *arguments, out=log)
 
-    def train(self, timeout_s: float) -> None:
+    def train(self, timeout_s: float, *more: str) -> None:
         workers = ("--distributed.num-workers", "2", "--distributed.timeout-s", str(timeout_s))
         patience = ("--distributed.recover-timeout-s", "200", "--distributed.max-restarts", "50")
         only_rows = ("--trainer.checkpoint-every-steps", "0", "--algorithm.num-epochs", str(EPOCHS))
-        self.begin(*RUN, "--distributed.address", self.head, *workers, *patience, *only_rows)
+        self.begin(*RUN, "--distributed.address", self.head, *workers, *patience, *only_rows, *more)
 
     def ended(self, code: int) -> None:
         assert self.process.wait(TIMEOUT_S) == code, self.log.read_text()[-3000:]
 
-    def so_many(self, workers: int, what: str) -> None:
-        """Waits until so many workers are there, and until training has gone on with them."""
+    def so_many(self, workers: int, what: str, learners: int | None = None) -> None:
+        """Waits until so many workers and learners are there, and until training has gone on with them."""
+        wanted = {"workers/there": workers} | ({} if learners is None else {"learners/there": learners})
 
         def there(beyond: int = 0) -> bool:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             rows = logged(self.directory)[-1:]
-            return bool(rows) and rows[0]["workers/there"] == workers and rows[0]["env_steps"] > beyond
+            return bool(rows) and wanted.items() <= rows[0].items() and rows[0]["env_steps"] > beyond
 
         self.wait_until(there, TIMEOUT_S, what=what)
         reached = logged(self.directory)[-1]["env_steps"]
@@ -248,6 +250,35 @@ def test_a_slow_line_that_loses_packets_and_fails_for_half_a_minute_costs_what_w
     check_records(run.directory, saved + 500)
 
 
+def test_a_learner_on_a_machine_that_is_cut_off_for_half_a_minute_comes_back_and_is_lost_with_it(
+    run, machines, wait_until
+):
+    """F15, F34: 20 ms and 1% loss; rank 0 goes on alone, nothing is learned twice, each end and drop is named."""
+    machines.line.delay_s, machines.line.loss = DELAY_S, LOSS
+    run.train(20, "--distributed.num-learners", "2", "--distributed.gradient-shards", "2", *ON_THE_SECOND)
+    run.so_many(2, "with both", learners=2)
+    assert logged(run.directory)[-1]["learners/lost"] == 0, "a slow line alone loses none"
+    machines.line.whole, began = False, time.monotonic()
+    run.so_many(1, "with one that is cut off", learners=1)
+    wait_until(lambda: time.monotonic() - began >= CUT_OFF_S, TIMEOUT_S, what="the end of the failure")
+    machines.line.whole = True
+    run.so_many(2, "with both again", learners=2)
+    machines.kill(1)
+    run.so_many(1, "with one that is lost", learners=1)
+    os.kill(run.process.pid, signal.SIGINT)
+    run.ended(130)
+    lost = logged(run.directory)[-1]["learners/lost"]
+    named = [fault for fault in read_faults(run.directory) if "the learner of rank 1 of 2 is lost" in fault.message]
+    named += [fault for fault in read_faults(run.directory) if "a learner is lost between" in fault.message]
+    assert len(named) == lost >= 2
+    machines.line.delay_s = machines.line.loss = 0.0
+    run.join()
+    saved = steps_of(run.directory)[-1]
+    run.begin("resume", "runs/run", "--until", str(saved + 500))
+    run.ended(0)
+    check_records(run.directory, saved + 500)
+
+
 def check_records(directory: Path, until: int) -> None:
     """Every row was trained `EPOCHS` times, every fragment counts once, and a life that lost one has a record."""
     rows = logged(directory)
@@ -261,5 +292,6 @@ def check_records(directory: Path, until: int) -> None:
     assert {(fault.kind, fault.action) for fault in faults} == {("WorkersLostError", "restarted")}
     lives = [(fault.details["worker"], fault.details["incarnation"]) for fault in faults]
     assert len(lives) == len(set(lives))
-    lost = [fault for fault in faults if "was not there after" not in fault.message]  # those had begun nothing
+    of_workers = [fault for fault in faults if "learner" not in fault.message]
+    lost = [fault for fault in of_workers if "was not there after" not in fault.message]  # those had begun nothing
     assert 1 <= max(row["workers/dropped"] for row in rows) <= len(lost)
