@@ -118,7 +118,7 @@ def lower(window: Window, place: Path) -> None:
     for path, number in window.lowered:
         module, _, name = path.partition(":")
         setattr(importlib.import_module(module), name, number)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "compiled")  # nobody has compiled this before
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.parent / "compiled")  # empty at first
 
 
 class Kills:
