@@ -58,6 +58,7 @@ TUNED = (
     *("--trainer.total-env-steps", "200", "--trainer.eval-every-steps", "100", "--trainer.eval-episodes", "2"),
 )
 LOST = frozenset({3})  # a process that a run cannot do without
+OF_RAY = LOST | {1}  # Ray itself ends a program whose head is lost while it joins, after 60 s, and says so
 WINDOWS = (
     Window("import", PPO, fresh=True, delay_s=4.0),
     Window("start", PPO, "palaestra.experiments.run:make_learner", most_visits=1, delay_s=0.05),
@@ -196,9 +197,9 @@ WINDOWS = (
     ),
     Window("the compiler", DQN, victim="palaestra: compiler", hows=("KILL",), delay_s=4.0, lowered=SOON),
     Window(
-        "Ray's head", (*PPO, *RAY), victim="ray/core/src/ray/gcs/gcs_server", hows=("KILL",), codes=LOST, delay_s=3.0
+        "Ray's head", (*PPO, *RAY), victim="ray/core/src/ray/gcs/gcs_server", hows=("KILL",), codes=OF_RAY, delay_s=3.0
     ),
-    Window("Ray's helpers", (*PPO, *RAY), victim="ray/dashboard", hows=("KILL",), codes=LOST, delay_s=3.0),
+    Window("Ray's helpers", (*PPO, *RAY), victim="ray/dashboard", hows=("KILL",), codes=OF_RAY, delay_s=3.0),
 )
 FIRST = 25
 """Windows of the first 500 trials; those that came later share the trials after these."""

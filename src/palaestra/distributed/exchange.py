@@ -1,8 +1,12 @@
 """`Exchange`: ranks that make one gradient step together, each with the gradients of its shards, over gloo."""
 
+import hashlib
 import json
+import mmap
+import os
 import socket
 import traceback
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -18,6 +22,7 @@ __all__ = ["BrokenGroupError", "Exchange", "GroupSeat", "fingerprint", "listenin
 
 _dist: Any = torch.distributed  # what its stubs leave out is used here
 _GO, _STOP = "go", "stop"
+_TURNS = 2  # parts of a rank's memory: others may still read what it told last when it writes again
 _MEETING_S = 5.0  # in which ranks connect that all are there: longer takes one who was lost on its way
 
 
@@ -79,6 +84,32 @@ def say_whether(store: Any, name: str, complete: bool) -> None:
     store.set(f"{name}/begin", _GO if complete else _STOP)
 
 
+class _Memory:
+    """A file without a name that ranks of one machine map; it is gone with the last of them, however that ended."""
+
+    def __init__(self, path: str = "") -> None:
+        self.file = os.open(path, os.O_RDWR | os.O_CLOEXEC) if path else os.memfd_create("palaestra", os.MFD_CLOEXEC)
+        self._end = weakref.finalize(self, os.close, self.file)
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+    def mapped(self, size: int) -> Tensor:
+        """All of it, of so many bytes; its owner has made it as large."""
+        if size > len(self.bytes):
+            self.bytes = torch.frombuffer(mmap.mmap(self.file, size), dtype=torch.uint8)
+        return self.bytes
+
+    def grown(self, size: int) -> Tensor:
+        """All of it, of so many bytes at least; for its owner."""
+        if size > len(self.bytes):
+            size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self.file, size)
+        return self.mapped(size)
+
+    def close(self) -> None:
+        """Closes the file; what is mapped stays."""
+        self._end()
+
+
 class Exchange:
     """One rank's end of a group, which makes gradient steps.
 
@@ -98,6 +129,8 @@ class Exchange:
         """Why the group is broken; `None` while it is whole."""
         self._group: Any = None
         self._rows = torch.empty(seat.size, 0, dtype=torch.uint8)  # what ranks tell, kept from step to step
+        self._memories: list[list[_Memory]] = []  # of each rank, where all are on one machine
+        self._turn = 0
 
     def connect(self) -> None:
         """Finds the other ranks, unless that has happened; waits until the driver says that all are there.
@@ -118,6 +151,7 @@ class Exchange:
             options._timeout = meeting
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_own_address(seat))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(seat.name, store), seat.rank, seat.size, options)
+            self._share_memory()
             self._group.set_timeout(limit)
         except RuntimeError as error:
             self._broken(error)
@@ -125,6 +159,33 @@ class Exchange:
     def close(self) -> None:
         """Leaves the group; ranks that wait for this one are told at once."""
         self._group = None
+        for memory in (one for memories in self._memories for one in memories):
+            memory.close()
+        self._memories = []
+
+    def _share_memory(self) -> None:
+        """Maps what the other ranks write, if all are on this machine; otherwise what they tell is sent."""
+        mine = [_Memory() for _ in range(_TURNS)] if (here := _machine()) else []
+        told = self._of_all([here, os.getpid(), *(one.file for one in mine)] if mine else [0] * (2 + _TURNS))
+        found: list[list[_Memory]] = []
+        try:
+            for rank, (machine, process, *files) in enumerate(told):
+                if machine != here or not mine:
+                    raise OSError("a rank is elsewhere")
+                theirs = [_Memory(f"/proc/{process}/fd/{file}") for file in files]
+                found.append(mine if rank == self.seat.rank else theirs)
+        except OSError:
+            found = []
+        if all(whole for (whole,) in self._of_all([int(bool(found))])):  # none has left before all have opened its
+            self._memories = found
+
+    def _of_all(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What every rank says, as many whole numbers each; a `RuntimeError` where one is gone."""
+        if self._group is None:
+            raise RuntimeError("it was left")
+        said = torch.empty(self.seat.size, len(numbers), dtype=torch.int64)
+        self._group._allgather_base(said, torch.tensor([numbers])).wait(_limit(self.seat.timeout_s))
+        return said.tolist()
 
     def step(self, algorithm: GradientAlgorithm[Any], minibatch: Batch) -> StepResult:
         """One gradient step.
@@ -151,7 +212,6 @@ class Exchange:
         try:
             sizes, rows = self._told(tensors, rest)
         except RuntimeError as error:
-            traceback.clear_frames(error.__traceback__)  # they keep connections open, whose end tells ranks not beside
             self._broken(error)
             return None
         return [
@@ -160,19 +220,29 @@ class Exchange:
 
     def _told(self, tensors: Sequence[Tensor], rest: Tensor) -> tuple[list[list[int]], list[Tensor]]:
         """How many bytes every rank tells of tensors and of the rest, and these; a `RuntimeError` where one is gone."""
+        rank, sizes = self.seat.rank, [sum(map(len, tensors)), len(rest)]
+        if not self._memories:
+            told = self._of_all(sizes)
+            return told, self._sent([*tensors, rest], [sum(one) for one in told])
+        self._turn = (self._turn + 1) % _TURNS
+        mine = self._memories[rank][self._turn].grown(sum(sizes))
+        torch.cat([*tensors, rest], out=mine[: sum(sizes)])
+        told = self._of_all([*sizes, len(mine)])  # all have written; and read what was told the turn before
+        each = [one[self._turn] for one in self._memories]
+        rows = [memory.mapped(size)[: a + b] for memory, (a, b, size) in zip(each, told, strict=True)]
+        return [[a, b] for a, b, _ in told], rows
+
+    def _sent(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """What every rank tells, so many bytes each, over the network."""
         group, limit, rank, size = self._group, _limit(self.seat.timeout_s), self.seat.rank, self.seat.size
-        if group is None:
-            raise RuntimeError("it was left")
-        sizes = torch.empty(size, 2, dtype=torch.int64)
-        group._allgather_base(sizes, torch.tensor([[sum(map(len, tensors)), len(rest)]])).wait(limit)
-        rows = self._rows_of(sizes.sum(1).tolist())
-        torch.cat([*tensors, rest], out=rows[rank])
+        rows = self._rows_of(sizes)
+        torch.cat([*parts], out=rows[rank])
         others = [other for other in range(size) if other != rank]  # a gather of gloo takes twice as long
         arriving = [group.recv([rows[other]], other, 0) for other in others]
         leaving = [group.send([rows[rank]], other, 0) for other in others]
         for one in (*arriving, *leaving):
             one.wait(limit)
-        return sizes.tolist(), rows
+        return rows
 
     def _rows_of(self, sizes: Sequence[int]) -> list[Tensor]:
         """Memory for what every rank tells, so many bytes each; that of the step before, if it is enough."""
@@ -181,6 +251,7 @@ class Exchange:
         return [row[:size] for row, size in zip(self._rows, sizes, strict=True)]
 
     def _broken(self, error: Exception) -> None:
+        traceback.clear_frames(error.__traceback__)  # they keep connections open, whose end tells ranks not beside
         self.close()
         self.error = BrokenGroupError(f"rank {self.seat.rank} of {self.seat.size} lost the others: {error}")
         if self.seat.rank:
@@ -199,6 +270,16 @@ def exchange_for(exchanges: dict[str, Exchange], policy: str, seat: GroupSeat) -
     if kept is not None and (kept.seat != seat or kept.error is not None):
         exchanges.pop(policy).close()
     return exchanges.setdefault(policy, Exchange(seat))
+
+
+def _machine() -> int:
+    """A number of this machine since it started, and of the processes that see each other; 0 without such files."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            said = f"{boot.read()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:7])
 
 
 def _own_address(seat: GroupSeat) -> str:
