@@ -253,7 +253,7 @@ def test_a_slow_line_that_loses_packets_and_fails_for_half_a_minute_costs_what_w
 def test_a_learner_on_a_machine_that_is_cut_off_for_half_a_minute_comes_back_and_is_lost_with_it(
     run, machines, wait_until
 ):
-    """F15, F34: 20 ms and 1% loss; rank 0 goes on alone, nothing is learned twice, each end and drop is named."""
+    """F15: 20 ms and 1% loss; rank 0 goes on alone, nothing is learned twice, each end and drop is named."""
     machines.line.delay_s, machines.line.loss = DELAY_S, LOSS
     run.train(20, "--distributed.num-learners", "2", "--distributed.gradient-shards", "2", *ON_THE_SECOND)
     run.so_many(2, "with both", learners=2)

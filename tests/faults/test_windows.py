@@ -11,10 +11,10 @@ from tests.faults.parts import ROOT, child_environment
 
 
 def test_trials_take_turns_in_the_windows():
-    trials = [kills.drawn(trial) for trial in range(500)]
+    trials = [kills.drawn(trial) for trial in range(560)]
     counts = {window.name: sum(one.name == window.name for one, _ in trials) for window in kills.WINDOWS}
-    assert len(counts) == len(kills.WINDOWS) >= 25
-    assert min(counts.values()) >= 20
+    assert len(counts) == len(kills.WINDOWS)
+    assert list(counts.values()) == [20] * kills.FIRST + [10] * (len(kills.WINDOWS) - kills.FIRST)
     assert {one.how for _, plan in trials for one in plan} == {"KILL", "TERM", "INT", kills.FULL}
     assert kills.drawn(7) == kills.drawn(7)
 
@@ -42,7 +42,7 @@ def test_f36_what_is_struck_in_a_window_ends_equal(window, tmp_path):
     """F9, F16, F22, F25: to the last bit, and nothing is left."""
     if subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False).returncode:
         pytest.skip("the campaign needs namespaces of its own, which this user may not have")
-    count = str(2 * len(kills.WINDOWS))
+    count = str(2 * kills.FIRST)
     command = [sys.executable, "-m", "benchmarks.kills", "--window", window, "--count", count]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "none")],

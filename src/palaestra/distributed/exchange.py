@@ -214,9 +214,12 @@ class Exchange:
         except RuntimeError as error:
             self._broken(error)
             return None
-        return [
+        parts = [
             part for row, (first, _) in zip(rows, sizes, strict=True) for part in _unpacked(row[:first], row[first:])
         ]
+        if len(parts) == 1:  # not summed, so that an optimizer may write to it, and others read it
+            parts = [parts[0]._replace(values={name: value.clone() for name, value in parts[0].values.items()})]
+        return parts
 
     def _told(self, tensors: Sequence[Tensor], rest: Tensor) -> tuple[list[list[int]], list[Tensor]]:
         """How many bytes every rank tells of tensors and of the rest, and these; a `RuntimeError` where one is gone."""
