@@ -88,7 +88,7 @@ def row(library: str, entry: dict[str, Any]) -> list[str]:
     """
     words = {True: "yes", False: "no", None: "it varies"}
     found = entry["resumed"]
-    cells = [words[found[part]] if part in found else "(yes)" if library == "palaestra" else "-" for part in PARTS]
+    cells = [words[found[part]] if part in found else "-" for part in PARTS]
     return [f"{LIBRARIES[library][2]} {entry['version']}", *cells[:-1], f"**{cells[-1]}**"]
 
 

@@ -32,6 +32,7 @@ KERNEL = {  # which tells about this process and this machine
     },
     "src/palaestra/core/computing.py": {"own.read_text", "(folder / name).read_text"},
     "src/palaestra/envs/supervision/guard.py": {"open"},
+    "src/palaestra/distributed/exchange.py": {"Path('/proc/sys/kernel/random/boot_id').read_text"},
     "src/palaestra/runs/computed.py": {"Path('/proc/cpuinfo').read_text"},
     "src/palaestra/runtime/leaks.py": {
         *("(task / 'children').read_text", "(_SELF / 'statm').read_text"),
@@ -46,6 +47,7 @@ OTHERS = {
     "src/palaestra/buffers/storage.py": {"os.open", "torch.from_file"},  # of a size that was compared
     "src/palaestra/config/values.py": {"yaml.load"},  # of a text
     "src/palaestra/core/files.py": {"os.open", "safe_open"},  # a folder; what `opened` has looked at
+    "src/palaestra/distributed/exchange.py": {"os.open", "mmap.mmap"},  # memory of another rank of the run
     "src/palaestra/distributed/replay_shard.py": {"parcel.open"},  # of the network
     "src/palaestra/envs/supervision/places.py": {"path.open", "mmap.mmap"},  # which it has just made
     "src/palaestra/runs/run_directory.py": {"(self.path / 'run.lock').open"},  # written; `require_plain` has looked

@@ -9,6 +9,7 @@ import traceback
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -278,8 +279,7 @@ def exchange_for(exchanges: dict[str, Exchange], policy: str, seat: GroupSeat) -
 def _machine() -> int:
     """A number of this machine since it started, and of the processes that see each other; 0 without such files."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            said = f"{boot.read()} {os.readlink('/proc/self/ns/pid')}"
+        said = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
         return 0
     return int.from_bytes(hashlib.sha256(said.encode()).digest()[:7])
