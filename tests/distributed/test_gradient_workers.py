@@ -10,7 +10,7 @@ import torch
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, ShardedSteps
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, NonFiniteError, PalaestraError, shards
-from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator, exchange
+from palaestra.distributed import GradientWorkers, PolicyHost, TrainerAllocator
 from palaestra.distributed.exchange import Exchange, GroupSeat, fingerprint
 from palaestra.distributed.policy_host import HostTask, _here
 from palaestra.runtime import RemoteError, Shared
@@ -145,39 +145,6 @@ def test_what_a_worker_answers_depends_on_its_task_alone(name):
         assert not different(one, three)
     assert not different(answers[0], answers[3])
     assert different(answers[0], answers[1])
-
-
-@pytest.mark.parametrize("machine", [exchange._machine, lambda: 0])
-def test_ranks_of_one_machine_tell_each_other_through_memory_and_others_through_the_network(machine, monkeypatch):
-    """With the same bits; the mutant is who sends."""
-    sent, send = list[int](), Exchange._sent
-
-    def sending(mine, parts, sizes):
-        sent.append(mine.seat.rank)
-        return send(mine, parts, sizes)
-
-    monkeypatch.setattr(exchange, "_machine", machine)
-    monkeypatch.setattr(Exchange, "_sent", sending)
-    algorithm, collector = collected("ppo", any_kind("ppo"))
-    alone, _ = updated_with(0, algorithm, collector, times=2, num_shards=4)
-    shared, _ = updated_with(2, algorithm, collector, times=2, num_shards=4)
-    assert not different(whole_state(alone), whole_state(shared))
-    assert set(sent) == ({0, 1, 2} if machine() == 0 else set())
-
-
-def test_memory_that_is_told_from_may_be_written_again_a_step_later():
-    """Sums of the step before are read while the next one is told: turns have memory of their own, also as it grows."""
-    mine = exchange._Memory()
-    first = mine.grown(10)
-    first[:10] = 1
-    theirs = exchange._Memory(f"/proc/self/fd/{mine.file}")
-    assert theirs.mapped(len(first))[:10].tolist() == [1] * 10
-    larger = mine.grown(len(first) + 1)
-    larger[:10] = 2
-    assert theirs.mapped(len(larger))[:10].tolist() == first[:10].tolist() == [2] * 10
-    for one in (mine, theirs):
-        one.close()
-    assert larger[:10].tolist() == [2] * 10
 
 
 class Sent:
