@@ -166,9 +166,8 @@ class EnvConfig:
             raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
         if self.on_fault != "raise":
             raise ConfigError(
-                f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one, as vectorization="
-                f"{self.vectorization} does, fail as one; leave on_fault out, or begin a run with vectorization=serial "
-                "or process"
+                f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; leave it "
+                f"out, or begin a run with vectorization=serial or process (it is {self.vectorization})"
             )
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> Self:

@@ -143,9 +143,7 @@ def _today(name: str) -> str:
     """The end of a message that says how an id of another version or package is called now; empty if it is not."""
     game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
     if name.startswith("MinAtar/"):
-        games = [own.name for own in own_environments() if ":MinAtar" in own.name]
-        here = f"palaestra.envs:MinAtar{game}"
-        return f" — it is {here!r}" if here in games else f" — of its games there are {', '.join(games)} here"
+        return next((f" — it is {own.name!r}" for own in own_environments() if own.name.endswith(f"MinAtar{game}")), "")
     emulator = importlib.util.find_spec("ale_py")  # which is not imported: it would register the old ids
     rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if emulator is not None and emulator.origin and (Path(emulator.origin).parent / f"roms/{rom}.bin").exists():
