@@ -41,14 +41,16 @@ def trained(folder: Path, algorithm: str, env: str, env_steps: int) -> Policy:
     return policy
 
 
-def truth(policy: Policy, algorithm: str, env: str, gamma: float) -> Sample:
+def truth(
+    policy: Policy, algorithm: str, env: str, gamma: float, *, lanes: int = LANES, rounds: int = EPISODES // LANES
+) -> Sample:
     """Discounted returns of episodes that end where the task does, or where gamma has left a thousandth."""
     horizon = math.ceil(math.log(1e-3) / math.log(gamma))
-    config = dataclasses.replace(preset(algorithm, env).env, max_episode_steps=horizon + 1).for_evaluation(LANES)
+    config = dataclasses.replace(preset(algorithm, env).env, max_episode_steps=horizon + 1).for_evaluation(lanes)
     returns: list[float] = []
-    for seed in range(EPISODES // LANES):
+    for seed in range(rounds):
         with create_environment(config, seed=10_000 + seed) as made:
-            step, alive, value = made.reset(), torch.ones(LANES), torch.zeros(LANES)
+            step, alive, value = made.reset(), torch.ones(lanes), torch.zeros(lanes)
             for t in range(horizon):
                 action = policy.act(step, deterministic=True).action
                 step = made.step(policy.env_action(action))
