@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2151, "0049"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2518, "0043"),
-    "envs": Room(58, 7201, "0045"),
+    "envs": Room(58, 7203, "0045"),
     "experiments": Room(10, 1798, "0043"),
     "multiagent": Room(14, 1993, "0045"),
     "nn": Room(20, 2964, "0036"),

@@ -250,6 +250,7 @@ def test_a_missing_extra_is_named(name, extra):
         ({"max_episode_steps": -1}, "at least 0"),
         ({"kwargs": {"colour": "red"}}, "colour"),
         ({"name": "palaestra.envs.tiny:Chain", "kwargs": {"colour": "red"}}, "cannot be called with"),
+        ({"name": "palaestra.envs:MinAtarBreakout", "kwargs": {"sticky": 1.0}}, "cannot be called with .*'sticky'"),
         ({"wrappers": ("palaestra.envs.tiny",)}, "my_package.module:attribute"),
         ({"wrappers": (3,)}, "cannot be called"),
         ({"vectorization": "native", "wrappers": (Doubled,)}, "Doubled cannot go around"),

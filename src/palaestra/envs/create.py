@@ -320,6 +320,8 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     except BaseException as error:
         if isinstance(error, Hang) or not is_own(error):
             raise
+        if isinstance(error, TypeError) and any(f"unexpected keyword argument '{key}'" in f"{error}" for key in kwargs):
+            raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}") from None
         kind, detail = describe(error)
         raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
 
