@@ -127,6 +127,18 @@ def test_a_share_of_the_actions_is_the_teachers(beta, least, most):
     assert float((own == theirs).float().mean()) < 0.8, "in evaluations the student acts"
 
 
+def test_a_row_is_the_teachers_whole_or_not_at_all():
+    """Of vectors, too: as many rows as numbers do not let the draws of rows fall on numbers."""
+    algorithm, seen = student(pushes, BOX, beta=0.5), observed(2)
+    theirs, kinds = algorithm.taught(seen), set[tuple[bool, ...]]()
+    for _ in range(40):
+        done = algorithm.policy.act(TimeStep(observation=seen), phase=Phase.COLLECT).action
+        rows = torch.isclose(done, theirs)
+        assert torch.equal(rows.all(1), rows.any(1))
+        kinds.add(tuple(rows.all(1).tolist()))
+    assert len(kinds) == 4
+
+
 def test_the_share_falls_with_the_run_as_its_schedule_says():
     algorithm = student(by_sign, beta=Linear(1.0, 0.0, 0.5))
     shares = []

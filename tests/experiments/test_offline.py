@@ -216,6 +216,14 @@ def test_data_that_does_not_fit_is_refused(spec, options, message, tmp_path):
         loaded("cql", folder)
 
 
+@pytest.mark.parametrize("action", [-2.0, -2.00002, 2.0, 2.00002])
+def test_actions_at_a_bound_are_learned_from_and_rounding_is_forgiven(action, tmp_path):
+    """A hundred-thousandth of 1 + |bound|, to both sides: 2.00003, and no more."""
+    assert len(loaded("cql", filled(tmp_path / "data", TORQUE, action=action))[0][POLICY]) == 3
+    with pytest.raises(ConfigError, match="in lane 0, row 0, action is "):
+        loaded("cql", filled(tmp_path / "wrong", TORQUE, action=action + 5e-5 * np.sign(action)))
+
+
 def test_actions_that_are_no_choice_are_refused(tmp_path):
     """F27."""
     folder = filled(tmp_path / "data", DiscreteSpec(num=2), observation=4, action=2)

@@ -83,6 +83,26 @@ def test_agents_ask_an_autoencoder_for_its_code():
     assert np.array_equal(answer["code"], expected[0].detach().numpy())
 
 
+def test_a_module_may_see_parts_by_name_or_by_place():
+    """PARL-07: what it predicts is found with zeros of the observation's own layout."""
+
+    class Sum(nn.Module):
+        def __init__(self, names) -> None:
+            super().__init__()
+            self.names, self.bias = names, nn.Parameter(torch.zeros(3))
+
+        def forward(self, observation):
+            return {"sum": self.bias + sum(observation[name] for name in self.names)}
+
+        def loss(self, batch):
+            return self.bias.square().sum()
+
+    part = TensorSpec((3,))
+    for names, spec in ((("a", "b"), {"a": part, "b": part}), (("0", "1"), (part, part))):
+        policy = ModelTask(Sum(names), spec, MOVE).algorithm.policy
+        assert policy.action_spec == {"sum": part}
+
+
 def test_weights_follow_from_the_seeds_and_a_module_is_shared():
     """PARL-31: the same module in two tasks is one; what makes modules is called once for each task."""
     first, again, other = (ModelTask(AutoEncoder, SEEN, MOVE, seeds=RunSeeds(seed)) for seed in (1, 1, 2))
