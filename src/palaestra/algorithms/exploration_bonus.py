@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from palaestra.algorithms.algorithm import BonusConfig
 from palaestra.algorithms.parts import RunningMoments
-from palaestra.core import Batch
-from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import CompositeNetwork, Network, NetworkConfig
 from palaestra.ops import Moments, masked_mean, valid_starts, variance
 from palaestra.policies import ObservationNormalizer

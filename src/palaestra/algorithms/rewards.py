@@ -8,9 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, Plan, TensorSpec
-from palaestra.core.schedule import schedule_value
-from palaestra.core.settings import Positive, require_ranges
+from palaestra.core import ConfigError, Plan, Positive, TensorSpec, require_ranges, schedule_value
 from palaestra.ops import valid_starts
 
 __all__ = ["RewardConfig", "RewardWeights", "objective_of"]

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.core import ConfigError
-from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
+from palaestra.core import ConfigError, Linear, Piecewise, Schedule, schedule_value
 from palaestra.nn import CoreModel
 
 __all__ = ["Targets"]

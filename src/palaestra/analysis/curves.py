@@ -17,9 +17,8 @@ from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
 from palaestra.core.reading import opened, parse_json, read_lines
-from palaestra.runs.lineage import changes_between
+from palaestra.runs import RunDirectory, changes_between, find_runs
 from palaestra.runs.records import is_number, say_once
-from palaestra.runs.run_directory import RunDirectory, find_runs
 
 _log = logging.getLogger(__name__)
 

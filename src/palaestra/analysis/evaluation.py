@@ -20,11 +20,9 @@ from palaestra.multiagent import saved_pool
 from palaestra.ops import Interval, elo_ratings
 from palaestra.policies import Policy, ReturnConditionedPolicy
 from palaestra.rollout import Evaluation
-from palaestra.runs.build import learner_of
+from palaestra.runs import Learner, RunDirectory, begun_runs, find_run, find_runs, learner_of
 from palaestra.runs.data import DataSummary, require_new, save_data
-from palaestra.runs.learner import Learner
 from palaestra.runs.matches import Opponents, Player, play_match
-from palaestra.runs.run_directory import RunDirectory, begun_runs, find_run, find_runs
 from palaestra.runs.team import TeamLearner
 from palaestra.training import part_name
 

@@ -18,8 +18,7 @@ import numpy as np
 from palaestra.analysis.curves import thinned_metrics
 from palaestra.core import CheckpointError, ConfigError, import_extra
 from palaestra.core.reading import opened, opened_text, parse_json, read_bytes
-from palaestra.runs.records import read_evaluations
-from palaestra.runs.run_directory import RunDirectory
+from palaestra.runs import RunDirectory, read_evaluations
 
 __all__ = ["LoggedRun", "read_logs"]
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec, spec_leaves, tree_paths
 from palaestra.envs import Environment
-from palaestra.nn import MLP
-from palaestra.nn.encoder import IntegerCode
+from palaestra.nn import MLP, IntegerCode
 from palaestra.policies import Phase, Policy, ValueGreedyPolicy
 
 __all__ = ["Symptom", "play", "played_symptoms"]

@@ -12,11 +12,8 @@ import torch
 
 from palaestra.buffers.lane_storage import LAST
 from palaestra.buffers.streams import RowOptions, Streams, WritePositions
-from palaestra.core import files
-from palaestra.core.errors import CheckpointError, ConfigError, SpecError
-from palaestra.core.packed import PackedRows
+from palaestra.core import CheckpointError, ConfigError, PackedRows, SpecError, files, spec_from_json, spec_to_json
 from palaestra.core.reading import read_json
-from palaestra.core.spec import spec_from_json, spec_to_json
 
 _log = logging.getLogger(__name__)
 _FORMAT_VERSION = 1

@@ -20,10 +20,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from palaestra.core.batch import Batch
-from palaestra.core.errors import ShapeError
-from palaestra.core.time_step import StepType, TimeStep
-from palaestra.core.tree import as_array, tree_leaves
+from palaestra.core import Batch, ShapeError, StepType, TimeStep, as_array, tree_leaves
 
 __all__ = [
     "ExperienceSet",

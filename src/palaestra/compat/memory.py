@@ -6,10 +6,8 @@ from typing import Any, Literal, Unpack, final
 import numpy as np
 import torch
 
+from palaestra.buffers import ReplayBuffer, RowOptions, Sampler
 from palaestra.buffers.drawn import cast_rows
-from palaestra.buffers.replay import ReplayBuffer
-from palaestra.buffers.samplers import Sampler
-from palaestra.buffers.streams import RowOptions
 from palaestra.compat.layouts import ExperienceSet
 from palaestra.core import Batch, CheckpointError, ConfigError, Plan, ShapeError, StepType
 

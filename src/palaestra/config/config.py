@@ -15,8 +15,7 @@ import yaml
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig
 from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
-from palaestra.core import Linear, Offline, Piecewise, import_object
-from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
+from palaestra.core import CheckpointError, ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_text
 from palaestra.core.settings import members_of

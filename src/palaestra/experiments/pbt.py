@@ -20,8 +20,7 @@ from palaestra.config.dimensions import Dimension, first_values, search_space
 from palaestra.core import ConfigError, Linear, Piecewise, RunSeeds, Schedule, schedule_value, tree_map
 from palaestra.rollout.collection import episode_discount
 from palaestra.runs.run_directory import RunDirectory
-from palaestra.training import Callback, Trainer
-from palaestra.training.parts import TrainingRun
+from palaestra.training import Callback, Trainer, TrainingRun
 
 __all__: list[str] = []
 

@@ -14,9 +14,8 @@ from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
+from palaestra.runs import evaluation_environment, read_evaluations
 from palaestra.runs.computed import differences, machine_kind
-from palaestra.runs.learner import evaluation_environment
-from palaestra.runs.records import read_evaluations
 from palaestra.training import StoppedError
 
 __all__ = ["PublishedRow", "Verification", "published_rows", "train_published", "verify"]

@@ -14,10 +14,9 @@ import torch
 
 from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError
 from palaestra.experiments.run import active
-from palaestra.runs.build import make_learner
+from palaestra.runs import RunDirectory, find_run, make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
 from palaestra.runs.lineage import copy_results
-from palaestra.runs.run_directory import RunDirectory, find_run
 from palaestra.training import StoppedError, StopSignals, Trainer
 from palaestra.training.learning import computing_at_speed
 

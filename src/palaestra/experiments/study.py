@@ -21,8 +21,7 @@ from palaestra.core.errors import CheckpointError
 from palaestra.core.reading import parse_json, read_lines
 from palaestra.experiments.pbt import population_space
 from palaestra.experiments.seeds import GroupResult, resume_members, resume_seeds, train_members, train_seeds
-from palaestra.runs.records import read_evaluations
-from palaestra.runs.run_directory import RunDirectory, find_runs
+from palaestra.runs import RunDirectory, find_runs, read_evaluations
 from palaestra.runs.together import require_together
 from palaestra.training import StoppedError, StopSignals, TrainerConfig
 

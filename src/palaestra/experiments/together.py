@@ -17,8 +17,7 @@ from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, Lineage, Selection
 from palaestra.experiments.run import active, end_with_parent, ended, require_same_task
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
-from palaestra.runs.build import make_learner
-from palaestra.runs.run_directory import RunDirectory
+from palaestra.runs import RunDirectory, make_learner
 from palaestra.runs.together import as_member, population
 from palaestra.training import StopSignals, run_together
 

@@ -23,9 +23,8 @@ from palaestra.experiments import study
 from palaestra.experiments.pbt import Ancestry, Selection, lineage_page
 from palaestra.experiments.run import require_same_task
 from palaestra.experiments.study import Outcomes, Search
+from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
-from palaestra.runs.records import read_evaluations
-from palaestra.runs.run_directory import RunDirectory
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 

@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec
-from palaestra.core.spec import spec_leaves
-from palaestra.core.tree import tree_paths
+from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec, spec_leaves, tree_paths
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.encoder import Encoder, channels_first, encoder_of, integers_of, picture_shape, without_mask
 from palaestra.nn.network import mlp_of

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, NonFiniteError, ShapeError
+from palaestra.core import Batch, ConfigError, NonFiniteError, ShapeError, tree_map, tree_paths
 from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype, spec_leaves
-from palaestra.core.tree import tree_map, tree_paths
 from palaestra.policies.actions import children_of
 
 __all__: list[str] = []

@@ -30,8 +30,7 @@ from palaestra.core import (
     tree_leaves,
     tree_paths,
 )
-from palaestra.envs import EnvConfig, Environment, create_environment
-from palaestra.envs.contract.spaces import space_from_spec
+from palaestra.envs import EnvConfig, Environment, create_environment, space_from_spec
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions
 from palaestra.rollout import Collector

@@ -22,8 +22,7 @@ from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds
-from palaestra.envs import EnvConfig, Environment, EventLog, create_environment
-from palaestra.envs.wrappers.wrap import Wrap
+from palaestra.envs import EnvConfig, Environment, EventLog, Wrap, create_environment
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, require_compression, returns_of_variants
 from palaestra.runs import making

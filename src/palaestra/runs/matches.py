@@ -13,8 +13,7 @@ from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, RunSeeds
 from palaestra.envs import EnvConfig
-from palaestra.multiagent import PolicySpec, match_score, play_multi_agent_envs
-from palaestra.multiagent.envs import create_multi_agent_envs
+from palaestra.multiagent import PolicySpec, create_multi_agent_envs, match_score, play_multi_agent_envs
 from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes

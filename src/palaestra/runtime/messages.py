@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import ConfigError, PalaestraError
-from palaestra.core.computing import prefer_onednn
+from palaestra.core import ConfigError, PalaestraError, prefer_onednn
 from palaestra.runtime.memory import keep_freed_memory
 
 __all__ = ["Parcel", "ParcelLostError", "Shared", "sendable"]

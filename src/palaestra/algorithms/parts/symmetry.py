@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, SpecTree, spec_leaves, tree_map, tree_paths
-from palaestra.core.importing import import_object
+from palaestra.core import Batch, ConfigError, SpecTree, import_object, spec_leaves, tree_map, tree_paths
 
 __all__ = ["Symmetry", "symmetry_of"]
 

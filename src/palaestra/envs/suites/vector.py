@@ -9,8 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from palaestra.core import ConfigError
-from palaestra.core.importing import import_maker
+from palaestra.core import ConfigError, import_maker
 from palaestra.envs.simulators.vector import TorchVectorEnvironment
 
 PREFIX = "vector:"
