@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError, TensorSpec, TimeStep
+from palaestra.core import Batch, EnvError, NonFiniteError, PalaestraError, SpecError, TensorSpec, TimeStep
 from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.contract.attributes import SharedAttributes
-from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all
+from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, require_idle, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
-from palaestra.envs.contract.episodes import lane_seeds_of, saved_seeds
+from palaestra.envs.contract.episodes import batch_seeds, saved_seeds
 from palaestra.envs.contract.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.envs.contract.rows import Rows, Specs, completed
 from palaestra.envs.contract.spaces import spec_from_space
@@ -85,10 +85,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
         lane_seeds: Sequence[int] | None = None,
         max_episode_steps: int = 0,
     ) -> None:
-        if batch_size < 1 or max_episode_steps < 0:
-            raise ConfigError(
-                f"batch_size is {batch_size} and max_episode_steps {max_episode_steps}; at least 1 and 0 are needed"
-            )
+        self._seeds = batch_seeds(lane_seeds, batch_size, max_episode_steps)
         self._observation = spec_from_space(observation_space, "observation_space")
         self._action = spec_from_space(action_space, "action_space")
         bare = Specs(self._observation, self._action, TensorSpec(()))
@@ -100,7 +97,6 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             (path, (batch_size, *leaf.shape), dtype)
             for (path, leaf), dtype in zip(leaves, leaf_dtypes(self._observation), strict=True)
         ]
-        self._seeds = lane_seeds_of(lane_seeds, batch_size)
         self.step_limit, self._limit = max_episode_steps, max_episode_steps or _NEVER
         self._env_id, self._lanes = torch.arange(batch_size), np.arange(batch_size)
         self._episode, self._steps = np.full(batch_size, -1), np.zeros(batch_size, np.int64)
@@ -197,9 +193,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             EnvError: the simulator failed, or nothing was sent.
             NonFiniteError: it emitted NaN or infinity.
         """
-        if self._sent is None:
-            raise EnvError("recv was called without send; every recv needs its send")
-        actions, self._sent = self._sent, None
+        actions, self._sent = taken(self._sent), None
         over, size = self._over, self.batch_size
         begun = np.flatnonzero(over)
         self._steps += 1
@@ -252,8 +246,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
     @final
     def state_dict(self) -> dict[str, Any]:
         """The rows of the simulator and where every lane is, so that a restored batch continues exactly."""
-        if self._sent is not None:
-            raise EnvError("state_dict was called between send and recv; receive first")
+        require_idle(self._sent, "state_dict was called")
         rows = {f"row.{name}": np.array(row) for name, row in self.rows().items()}
         return {**self.lane_state(), "steps": self._steps.copy(), "over": self._over.copy(), **rows}
 

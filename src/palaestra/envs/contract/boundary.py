@@ -6,7 +6,7 @@ Both are looked at in whole batches, so that it costs almost nothing.
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ _dot: Any = np.vdot
 _PERIOD = 16
 # Larger sets of discrete actions are not kept as scalars.
 _MOST_SCALARS = 4096
+_T = TypeVar("_T")
 
 
 class _Leaf(NamedTuple):
@@ -187,6 +188,31 @@ def require_all(env: Any, env_id: torch.Tensor | None, pending: bool) -> None:
         )
     if pending:
         raise EnvError("send was called twice without recv; every send needs its recv")
+
+
+def taken(sent: _T | None) -> _T:
+    """What `send` left for `recv`.
+
+    Raises:
+        EnvError: nothing.
+    """
+    if sent is None:
+        raise EnvError("recv was called without send; every recv needs its send")
+    return sent
+
+
+def require_idle(sent: Any, what: str) -> None:
+    """Refuses what may not happen between `send` and `recv`.
+
+    Args:
+        sent: what `send` left for `recv`, if it did.
+        what: is refused.
+
+    Raises:
+        EnvError: actions sent have not been received.
+    """
+    if sent is not None:
+        raise EnvError(f"{what} between send and recv; receive first")
 
 
 def tolerant_bounds(spec: TensorSpec) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from palaestra.core import EnvError, SpecError, SpecTree, episode_seed, spec_leaves
+from palaestra.core import ConfigError, EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, unflatten
 from palaestra.envs.supervision.places import Place
@@ -417,6 +417,24 @@ def lane_seeds_of(lane_seeds: Sequence[int] | None, count: int) -> list[int]:
         if not isinstance(seed, SupportsIndex) or not 0 <= operator.index(seed) < 2**63:
             raise SpecError(f"a lane seed is {seed!r}; it must be a whole number of at least 0 and below 2^63")
     return [operator.index(seed) for seed in lane_seeds]
+
+
+def batch_seeds(lane_seeds: Sequence[int] | None, batch_size: int, max_episode_steps: int) -> list[int]:
+    """Seeds of the lanes of a batch that is made; see `lane_seeds_of`.
+
+    Args:
+        lane_seeds: one for each, or `None`.
+        batch_size: number of lanes.
+        max_episode_steps: after which episodes are cut off; 0 is never.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    if batch_size < 1 or max_episode_steps < 0:
+        raise ConfigError(
+            f"batch_size is {batch_size} and max_episode_steps {max_episode_steps}; at least 1 and 0 are needed"
+        )
+    return lane_seeds_of(lane_seeds, batch_size)
 
 
 def saved_seeds(state: Mapping[str, Any], count: int) -> list[int]:

@@ -9,9 +9,9 @@ import torch
 
 from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep, spec_leaves, tree_paths
 from palaestra.envs.contract.attributes import SharedAttributes
-from palaestra.envs.contract.boundary import outside, require_all, tolerant_bounds
+from palaestra.envs.contract.boundary import outside, require_all, require_idle, taken, tolerant_bounds
 from palaestra.envs.contract.environment import Environment
-from palaestra.envs.contract.episodes import lane_seeds_of, saved_seeds
+from palaestra.envs.contract.episodes import batch_seeds, saved_seeds
 from palaestra.envs.contract.nest import like, neutral_rows
 
 __all__ = ["LaneTensors", "TensorEnvironment"]
@@ -95,12 +95,8 @@ class TensorEnvironment(SharedAttributes, Environment):
         max_episode_steps: int = 0,
         compile: bool = False,
     ) -> None:
-        if batch_size < 1 or max_episode_steps < 0:
-            raise ConfigError(
-                f"batch_size is {batch_size} and max_episode_steps {max_episode_steps}; at least 1 and 0 are needed"
-            )
+        self._seeds = batch_seeds(lane_seeds, batch_size, max_episode_steps)
         self.batch_size, self.device = batch_size, torch.device(device)
-        self._seeds = lane_seeds_of(lane_seeds, batch_size)
         self.step_limit, self._limit = max_episode_steps, max_episode_steps or _NEVER
         self._keys = self._keys_of(self._seeds)
         self._env_id = torch.arange(batch_size, device=self.device)
@@ -212,16 +208,13 @@ class TensorEnvironment(SharedAttributes, Environment):
         Raises:
             EnvError: nothing was sent.
         """
-        if self._result is None:
-            raise EnvError("recv was called without send; every recv needs its send")
-        time_step, self._result = self._result, None
+        time_step, self._result = taken(self._result), None
         return time_step
 
     @final
     def state_dict(self) -> dict[str, Any]:
         """The very states, so that a restored environment continues exactly."""
-        if self._result is not None:
-            raise EnvError("state_dict was called between send and recv; receive first")
+        require_idle(self._result, "state_dict was called")
         state = {f"state.{name}": leaf.cpu().numpy().copy() for name, leaf in self.lanes.state.items()}
         progress = {name: leaf.cpu().numpy().copy() for name, leaf in self.lanes.progress._asdict().items()}
         return {"lane_seed": np.array(self._seeds, np.int64), **progress, **state, **self._attributes_text()}

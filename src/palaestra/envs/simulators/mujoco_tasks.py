@@ -116,7 +116,11 @@ class GymnasiumMujoco(MujocoBatch):
 
     def terminated(self) -> np.ndarray:
         """Whether the task is over, [B]."""
-        return np.zeros(self.batch_size, np.bool_)
+        return ~self.healthy() & self._settings.get("terminate_when_unhealthy", False)
+
+    def healthy(self) -> np.ndarray:
+        """Whether it stands, [B]."""
+        return np.ones(self.batch_size, np.bool_)
 
     def reward(self, action: np.ndarray, velocity: np.ndarray, terminated: np.ndarray) -> tuple[np.ndarray, Infos]:
         """Rewards [B], and their parts as `info` has them.
@@ -188,14 +192,10 @@ class _Upright(GymnasiumMujoco):
         return {"x_position": self.qpos[:, 0], "z_distance_from_origin": self.qpos[:, 1] - self.gym_env.init_qpos[1]}
 
     def healthy(self) -> np.ndarray:
-        """Whether it stands, [B]."""
         height, angle = self.qpos[:, 1], self.qpos[:, 2]
         return _within(height, self._settings["healthy_z_range"]) & _within(
             angle, self._settings["healthy_angle_range"]
         )
-
-    def terminated(self) -> np.ndarray:
-        return ~self.healthy() & self._settings["terminate_when_unhealthy"]
 
     def observe(self) -> np.ndarray:
         return np.concatenate((self._seen_position(), np.clip(self.qvel, -10, 10)), axis=1)
@@ -239,13 +239,9 @@ class Ant(GymnasiumMujoco):
         return _plane(self.qpos)
 
     def healthy(self) -> np.ndarray:
-        """Whether it stands, [B]."""
         low, high = self._settings["healthy_z_range"]
         finite = np.isfinite(self.qpos).all(axis=1) & np.isfinite(self.qvel).all(axis=1)
         return finite & (low <= self.qpos[:, 2]) & (self.qpos[:, 2] <= high)
-
-    def terminated(self) -> np.ndarray:
-        return ~self.healthy() & self._settings["terminate_when_unhealthy"]
 
     def _contacts(self) -> np.ndarray:
         return np.clip(self.field("cfrc_ext"), *self._settings["contact_force_range"])
@@ -298,11 +294,7 @@ class Humanoid(_Human):
         return {**plane, **self._tendons(), "distance_from_origin": distance}
 
     def healthy(self) -> np.ndarray:
-        """Whether it stands, [B]."""
         return _within(self.qpos[:, 2], self._settings["healthy_z_range"])
-
-    def terminated(self) -> np.ndarray:
-        return ~self.healthy() & self._settings["terminate_when_unhealthy"]
 
     def reward(self, action: np.ndarray, velocity: np.ndarray, terminated: np.ndarray) -> tuple[np.ndarray, Infos]:
         forward, cost = self._forward(velocity[:, 0]), self._control_cost(self.field("ctrl"))
@@ -418,22 +410,11 @@ class Pusher(_Arm):
         return far + effort + near, {"reward_dist": far, "reward_ctrl": effort, "reward_near": near}
 
 
-TASKS: dict[str, type[GymnasiumMujoco]] = {
-    task.name: task
-    for task in (
-        Ant,
-        HalfCheetah,
-        Hopper,
-        Humanoid,
-        HumanoidStandup,
-        InvertedDoublePendulum,
-        InvertedPendulum,
-        Pusher,
-        Reacher,
-        Swimmer,
-        Walker2d,
-    )
-}
+_TASKS = (
+    Ant, HalfCheetah, Hopper, Humanoid, HumanoidStandup, InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher,
+    Swimmer, Walker2d,
+)  # fmt: skip
+TASKS: dict[str, type[GymnasiumMujoco]] = {task.name: task for task in _TASKS}
 """By id."""
 
 

@@ -18,7 +18,7 @@ from palaestra.core import Batch, ConfigError, EnvError, ShapeError, SpecError, 
 from palaestra.core.errors import is_news
 from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import BoundedSpec, spec_leaves
-from palaestra.envs.contract.boundary import require_all
+from palaestra.envs.contract.boundary import require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import lane_seeds_of, saved_seeds
 from palaestra.envs.contract.nest import flatten, like, to_rows
@@ -102,9 +102,7 @@ class TorchVectorEnvironment(HasSpecs, Environment):
         self._sent = action.to(self._action.dtype).clone()
 
     def recv(self) -> TimeStep:
-        if self._sent is None:
-            raise EnvError("recv was called without send; every recv needs its send")
-        action, self._sent = self._sent, None
+        action, self._sent = taken(self._sent), None
         if not self._running:
             return self.reset()
         try:

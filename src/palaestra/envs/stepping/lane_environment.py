@@ -16,7 +16,7 @@ import torch
 from palaestra.core import EnvError, TensorSpec, TimeStep
 from palaestra.core.errors import is_news
 from palaestra.envs.contract.attributes import as_json, require_found, require_lanes
-from palaestra.envs.contract.boundary import batched_time_step, require_all
+from palaestra.envs.contract.boundary import batched_time_step, require_all, require_idle
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, attributes_of, is_forgotten, lane_seeds_of
 from palaestra.envs.contract.nest import neutral_rows, to_batched
@@ -231,8 +231,7 @@ class LaneEnvironment(HasSpecs, Environment):
             EnvError: actions sent have not been received, or the environment is closed.
         """
         self._check_open()
-        if self._sent is not None:
-            raise EnvError("attributes were asked for between send and recv; receive first")
+        require_idle(self._sent, "attributes were asked for")
         chosen = require_lanes(lanes, self.batch_size)
         while isinstance(found := self.driver.attributes(name, chosen), Incident) and self._is_left(found):
             begun = self._recover([found], Rows.unknown(self._bare, self.batch_size))
@@ -242,8 +241,7 @@ class LaneEnvironment(HasSpecs, Environment):
     def state_dict(self) -> dict[str, Any]:
         """Every lane's episode number, its actions so far, and a digest of its latest observation."""
         self._check_open()
-        if self._sent is not None:
-            raise EnvError("state_dict was called between send and recv; receive first")
+        require_idle(self._sent, "state_dict was called")
         return self._log.state_dict(self._answer(self.driver.digests()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,8 +285,7 @@ class LaneEnvironment(HasSpecs, Environment):
 
     def render(self) -> np.ndarray:
         self._check_open()
-        if self._sent is not None:
-            raise EnvError("render was called between send and recv; receive first")
+        require_idle(self._sent, "render was called")
         return self._answer(self.driver.render())
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecErr
 from palaestra.core.seeding import episode_seed
 from palaestra.core.spec import spec_leaves
 from palaestra.envs.contract.attributes import Found, SharedAttributes
-from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all
+from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import lane_seeds_of, require_read_mask, saved_seeds
 from palaestra.envs.contract.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
@@ -128,9 +128,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         self._sent = self._reader.checked(action, 0, self._where)
 
     def recv(self) -> TimeStep:
-        actions, self._sent = self._sent, None
-        if actions is None:
-            raise EnvError("recv was called without send; every recv needs its send")
+        actions, self._sent = taken(self._sent), None
         time_step = self._step(actions) if self._running else self._reset()
         if self._reader.masked:
             self._reader.show(time_step)
