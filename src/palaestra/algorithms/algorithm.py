@@ -6,7 +6,7 @@ Nothing here knows a loss, a buffer or an environment.
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
@@ -17,7 +17,7 @@ from torch import Tensor
 from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, StepType, require_device, to_device
-from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
 from palaestra.core.schedule import Linear, Piecewise, schedule_value
 from palaestra.core.settings import (
     AboveOne,
@@ -322,7 +322,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         return to_device(batch, self.device) if self._moves else batch
 
     @final
-    def require_reward(self, reward_spec: TensorSpec) -> None:
+    @refuses(ConfigError)
+    def require_reward(self, reward_spec: TensorSpec) -> Iterator[str]:
         """Refuses rewards that are not one number and have no weights, or other weights.
 
         Args:
@@ -332,14 +333,14 @@ class Algorithm(ABC, Generic[PolicyT]):
             ConfigError: says what to give.
         """
         if self.rewards is not None and self.team:
-            raise ConfigError(
+            yield (
                 f"{type(self).__name__} learns for a team, whose rewards are one for each member; leave out "
                 "algorithm.rewards.weights"
             )
         if self.rewards is not None:
             self.rewards.require(reward_spec, self.plan)
         elif reward_spec.shape and not self.team:
-            raise ConfigError(
+            yield (
                 f"the environment's rewards have the shape {list(reward_spec.shape)}, and {type(self).__name__} "
                 "maximises one number; say what each of them counts: algorithm.rewards.weights"
             )

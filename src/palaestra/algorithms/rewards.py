@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, Plan, Positive, TensorSpec, require_ranges, schedule_value
+from palaestra.core import ConfigError, Plan, Positive, TensorSpec, refuses, require_ranges, schedule_value
 from palaestra.ops import valid_starts
 
 __all__ = ["RewardConfig", "RewardWeights", "objective_of"]
@@ -81,7 +81,8 @@ class RewardWeights(nn.Module):
         limits = [math.nan if limit is None else limit for limit in thresholds]
         self.register_buffer("threshold", torch.tensor(limits, dtype=torch.float32), persistent=False)
 
-    def require(self, reward_spec: TensorSpec, plan: Plan) -> None:
+    @refuses(ConfigError)
+    def require(self, reward_spec: TensorSpec, plan: Plan) -> Iterator[str]:
         """Refuses rewards that the weights do not fit, and priorities that hide the mean of rewards.
 
         Args:
@@ -94,12 +95,12 @@ class RewardWeights(nn.Module):
         """
         priorities = getattr(plan, "prioritized", None)
         if self.learns and priorities and min(schedule_value(priorities.beta, at / 100) for at in range(101)) == 0:
-            raise ConfigError(
+            yield (
                 "rewards.thresholds need the mean of rewards, which importance weights tell where rows are drawn by "
                 "priority; let algorithm.priority_beta stay above 0, or give --algorithm.no-prioritized"
             )
         if reward_spec.shape != self.value.shape:
-            raise ConfigError(
+            yield (
                 f"algorithm.rewards.weights has {len(self.value)} entries, but the environment's rewards have the "
                 f"shape {list(reward_spec.shape)}; give one weight for each reward of a vector, and none for a number"
             )

@@ -5,13 +5,14 @@ Every class carries the exit code that the command line ends with.
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec
 
 __all__ = [
     "CheckpointError",
@@ -25,7 +26,10 @@ __all__ = [
     "ShapeError",
     "SpecError",
     "did_you_mean",
+    "refuses",
 ]
+
+_P = ParamSpec("_P")
 
 
 class PalaestraError(Exception):
@@ -97,6 +101,36 @@ class CheckpointError(PalaestraError, RuntimeError):
     """A checkpoint is missing, damaged, or of a format that cannot be read."""
 
     exit_code = 5
+
+
+def refuses(error: type[Exception]) -> Callable[[Callable[_P, Iterator[str]]], Callable[_P, None]]:
+    """Makes a check of a function that yields what is wrong: it raises the first, and looks no further.
+
+    Args:
+        error: what the check raises.
+
+    Examples:
+        >>> @refuses(ConfigError)
+        ... def require_sizes(rows: int, columns: int):
+        ...     if rows < 1:
+        ...         yield f"rows is {rows}; give at least 1"
+        ...     if columns < 1:
+        ...         yield f"columns is {columns}; give at least 1"
+        >>> require_sizes(3, 0)
+        Traceback (most recent call last):
+            ...
+        palaestra.core.errors.ConfigError: columns is 0; give at least 1
+    """
+
+    def checking(wrong: Callable[_P, Iterator[str]]) -> Callable[_P, None]:
+        @functools.wraps(wrong)
+        def check(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            for problem in wrong(*args, **kwargs):
+                raise error(problem)
+
+        return check
+
+    return checking
 
 
 def require_kind(value: Any, kind: type, called: str, instead: str) -> None:

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
 from palaestra.core.computing import num_cores
-from palaestra.core.errors import require_kind
+from palaestra.core.errors import refuses, require_kind
 from palaestra.core.importing import import_maker, import_module
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
@@ -334,16 +334,17 @@ def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironmen
     return SerialDriver(factories, faults=config.faults, first_id=first_id)
 
 
-def _require_native(config: EnvConfig) -> None:
+@refuses(ConfigError)
+def _require_native(config: EnvConfig) -> Iterator[str]:
     config.require_raising()
     if config.gym_wrappers:
-        raise ConfigError(
+        yield (
             f"{config.name!r} is stepped natively, all lanes as one, and Gymnasium's wrappers, such as "
             f"{config.gym_wrappers[0]}, are for single environments; use time step wrappers that go around a batch "
             "(env.wrappers), or vectorization=serial or process where that can be"
         )
     if config.vectorization not in ("auto", "native", "batch"):
-        raise ConfigError(f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}")
+        yield f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}"
 
 
 def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Sequence[int]) -> Environment:

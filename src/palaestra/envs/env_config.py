@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, require_ranges
+from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, refuses, require_ranges
 from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
@@ -145,7 +145,8 @@ class EnvConfig:
             self, variants=(), **{**variant, "kwargs": {**self.kwargs, **variant.get("kwargs", {})}}
         )
 
-    def require_raising(self) -> None:
+    @refuses(ConfigError)
+    def require_raising(self) -> Iterator[str]:
         """Refuses what only single environments can do.
 
         Raises:
@@ -153,19 +154,19 @@ class EnvConfig:
                 or dropped.
         """
         if self.variants:
-            raise ConfigError(
+            yield (
                 "env.variants are of single environments, and these are stepped as one; use vectorization=serial or "
                 "process, or give the differences to the environment by kwargs"
             )
         if self.discount != 1 or not self.auto_reset:
-            raise ConfigError(
+            yield (
                 f"env.discount is {self.discount} and env.auto_reset {self.auto_reset}, which are for single "
                 "environments, and these are stepped as one; leave them out"
             )
         if self.chaos:
-            raise ConfigError("env.chaos strikes single environments; use vectorization=serial, thread or process")
+            yield "env.chaos strikes single environments; use vectorization=serial, thread or process"
         if self.on_fault != "raise":
-            raise ConfigError(
+            yield (
                 f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; leave it "
                 f"out, or begin a run with vectorization=serial or process (it is {self.vectorization})"
             )
@@ -260,12 +261,13 @@ def _names(setting: str, given: Any, needed: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _require_variant(variant: Any) -> None:
+@refuses(ConfigError)
+def _require_variant(variant: Any) -> Iterator[str]:
     known = {"name": str, "max_episode_steps": int, "kwargs": dict}
     if not isinstance(variant, dict) or not variant:
-        raise ConfigError(f"env.variants has {variant!r}; a variant is a mapping with some of {', '.join(known)}")
+        yield f"env.variants has {variant!r}; a variant is a mapping with some of {', '.join(known)}"
     for key, value in variant.items():
         if key not in known:
-            raise ConfigError(f"env.variants has the entry {key!r}{did_you_mean(str(key), known)}")
+            yield f"env.variants has the entry {key!r}{did_you_mean(str(key), known)}"
         if type(value) is not known[key]:
-            raise ConfigError(f"env.variants has {key}={value!r}; it must be of the type {known[key].__name__}")
+            yield f"env.variants has {key}={value!r}; it must be of the type {known[key].__name__}"

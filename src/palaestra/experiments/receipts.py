@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError
+from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError, refuses
 from palaestra.experiments.run import active
 from palaestra.runs import RunDirectory, find_run, make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
@@ -162,7 +162,8 @@ def _of_span(run: RunDirectory, begin: int, end: int) -> list[dict[str, Any]]:
     return [one for one, until in zip(known, ends, strict=True) if until > begin and one["env_steps"] < end]
 
 
-def _require_unchanged(run: RunDirectory, begin: int, end: int) -> None:
+@refuses(ConfigError)
+def _require_unchanged(run: RunDirectory, begin: int, end: int) -> Iterator[str]:
     """Refuses what one configuration does not compute.
 
     Raises:
@@ -170,22 +171,22 @@ def _require_unchanged(run: RunDirectory, begin: int, end: int) -> None:
     """
     workers, of_some = run.config.distributed, run.config.env.num_ready is not None
     if workers.mode == "async" or of_some or workers.min_finished_workers not in (None, workers.num_workers):
-        raise ConfigError(
+        yield (
             f"{run.path} learned from whatever came first (mode=async, min_finished_workers, num_ready), which is in "
             "another order each time, so nothing can be replayed; leave these out in a run that is to be verified"
         )
     if run.edited:
-        raise ConfigError(f"{run.path}/config.yaml was edited by hand, so nobody knows what the run was computed with")
+        yield f"{run.path}/config.yaml was edited by hand, so nobody knows what the run was computed with"
     for entry in run.info.get("overrides", []):
         if entry["env_steps"] > begin:
-            raise ConfigError(
+            yield (
                 f"settings of {run.path} changed at {entry['env_steps']:,} env steps ({', '.join(entry['changes'])}), "
                 f"and the replay would begin at {begin:,}, before that; give fewer --iterations, or train on to the "
                 "next checkpoint"
             )
     for one in _of_span(run, begin, end):
         if one["env_steps"] > begin and one.get("resume") == "statistical":
-            raise ConfigError(
+            yield (
                 f"{run.path} went on at {one['env_steps']:,} env steps {', and '.join(one.get('resume_reasons', []))}, "
                 "so that nothing that begins before can be replayed; give fewer --iterations, or train on"
             )

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, TensorSpec, did_you_mean, numpy_dtype, spec_leaves
+from palaestra.core.errors import refuses
 from palaestra.core.settings import AtLeastOne, Fraction, NotNegative, require_ranges
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree
 from palaestra.envs.contract.nest import flatten, unflatten
@@ -296,7 +297,8 @@ class AgentsConfig:
         return assign_policies(agents, mapping, teams=teams, state_spec=state_spec if self.global_state else None)
 
 
-def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[str, Policy]) -> None:
+@refuses(ConfigError)
+def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[str, Policy]) -> Iterator[str]:
     """Refuses policies that do not fit their specs.
 
     Args:
@@ -307,7 +309,7 @@ def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[s
         ConfigError: names the policy and what does not fit.
     """
     if set(policy_specs) != set(policies):
-        raise ConfigError(f"the agents are mapped to {sorted(policy_specs)}, but there are policies {sorted(policies)}")
+        yield f"the agents are mapped to {sorted(policy_specs)}, but there are policies {sorted(policies)}"
     for name, spec in policy_specs.items():
         policy = policies[name]
         for what, given, needed in (
@@ -315,7 +317,7 @@ def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[s
             ("does", policy.action_spec, spec.action_spec),
         ):
             if given != needed:
-                raise ConfigError(
+                yield (
                     f"the policy {name!r} {what} {given}, but its agents, {', '.join(spec.agents)}, {needed}; make it "
                     "with its policy spec"
                 )

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
@@ -20,6 +20,7 @@ from palaestra.core import (
     importable_name,
     require_ranges,
 )
+from palaestra.core.errors import refuses
 from palaestra.core.spec import ACTION_MASK
 from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
@@ -129,24 +130,25 @@ class NetworkConfig:
     value_sees: tuple[str, ...] = ()
     """Keys that values see (critics), which learn beside the policy; all by default."""
 
-    def __post_init__(self) -> None:
+    @refuses(ConfigError)
+    def __post_init__(self) -> Iterator[str]:
         normal = [name for name in ("layer_norm", "batch_norm", "block") if getattr(self, name)]
         if len(normal) > 1:
-            raise ConfigError(
+            yield (
                 f"{' and '.join(normal)} normalise the same units twice; turn all but one off, also one that the "
                 "algorithm has by default"
             )
         require_ranges(self, "network.")
         for name in _SEES:
             if isinstance(given := getattr(self, name), str):
-                raise ConfigError(f"network.{name} is the text {given!r}; give a list of keys, such as ({given!r},)")
+                yield f"network.{name} is the text {given!r}; give a list of keys, such as ({given!r},)"
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
-                raise ConfigError(f"the encoder {option!r} is not a name of the form my_package:MyNet")
+                yield f"the encoder {option!r} is not a name of the form my_package:MyNet"
             if not (option is None or isinstance(option, str) or callable(option)) or (
                 isinstance(option, type) and not _is_module(option)
             ):
-                raise ConfigError(
+                yield (
                     f"the encoder is {option!r}; give an nn.Module class, a function that makes a module of an "
                     "observation spec, a module, or the name of one of them as my_package:MyNet"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object
+from palaestra.core.errors import refuses
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.nn import rules
 from palaestra.nn.fast import ADAM, Recorded, flatten, norms_of, recording, scaled
@@ -54,20 +55,21 @@ class OptimizerOption:
     max_grad_norm: float | None = None
     """The component's gradient is scaled down to this Euclidean norm where it is longer."""
 
-    def __post_init__(self) -> None:
+    @refuses(ConfigError)
+    def __post_init__(self) -> Iterator[str]:
         own = self.torch_class
         known = _DEFAULTS[str(self.cls)] if own is None else inspect.signature(own).parameters
         for name in self.params:
             if name not in known:
-                raise ConfigError(f"{self.cls} has no parameter {name!r}{did_you_mean(name, known)}")
+                yield f"{self.cls} has no parameter {name!r}{did_you_mean(name, known)}"
         for name, value in {**self.params, "max_grad_norm": self.max_grad_norm}.items():
             numbers = value if isinstance(value, tuple | list) else [value]
             if own is None and any(isinstance(number, int | float) and not number >= 0 for number in numbers):
-                raise ConfigError(f"{self.cls} was given {name} = {value}; it must not be negative")
+                yield f"{self.cls} was given {name} = {value}; it must not be negative"
         if not all(0 <= beta < 1 for beta in self.params.get("betas", ())):
-            raise ConfigError(f"{self.cls} was given betas = {self.params['betas']}; they must lie in [0, 1)")
+            yield f"{self.cls} was given betas = {self.params['betas']}; they must lie in [0, 1)"
         if self.params.get("nesterov") and not self.params.get("momentum"):
-            raise ConfigError("Nesterov's method needs a momentum above 0")
+            yield "Nesterov's method needs a momentum above 0"
 
     @property
     def torch_class(self) -> type[torch.optim.Optimizer] | None:

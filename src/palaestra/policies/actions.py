@@ -2,13 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, to_device
+from palaestra.core import Batch, ConfigError, refuses, to_device
 from palaestra.core.spec import (
     ACTION_MASK,
     BoundedSpec,
@@ -71,12 +72,13 @@ def check_masks(mask: Any, action_spec: SpecTree, last: Any = None) -> None:
         check_action_mask(choice)
 
 
-def _require(mask: SpecTree, action: SpecTree, path: str) -> None:
+@refuses(ConfigError)
+def _require(mask: SpecTree, action: SpecTree, path: str) -> Iterator[str]:
     if isinstance(action, dict | tuple):
         children = children_of(action)
         masks = children_of(mask) if isinstance(mask, dict | tuple) else {}
         if not masks or set(masks) - set(children):
-            raise ConfigError(
+            yield (
                 f"the observation key {path!r} has the spec {mask}; for an action with the parts {list(children)} it "
                 "needs masks by those names"
             )
@@ -84,9 +86,9 @@ def _require(mask: SpecTree, action: SpecTree, path: str) -> None:
             _require(child, children[name], f"{path}.{name}")
         return
     if not isinstance(action, DiscreteSpec | MultiDiscreteSpec):
-        raise ConfigError(f"the observation key {path!r} masks {action}; only discrete choices can be masked")
+        yield f"the observation key {path!r} masks {action}; only discrete choices can be masked"
     if not isinstance(mask, TensorSpec) or mask.shape != (action.encoded_size,):
-        raise ConfigError(
+        yield (
             f"the observation key {path!r} has the spec {mask}; for {action.encoded_size} actions it needs "
             f"the shape ({action.encoded_size},)"
         )

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from palaestra.config.config import ExperimentConfig, algorithm_class, flat_sett
 from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, require_device
 from palaestra.core.computing import num_cores
+from palaestra.core.errors import refuses
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker, Measured, WorkersView
 from palaestra.envs import TicTacToe
@@ -256,7 +257,8 @@ def make_trainer(
     )
 
 
-def require_hooks(loggers: Any, callbacks: Any) -> None:
+@refuses(ConfigError)
+def require_hooks(loggers: Any, callbacks: Any) -> Iterator[str]:
     """Refuses what a run could not call.
 
     Args:
@@ -268,9 +270,9 @@ def require_hooks(loggers: Any, callbacks: Any) -> None:
     """
     methods = ("start", "metrics", "episodes", "close")
     if not isinstance(loggers, Sequence) or any(not hasattr(one, name) for one in loggers for name in methods):
-        raise ConfigError(f"loggers is {loggers!r}; give a list of objects with the methods {', '.join(methods)}")
+        yield f"loggers is {loggers!r}; give a list of objects with the methods {', '.join(methods)}"
     if not isinstance(callbacks, Sequence) or not all(isinstance(one, training.Callback) for one in callbacks):
-        raise ConfigError(f"callbacks is {callbacks!r}; give a list of objects of subclasses of Callback")
+        yield f"callbacks is {callbacks!r}; give a list of objects of subclasses of Callback"
 
 
 _BOX = BoundedSpec((2,), minimum=np.full(2, -1.0), maximum=np.full(2, 1.0))

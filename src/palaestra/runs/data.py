@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from palaestra.core import (
     tree_leaves,
     tree_paths,
 )
+from palaestra.core.errors import refuses
 from palaestra.envs import EnvConfig, Environment, create_environment, space_from_spec
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions
@@ -166,31 +167,32 @@ def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str)
         algorithm.plan = replace(plan, learning_starts=0)
 
 
-def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> None:
+@refuses(ConfigError)
+def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> Iterator[str]:
     """Refuses data where the algorithm's plan has no use for it."""
     plan = algorithm.plan
     if plan.data == "on-policy":
-        raise ConfigError(
+        yield (
             f"{name} learns only from its own newest steps and cannot use offline.data; leave it out, or choose an "
             "algorithm that `palaestra list algorithms` shows with replay or offline data"
         )
     if plan.data == "offline" and (config.offline.fraction is not None or config.offline.updates):
-        raise ConfigError(
+        yield (
             f"offline.fraction is {config.offline.fraction} and offline.updates {config.offline.updates}, but {name} "
             "learns from offline.data alone; leave out both, or give a fraction to go on with steps of one agent"
         )
     if algorithm.stored_fields or (algorithm.policy.stored_state_spec and plan.data == "replay"):
         what = ", ".join(algorithm.stored_fields) or "the memory of its policy"
-        raise ConfigError(f"{name} stores {what} with every step, which loaded data does not have; leave the data out")
+        yield f"{name} stores {what} with every step, which loaded data does not have; leave the data out"
     if plan.data == "replay":
         if plan.num_epochs is not None:
-            raise ConfigError(
+            yield (
                 f"algorithm.num_epochs is {plan.num_epochs}, which goes through the run's own buffer, and loaded data "
                 "is mixed into what is drawn; leave out one of the two"
             )
         own = int(np.rint((1 - config.offline.share) * plan.mini_batch_size))
         if not 0 < own < plan.mini_batch_size:
-            raise ConfigError(
+            yield (
                 f"offline.fraction is {config.offline.share}, so that of a minibatch of {plan.mini_batch_size} rows "
                 f"{plan.mini_batch_size - own} would be loaded ones; give at least one row to each side"
             )
@@ -449,7 +451,8 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
     return summary_of(f"minari:{dataset_id}", buffer)
 
 
-def require_new(directory: str | Path, *, steps: int = 1) -> None:
+@refuses(ConfigError)
+def require_new(directory: str | Path, *, steps: int = 1) -> Iterator[str]:
     """Refuses a folder that exists, and a data set of no steps.
 
     Args:
@@ -457,9 +460,9 @@ def require_new(directory: str | Path, *, steps: int = 1) -> None:
         steps: how much of it.
     """
     if Path(directory).exists():
-        raise ConfigError(f"{directory} exists already; give another name or delete it")
+        yield f"{directory} exists already; give another name or delete it"
     if steps < 1:
-        raise ConfigError(f"--steps is {steps}; it must be at least 1")
+        yield f"--steps is {steps}; it must be at least 1"
 
 
 def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path) -> DataSummary:

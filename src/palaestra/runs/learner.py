@@ -21,7 +21,7 @@ from palaestra import distributed
 from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds
+from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds, refuses
 from palaestra.envs import EnvConfig, Environment, EventLog, Wrap, create_environment
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, require_compression, returns_of_variants
@@ -154,7 +154,8 @@ class Learner(ABC):
 
     # -- what is refused before anything starts
 
-    def require(self) -> None:
+    @refuses(ConfigError)
+    def require(self) -> Iterator[str]:
         """Refuses actors, gradient workers and policy hosts where they cannot be; nothing has been started then.
 
         Raises:
@@ -162,16 +163,14 @@ class Learner(ABC):
         """
         settings, algorithms, name = self.config.distributed, self.algorithms, self.config.algorithm_name
         if self.config.run.eval_vectorization == "thread" and self.config.env.variants:
-            raise ConfigError(
+            yield (
                 f"run.eval_vectorization is 'thread', which steps one environment, and there are "
                 f"{len(self.config.env.variants)} env.variants to evaluate; use 'process'"
             )
         if self.config.env.num_ready is not None and any(
             isinstance(algorithm.policy, PopulationPolicy) for algorithm in algorithms.values()
         ):
-            raise ConfigError(
-                f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
-            )
+            yield f"{name} tries one perturbation in each environment, all together; leave out env.num_ready"
         if settings.num_learners > 1 or settings.gradient_shards:
             distributed.require_gradients(algorithms)
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
@@ -179,7 +178,7 @@ class Learner(ABC):
         for algorithm in algorithms.values():
             require_compression(algorithm, self.config.buffer.compression)
         if settings.num_policy_hosts > len(algorithms):
-            raise ConfigError(
+            yield (
                 f"distributed.num_policy_hosts is {settings.num_policy_hosts}, but the policies that learn are "
                 f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
             )

@@ -8,14 +8,14 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from palaestra.algorithms import Algorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, flat_settings
 from palaestra.core import CheckpointError, ConfigError, Offline, Replay, scheduled_values
-from palaestra.core.errors import require_kind
+from palaestra.core.errors import refuses, require_kind
 from palaestra.core.importing import GIVEN
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import decided
@@ -99,7 +99,8 @@ _OF_BONUSES = {"weight": _NOVELTY, "feature_size": _NOVELTY, "gradient_penalty":
 """Settings of a learned reward that only some kinds have."""
 
 
-def _refuse_idle(algorithm: Any) -> None:
+@refuses(ConfigError)
+def _refuse_idle(algorithm: Any) -> Iterator[str]:
     """Refuses settings of an algorithm that do nothing beside its others."""
     defaults = type(algorithm)()
     network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
@@ -111,22 +112,23 @@ def _refuse_idle(algorithm: Any) -> None:
         idle = recurrent not in kinds and value != default
         if idle and (inside or value != getattr(algorithm.plan, name, None)):  # some learn sequences without a memory
             why = f"algorithm.network.recurrent {recurrent}, so that it would do nothing; it is for {', '.join(kinds)}"
-            raise ConfigError(f"algorithm.{'network.' if inside else ''}{name} is {value}, and {why}")
+            yield f"algorithm.{'network.' if inside else ''}{name} is {value}, and {why}"
     own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
     if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
-        raise ConfigError(
+        yield (
             f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
             "would do nothing; leave it out"
         )
     kind = getattr(bonus, "kind", None)
     for name, kinds in _OF_BONUSES.items() if kind is not None else ():
         if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
-            raise ConfigError(f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}")
+            yield f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}"
     if bonus is not None and kind is None and bonus != defaults.bonus:
-        raise ConfigError("algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl")
+        yield "algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl"
 
 
-def require_effect(config: ExperimentConfig) -> None:
+@refuses(ConfigError)
+def require_effect(config: ExperimentConfig) -> Iterator[str]:
     """Refuses settings that would do nothing, and those that could not work; not of runs that are looked at.
 
     Args:
@@ -138,32 +140,32 @@ def require_effect(config: ExperimentConfig) -> None:
     defaults, settings = vars(DistributedConfig()), vars(config.distributed)
     given = [name for name, value in settings.items() if value != defaults[name]]
     if config.distributed.runtime is None and given:
-        raise ConfigError(
+        yield (
             f"distributed.{given[0]} is {settings[given[0]]}, but this run has no workers; give distributed.runtime as "
             "local, process or ray, or leave it out"
         )
     if config.distributed.mode == "async" and "grace_timeout_s" in given:
-        raise ConfigError("distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*")
+        yield "distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*"
     if config.run.together:
-        raise ConfigError("run.together is for several seeds; give --seeds N, or leave it out")
+        yield "run.together is for several seeds; give --seeds N, or leave it out"
     where = ("env.vectorization", "run.eval_vectorization", "distributed.runtime", "trainer.eval_async")
     elsewhere = [name for name in where if flat_settings(config).get(name) in ("process", "ray", True)]
     if elsewhere and config.env.name.startswith(f"{GIVEN}:"):
-        raise ConfigError(
+        yield (
             f"{elsewhere[0]} makes environments in other processes, and this one was given as an object of this "
             "process; put what makes it into a module, and give that, or its name, my_module:make"
         )
     beside = config.trainer.eval_async and config.distributed.runtime == "process"
     if beside and config.run.eval_vectorization == "process":
-        raise ConfigError(
+        yield (
             "run.eval_vectorization is process, but with trainer.eval_async a worker of distributed.runtime evaluates, "
             "which may start no processes; leave one of the three out"
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
-        raise ConfigError(f"settings of agents are for environments with many agents, and {config.env.name} has one")
+        yield f"settings of agents are for environments with many agents, and {config.env.name} has one"
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
-        raise ConfigError("agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size")
+        yield "agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size"
 
 
 def begin_from(learner: Learner) -> dict[str, Any] | None:

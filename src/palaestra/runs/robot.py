@@ -14,7 +14,7 @@ import numpy as np
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import ConfigError, TimeStep
+from palaestra.core import ConfigError, TimeStep, refuses
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
 from palaestra.policies import NetworkPolicy, Policy, load_policy, load_weights
@@ -43,22 +43,23 @@ class RobotLearner(Learner):
     def manager(self) -> PolicyManager:
         return self.robot
 
-    def require(self) -> None:
+    @refuses(ConfigError)
+    def require(self) -> Iterator[str]:
         making.refuse_eval_vectorization(self.config, "a robot is")
         name, used = self.config.algorithm_name, ("runtime", "num_workers", "address")
         unused = [field.name for field in dataclasses.fields(DistributedConfig) if field.name not in used]
         given = _changed("distributed", self.config.distributed, unused)
         given += _changed("env", self.config.env, ("timeout_s", "reset_timeout_s", "strict"))
         if given:
-            raise ConfigError(
+            yield (
                 f"{name} is a robot, whose tasks learn in the process of the run when its agents say so, and whose "
                 "agents env.on_fault, env.max_restarts and robot.timeout_s watch over; leave out "
                 f"{', '.join(given)}"
             )
         if given := _changed("buffer", self.config.buffer, ("compression",)):
-            raise ConfigError(f"{name} is a robot, whose tasks make buffers of their own; leave out {given[0]}")
+            yield f"{name} is a robot, whose tasks make buffers of their own; leave out {given[0]}"
         if given := _changed("env", self.config.env, ("inputs", "info", "untransformed", "auto_reset")):
-            raise ConfigError(
+            yield (
                 f"{name} is a robot, whose tasks choose themselves what they see and store, and whose agents begin "
                 f"their episodes themselves; leave out {', '.join(given)}"
             )

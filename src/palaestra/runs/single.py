@@ -15,6 +15,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
+from palaestra.core.errors import refuses
 from palaestra.distributed import CollectorFactory, ShardedReplay
 from palaestra.envs import (
     EnvConfig,
@@ -63,23 +64,24 @@ class SingleLearner(PolicyLearner):
     def _sampler(self) -> Any:
         return hindsight_sampler(self.config, self.algorithm)
 
-    def require(self) -> None:
+    @refuses(ConfigError)
+    def require(self) -> Iterator[str]:
         super().require()
         env, distributed = self.config.env, self.config.distributed
         if isinstance(self.algorithm.policy, PopulationPolicy) and env.num_envs < 2:
-            raise ConfigError(
+            yield (
                 f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
                 "--env.num-envs"
             )
         if env.on_fault == "drop" and distributed.runtime is not None and env.num_envs == distributed.num_workers:
-            raise ConfigError(
+            yield (
                 f"env.on_fault is drop, and each of {env.num_envs} workers has one environment, without which it "
                 "cannot go on; give env.on_fault as restart, or several environments for each worker"
             )
         if (number := self.config.trainer.episodes_per_iteration) is not None:
             episodes_of_each(number, env.num_envs)
             if env.on_fault == "drop":
-                raise ConfigError(
+                yield (
                     "trainer.episodes_per_iteration asks every environment for episodes, and one that is dropped plays "
                     "none; give env.on_fault as restart or raise"
                 )

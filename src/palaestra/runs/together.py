@@ -1,12 +1,12 @@
 """Populations: what a run must be to train beside others in one graph, and what makes them do so."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from palaestra.algorithms import GradientAlgorithm, Together
 from palaestra.config.config import ExperimentConfig, algorithm_class
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, refuses
 from palaestra.envs import TensorEnvironment, create_environment
 from palaestra.multiagent import is_multi_agent
 from palaestra.nn import compiler_missing
@@ -18,7 +18,8 @@ from palaestra.training import LEAST_COMPILED, Member, Trainer, planned_gradient
 __all__: list[str] = []
 
 
-def require_together(configs: Sequence[ExperimentConfig]) -> None:
+@refuses(ConfigError)
+def require_together(configs: Sequence[ExperimentConfig]) -> Iterator[str]:
     """Refuses runs that cannot train as one population.
 
     Args:
@@ -29,7 +30,7 @@ def require_together(configs: Sequence[ExperimentConfig]) -> None:
     """
     first = configs[0]
     if is_multi_agent(first.env.name) or not issubclass(algorithm_class(first.algorithm_name), GradientAlgorithm):
-        raise ConfigError(
+        yield (
             f"run.together is for algorithms that state a loss, for one agent; {first.algorithm_name} on "
             f"{first.env.name} is something else; leave run.together out"
         )
@@ -38,14 +39,14 @@ def require_together(configs: Sequence[ExperimentConfig]) -> None:
     for config in configs[1:]:
         same = dataclasses.replace(config, algorithm=first.algorithm)
         if type(config.algorithm) is not type(first.algorithm) or same != first:
-            raise ConfigError(
+            yield (
                 "configurations of one population differ in numbers of the algorithm only, such as its learning rate; "
                 "train others as runs of their own"
             )
     learners = [SingleLearner(config) for config in configs]
     with create_environment(dataclasses.replace(first.env, num_envs=1)) as env:
         if not isinstance(env, TensorEnvironment):
-            raise ConfigError(
+            yield (
                 f"run.together is for environments that are tensors, and {first.env.name} is a {type(env).__name__}"
                 "; leave it out, or take such as palaestra.envs.tiny:TensorCartPole"
             )

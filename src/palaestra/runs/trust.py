@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.core.errors import printable
+from palaestra.core.errors import printable, refuses
 from palaestra.core.importing import code_of, strange_code, trust_own, trusts
 from palaestra.core.reading import read_bytes, read_json
 from palaestra.envs.suites import envpool
@@ -22,7 +22,8 @@ _LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("mi
 """What a setting begins with where it names something of a library's, and no code."""
 
 
-def require_trust(config: Mapping[str, Any], directory: Path) -> None:
+@refuses(ConfigError)
+def require_trust(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
     """Refuses a run whose configuration names code that is neither this library's nor its reader's (`is_trusted`).
 
     A run that this user made on this machine is trusted, but for code in it, as long as its configuration is the one
@@ -40,7 +41,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
     strange = strange_code(config, directory)
     names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
     if not (own or trusts(directory)) and (reaches := [*_reaches(config)]):
-        raise ConfigError(
+        yield (
             f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
             f"elsewhere: {'; '.join(reaches)}. {_INSTEAD}"
         )
@@ -48,17 +49,18 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> None:
         return
     listed = "; ".join(f"{path} = {name!r} ({code_of(name)})" for path, name in names)
     if own:
-        raise ConfigError(
+        yield (
             f"the run {directory} names code that lies in a run, where others may have put it: {listed}. Move the code "
             "elsewhere, or give --trust, or call palaestra.core.trust(directory)"
         )
-    raise ConfigError(
+    yield (
         f"the run {directory} was not made by you on this machine, and names code that is neither part of "
         f"palaestra nor in the working directory: {listed}. Opening the run would import and run it. {_INSTEAD}"
     )
 
 
-def require_plain(directory: Path) -> None:
+@refuses(ConfigError)
+def require_plain(directory: Path) -> Iterator[str]:
     """Refuses a folder with pipes, devices or links in it: through these, files elsewhere would be read and written.
 
     A run of this user may have links: they may lead to a larger disk, and services leave some.
@@ -80,12 +82,12 @@ def require_plain(directory: Path) -> None:
             if entry.is_dir(follow_symlinks=group):
                 folders += [] if group else [Path(entry.path)]
             elif entry.is_symlink() and not own:
-                raise ConfigError(
+                yield (
                     f"{printable(entry.path)} is a link, through which a stranger's run could reach your files. "
                     f"{_INSTEAD}"
                 )
             elif (path := Path(entry.path)).exists() and not (path.is_file() or path.is_dir()):
-                raise ConfigError(f"{printable(entry.path)} is a pipe or a device; a run has files alone: remove it")
+                yield f"{printable(entry.path)} is a pipe or a device; a run has files alone: remove it"
 
 
 def _reaches(data: Any, path: str = "") -> Iterator[str]:

@@ -1,13 +1,13 @@
 """`TensorEnvironment`: environments whose states are tensors, all stepped by the same few operations on a device."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, EnvError, ShapeError, SpecError, TensorSpec, TimeStep, spec_leaves, tree_paths
+from palaestra.core import ConfigError, ShapeError, SpecError, TensorSpec, TimeStep, refuses, spec_leaves, tree_paths
 from palaestra.envs.contract.attributes import SharedAttributes
 from palaestra.envs.contract.boundary import outside, require_all, require_idle, taken, tolerant_bounds
 from palaestra.envs.contract.environment import Environment
@@ -288,15 +288,14 @@ class TensorEnvironment(SharedAttributes, Environment):
         fields = (step_type, reward.masked_fill(over, 0.0), discount, self.observe(state), prev_action)
         return LaneTensors(state, _Progress(last, episode, steps)), fields
 
-    def _try_out(self) -> None:
+    @refuses(SpecError)
+    def _try_out(self) -> Iterator[str]:
         """One step of the task's functions, so that what does not fit is found at once."""
         _, reward, terminated = self.transition(self.lanes.state, self._none)
         observation, spec = self.observe(self.lanes.state), spec_leaves(self.observation_spec)
         leaves = tree_paths(observation)
         if leaves.keys() != spec.keys():
-            raise SpecError(
-                f"{type(self).__name__} observes {list(leaves)}, and its observation_spec is {self.observation_spec}"
-            )
+            yield f"{type(self).__name__} observes {list(leaves)}, and its observation_spec is {self.observation_spec}"
         given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [
             *(("the observation", leaves[path], leaf.shape, leaf.dtype) for path, leaf in spec.items()),
             ("the reward", reward, (), torch.float32),
@@ -304,7 +303,7 @@ class TensorEnvironment(SharedAttributes, Environment):
         ]
         for what, value, shape, dtype in given:
             if value.shape != (self.batch_size, *shape) or value.dtype != dtype:
-                raise SpecError(
+                yield (
                     f"{what} of {type(self).__name__} has shape {list(value.shape)} and dtype {value.dtype}, expected "
                     f"{[self.batch_size, *shape]} and {dtype}"
                 )
