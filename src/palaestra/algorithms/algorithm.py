@@ -143,7 +143,7 @@ class UpdateInfo:
     records: list[dict[str, Tensor]] = field(default_factory=list)
     """One dict of 0-dim metrics per gradient step."""
     awaited: Callable[[], None] | None = None
-    """What `require_finite` calls; `None` where that is known."""
+    """Reads whether the latest update was finite, for `require_finite`; `None` once that is known."""
 
     def add(self, metrics: dict[str, Tensor], rows: int | Tensor) -> None:
         """Takes a gradient step into account."""
@@ -242,11 +242,11 @@ class Algorithm(ABC, Generic[PolicyT]):
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(getattr(config, "optimizers", {}))
         self.device = torch.device("cpu")
-        """Where it learns."""
+        """The device on which it learns."""
         self._moves = False  # whether that is not the CPU
         self.num_gradient_steps = 0
         self.progress = 0.0
-        """Where everything that follows a schedule is, in [0, 1]."""
+        """Progress of the run, in [0, 1], which schedules follow."""
         self.minibatch_generator = seeds.generator("minibatches")
         """Decides what is drawn from a source, and in which order it is learned from."""
         self._noise_generator = seeds.generator("noise")
@@ -496,7 +496,7 @@ class Algorithm(ABC, Generic[PolicyT]):
 
 
 def _those(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What a part has saved, under its own names."""
+    """A part's own entries of a saved state, under its own names."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 

@@ -78,7 +78,7 @@ class AlphaZeroConfig(AlgorithmConfig):
 
     @property
     def planning(self) -> PlanningOptions:
-        """What shapes the network, and the search."""
+        """The options of the network and of the search."""
         return parts.planning_options(self, simulator=self.simulator)
 
 

@@ -118,7 +118,7 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy]):
             normalize = config.normalize_observation
             policy = policies.stochastic_policy(observation_spec, action_spec, layers, normalize=normalize)
         self.teacher = None if config.teacher is None else _teacher(config.teacher, observation_spec, action_spec)
-        """Who is imitated; it stays on the CPU."""
+        """The teacher, which stays on the CPU."""
         if self.teacher is not None:
             policy.exploration = _TeacherActs(self.taught, config.beta)
         model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})

@@ -106,7 +106,7 @@ class DecisionTransformerBatch(Batch):
     time: Tensor
     """Steps of the episode so far, in units of the network."""
     prev_action: Tensor
-    """As the network sees actions; zeros where none is known."""
+    """Actions as the network sees them; zeros where none is known."""
     action: Any
     step_type: Tensor
     valid: Tensor

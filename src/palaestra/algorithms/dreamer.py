@@ -128,7 +128,7 @@ class DreamerBatch(Batch):
 
 
 class Imagined(Batch):
-    """What follows M states by the model and the policy; without gradient."""
+    """The steps that the model and the policy imagine from M states, without gradient."""
 
     features: Tensor
     """[H+1, M, F]."""
@@ -282,7 +282,7 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
         return LatentSequence(*(torch.cat(pair) for pair in zip(past, now, strict=True)))
 
     def _model_error(self, batch: DreamerBatch, seen: LatentSequence) -> tuple[Tensor, dict[str, Tensor]]:
-        """How wrong predictions are, and the divergences of both directions."""
+        """Errors of the predictions, and the divergences in both directions."""
         b = self._burn_in
         seen = LatentSequence(*(one[b:] for one in seen))
         features, valid = seen.features, batch.valid[b:]

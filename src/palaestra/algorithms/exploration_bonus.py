@@ -36,7 +36,7 @@ class LearnedReward(ABC):
     """
 
     trained: nn.ModuleDict
-    """What its loss trains: the model component `bonus`."""
+    """The networks that its loss trains: the model component `bonus`."""
     fixed: nn.ModuleDict
     """Frozen networks and running statistics: the model component `bonus_fixed`, so that checkpoints have them."""
     replaces: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class LearnedReward(ABC):
 
     @abstractmethod
     def rewards(self, rows: Any, valid: Tensor) -> Tensor:
-        """Of transitions, [...]; called without gradients, once for all of an update.
+        """Bonuses of transitions, [...]; called without gradients, once for all of an update.
 
         Args:
             rows: `transitions`, observations not normalised.
@@ -154,7 +154,7 @@ class ExplorationBonus(LearnedReward):
 
     @abstractmethod
     def novelty(self, observation: Any, action: Any, next_observation: Any) -> Tensor:
-        """How new transitions are, [...], in any unit; called without gradients.
+        """Novelty of transitions, [...], in any unit; called without gradients.
 
         Args:
             observation: normalised, leaves [..., *observation].

@@ -81,11 +81,11 @@ class FQLBatch(parts.TransitionBatch):
     """[N, h A] 1 where the action was taken, 0 where the episode had ended before; the action is then 0, too."""
 
     noise: Tensor
-    """Of the actions at `observation`, of the flow and of the policy alike."""
+    """Noise of the actions at `observation`, for the flow and for the policy alike."""
     next_noise: Tensor
-    """Of the policy's actions at `next_observation`."""
+    """Noise of the policy's actions at `next_observation`."""
     start: Tensor
-    """Where the flow to the data's action begins."""
+    """Noise at which the flow to the data's action begins."""
     time: Tensor
     """[N, 1] at which its velocity is compared, uniform in [0, 1)."""
     q_scale: Tensor
@@ -166,7 +166,7 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
 
     @torch.no_grad()
     def flowed(self, observation: Any, noise: Tensor) -> Tensor:
-        """Where the flow leads from noise: actions as the data has them.
+        """The actions to which the flow leads from noise: those of the data.
 
         Args:
             observation: normalised, leaves [N, *observation].

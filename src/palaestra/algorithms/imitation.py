@@ -118,7 +118,7 @@ class AdversarialReward(LearnedReward):
         return apart + self._penalty(here, there, rows["mix"]) if self.config.gradient_penalty else apart
 
     def _seen(self, rows: Any) -> Batch:
-        """What networks see: normalised observations, and actions as they are executed."""
+        """The networks' input: normalised observations, and actions as they are executed."""
         action = self._policy.env_action(rows["action"])
         fields = {"observation": self.normalized(rows["observation"]), "action": action}
         if self._infers:

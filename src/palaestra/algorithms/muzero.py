@@ -90,7 +90,7 @@ class MuZeroConfig(AlgorithmConfig):
 
     @property
     def planning(self) -> PlanningOptions:
-        """What shapes the networks, and the search."""
+        """The options of the networks and of the search."""
         return parts.planning_options(self, state_size=self.state_size)
 
 

@@ -16,10 +16,10 @@ __all__ = ["RewardConfig", "RewardWeights", "objective_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How a vector of rewards becomes the number that is maximised: by weights, some of which may be learned."""
+    """The weights, some of them learned, that make one number of a vector of rewards."""
 
     weights: tuple[float, ...] = ()
-    """Of each reward of the vector; what is maximised is the weighted sum. Empty where a reward is one number."""
+    """Weight of each reward of the vector, whose weighted sum is maximised. Empty where a reward is one number."""
     thresholds: tuple[float | None, ...] = ()
     """Constraints: the mean per time step that each reward shall reach; its weight is then a Lagrange multiplier, which
     rises from `weights` while the mean is below and falls, to 0 at least, while it is above. `None` for a reward
@@ -117,7 +117,7 @@ class RewardWeights(nn.Module):
         return reward @ self.value
 
     def learned_from(self, drawn: Any, plan: Any, progress: float) -> Any:
-        """What was drawn, with weighted sums as its rewards; the multipliers then move.
+        """The batch with weighted sums as its rewards; the multipliers then move.
 
         Args:
             drawn: an unroll, sequences or windows with `reward` [T+1, ..., K].

@@ -44,9 +44,9 @@ class Targets:
         self.period = 1 if period is None else int(period)
         """Gradient steps from one move to the next."""
         self.tau: Schedule = 1.0 if tau is None else tau
-        """Of the way in each move, over the run."""
+        """Share of the way that each move goes, over the run."""
         self.share: Any = self.tau
-        """Of the way in each move, now; a 0-dim tensor where it follows a schedule."""
+        """Share of the way that each move goes now; a 0-dim tensor where it follows a schedule."""
         if isinstance(self.tau, Linear | Piecewise):
             self.share = torch.tensor(schedule_value(self.tau, 0.0))
 

@@ -37,11 +37,11 @@ class _Held(NamedTuple):
     values: dict[str, Tensor]
     """Parameters, buffers and numbers by name."""
     memory: dict[str, dict[str, list[Tensor]]]
-    """By optimizer and kind, what is remembered of each parameter."""
+    """Moments of each parameter, by optimizer and kind."""
     steps: dict[str, Tensor]
-    """By optimizer, [G] steps made."""
+    """Steps made, [G], by optimizer."""
     rates: dict[str, Tensor]
-    """By optimizer, [G] the learning rate now."""
+    """The learning rate now, [G], by optimizer."""
     shares: Tensor
     """[G] how far target networks go in a move."""
 
@@ -316,7 +316,7 @@ class Together:
         return _Made(metrics, num_valid, rest.get("priority")), finite
 
     def _losses(self, values: dict[str, Tensor], rows: Batch) -> Any:
-        """Of one member: terms, metrics, rows that counted, and priorities if there are any."""
+        """Results of one member: terms, metrics, rows that counted, and priorities if there are any."""
         losses = functional_call(self.functional, values, ("losses", rows), tie_weights=False)
         metrics = {name: value.detach().float() for name, value in (losses.terms | losses.metrics).items()}
         some, valid = next(iter(metrics.values())), vars(rows).get("valid")

@@ -41,7 +41,7 @@ class Curve:
     """One metric of runs that differ in their seeds only; every array is [points]."""
 
     label: str
-    """What these runs have that the others have not."""
+    """The settings that only these runs have."""
     x: np.ndarray
     """Env steps, seconds or episodes."""
     value: np.ndarray
@@ -161,7 +161,7 @@ def curves_of(
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
-    """For each configuration what tells it from the others: seeds, directories and speed do not count.
+    """The settings that tell each configuration from the others; seeds, directories and speed do not count.
 
     Args:
         configs: of runs.
@@ -254,12 +254,12 @@ def one_run(points: np.ndarray) -> Curve:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two runs differ."""
+    """One difference between two runs."""
 
     differences: dict[str, tuple[Any, Any]]
     """Settings by path: (of the first, of the second); seeds, names and directories left out."""
     curves: list[Curve]
-    """Of the first and of the second."""
+    """The curves of the first run and of the second."""
     metric: str
     """What the curves show."""
     common_x: float

@@ -77,7 +77,7 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
 
 
 def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
-    """What a run's log alone says; nothing is made or imported."""
+    """Symptoms that a run's log alone shows; nothing is made or imported."""
     log = _Log(directory)
     return [possible(finding, log.config) for check in _CHECKS for finding in check(log)] if log.rows else []
 
@@ -120,7 +120,7 @@ class _Log:
         return float(middle(values[len(values) // 2 :])) if values else None
 
     def of_policies(self, metric: str) -> dict[str, str]:
-        """What a metric of learning is called in the rows, by the policies that have it."""
+        """Names of a metric of learning in the rows, by the policies that have it."""
         names = {key for row in self.rows for key in row if key.startswith("learning/") and key.endswith(f"/{metric}")}
         return {name[len("learning/") : -len(metric) - 1] or POLICY: name for name in sorted(names)}
 
@@ -130,7 +130,7 @@ class _Log:
 
     @cached_property
     def returns(self) -> list[float]:
-        """Of the training episodes."""
+        """Returns of the training episodes."""
         path = self.path / "episodes.csv"
         if not path.is_file():
             return []

@@ -45,13 +45,13 @@ class RunsEvaluation:
     """Evaluations of several runs, and what can be said about runs like them."""
 
     runs: dict[str, Evaluation]
-    """Of each run, by its path."""
+    """Evaluation of each run, by its path."""
     return_mean: float
     """Mean over runs of their mean returns."""
     return_ci95: tuple[float, float]
     """95% interval of that mean over runs, by bootstrap; over episodes where there is one run."""
     baseline: Evaluation | None = None
-    """Of a policy that acts at random, where it was asked for."""
+    """Evaluation of a policy that acts at random, where it was asked for."""
 
     def __str__(self) -> str:
         lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
@@ -65,7 +65,7 @@ class RunsEvaluation:
 
 
 def _elo(parts: dict[str, float]) -> str:
-    """How strong a policy of self-play is, for reading."""
+    """Strength of a policy of self-play."""
     return "".join(
         f"\n    Elo above {whom}: {parts[name]:+.0f} [{parts[f'{name}_low']:+.0f}, {parts[f'{name}_high']:+.0f}] (95%)"
         for name, whom in (("elo", "random actions"), ("pool_elo", "the mean of its pool"))
@@ -255,7 +255,7 @@ class Ratings:
     players: list[str]
     """Their names."""
     elo: list[Interval]
-    """Of each, relative to the mean of all."""
+    """Rating of each, relative to the mean of all."""
     scores: list[list[float]]
     """Games that row won against column; a draw is half a game."""
     games: int

@@ -48,9 +48,9 @@ class LoggedRun:
     points: np.ndarray
     """[n, 2], (env steps, score), in the order of env steps."""
     environment: str = ""
-    """As far as the log says."""
+    """The environment, where the log names it."""
     algorithm: str = ""
-    """Of a table; logs do not say."""
+    """The algorithm, which only tables name."""
     replaced: int = 0
     """Points of earlier sessions, which a later one replaced."""
 

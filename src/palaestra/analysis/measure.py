@@ -156,7 +156,7 @@ class EnvironmentSpeed:
     name: str
     """The environment."""
     num_envs: int
-    """How many were stepped together."""
+    """Number of environments stepped together."""
     vectorization: str
     """How."""
     env_steps_per_s: float
@@ -166,7 +166,7 @@ class EnvironmentSpeed:
     fastest: float
     """Of the repetitions."""
     repetitions: int
-    """How often it was measured."""
+    """Number of repetitions."""
     cores: int
     """Cores this process may use."""
 

@@ -42,7 +42,7 @@ _QUANTILE = 1.96  # of the normal distribution
 
 @dataclass(frozen=True)
 class OfflineEvaluation:
-    """What data says of a policy."""
+    """The value of a policy, estimated from data."""
 
     value: Interval
     """Mean discounted return from the first steps of the data's episodes on, and its 95% interval."""
@@ -53,7 +53,7 @@ class OfflineEvaluation:
     episodes: int
     """Episodes whose first step is in the data."""
     moved: float
-    """By how much the mean still moved in the second half of the updates."""
+    """Change of the mean over the second half of the updates."""
 
     @property
     def settled(self) -> bool:
@@ -89,9 +89,9 @@ class _Data:
         new_lane = np.concatenate([[True], np.diff(self.rows % buffer.num_lanes) != 0])
         inside = buffer.is_start(self.rows) & ~np.append(new_lane[1:], True)  # nothing follows a lane's last row
         self.transitions = np.flatnonzero(inside)
-        """Of the first row of each transition; the next row is its other one."""
+        """Number of the first row of each transition; the next row is its other one."""
         self.first = np.flatnonzero(inside & first)
-        """Of the rows where an episode begins."""
+        """Numbers of the rows where an episode begins."""
         numbers = np.cumsum(first | new_lane)
         known = np.unique(numbers[self.transitions])
         self.num_episodes, self.episode = len(known), torch.from_numpy(np.searchsorted(known, numbers))

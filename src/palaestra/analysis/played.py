@@ -72,9 +72,9 @@ class Played:
     """Episodes of one environment, step by step; of all but the last time step of each an action was taken."""
 
     observations: dict[str, list[Tensor]] = field(default_factory=dict)
-    """By leaf, [...] each, of all time steps, as the environment gave them."""
+    """Observations of all time steps by leaf, [...] each, as the environment gave them."""
     actions: list[Tensor] = field(default_factory=list)
-    """What was executed, where it is a single array."""
+    """Actions as they were executed, where they are a single array."""
     errors: list[float] = field(default_factory=list)
     """Highest action value minus the measured discounted return, of policies that have action values."""
     returns: list[float] = field(default_factory=list)
@@ -160,7 +160,7 @@ def played_symptoms(policy: Policy, played: Played) -> Iterator[Symptom]:
 
 
 def too_many_threads(asked: int, fastest: int) -> Iterator[Symptom]:
-    """Where a run computes by more threads than are fast.
+    """Symptom of a run that computes by more threads than are fast.
 
     Args:
         asked: for.

@@ -93,7 +93,7 @@ _SUMMARY = ["best evaluation", "last evaluation", "status", "env steps", "traini
 
 
 def _said(run: RunDirectory) -> list[str]:
-    """What matters most of a run, in the order of `_SUMMARY`."""
+    """The main facts of a run, in the order of `_SUMMARY`."""
     evaluations, best, train_s = read_evaluations(run.path), run.kept_return, run.info.get("train_s")
     trained = "–" if train_s is None else f"{train_s:.1f} s"
     reached = ["–" if best is None else f"{best:.1f}", _mean(evaluations[-1][1] if evaluations else None)]
@@ -333,7 +333,7 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
 
 
 def histogram(values: Sequence[float], *, title: str) -> str:
-    """How values are spread.
+    """A histogram of values.
 
     Args:
         values: at least one.

@@ -25,7 +25,7 @@ from palaestra.ops import Interval
 __all__ = ["Improvement", "Scores", "Stats", "read_references", "sample_efficiency", "save_stats", "stats"]
 
 Scores: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]
-"""Of each algorithm, for each environment, one score a run."""
+"""Scores by algorithm and environment: one for each run."""
 
 _FEW = 5  # with fewer runs of an environment a percentile bootstrap is far too narrow
 _POINTS = 50
@@ -41,7 +41,7 @@ class Improvement:
     second: str
     """Another."""
     probability: Interval
-    """That a run of the first beats one of the second, averaged over environments; a tie counts half."""
+    """Probability that a run of the first beats one of the second, averaged over environments; a tie counts half."""
     p_value: float
     """Two-sided permutation test: how often labels given by chance lie as far from 0.5."""
 
@@ -67,15 +67,15 @@ class Stats:
     scores: dict[str, dict[str, list[float]]]
     """Every score, by algorithm and environment."""
     estimates: dict[str, dict[str, Interval]]
-    """By algorithm: iqm, mean, median, and optimality_gap where scores are normalised."""
+    """Estimates by algorithm: iqm, mean, median, and optimality_gap where scores are normalised."""
     improvements: list[Improvement]
-    """Of each pair of algorithms."""
+    """Comparison of each pair of algorithms."""
     thresholds: list[float]
     """Scores at which the profiles are taken."""
     profiles: dict[str, list[Interval]]
-    """By algorithm, the share of runs above each threshold."""
+    """Share of runs above each threshold, by algorithm."""
     notes: list[str]
-    """What to keep in mind."""
+    """Warnings about the estimates."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

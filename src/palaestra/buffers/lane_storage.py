@@ -22,7 +22,7 @@ FIRST, MID, LAST = (int(kind) for kind in StepType)
 STEP_FIELDS = ("step_type", "reward", "discount", "observation")
 """What a row keeps of its time step."""
 EXTRA_FIELDS = ("env_info", "untransformed")
-"""What it keeps besides where a buffer was made for it."""
+"""Fields that a row keeps besides, where a buffer was made for them."""
 
 
 class LaneStorage:
@@ -66,7 +66,7 @@ class LaneStorage:
     ) -> None:
         self.lanes, self._name, self._storage = lanes, name, storage or MainMemory()
         self.device = self._storage.device
-        """Where what is read lies; `None` for main memory."""
+        """Device of what is read; `None` for main memory."""
         self.specs = dict(specs)
         self._children: dict[str, list[str]] = {}
         self._stacked: dict[str, int] = {}
@@ -86,7 +86,7 @@ class LaneStorage:
                 f"leaves {[leaf.shape for leaf in spec_leaves(specs['observation']).values()]}; leave it out"
             )
         self.extras = tuple(name for name in EXTRA_FIELDS if name in specs)
-        """What only some runs keep of it."""
+        """Fields of a time step that only some runs keep."""
         self.step_fields = (*STEP_FIELDS, *self.extras)
         """What a row keeps of its time step here."""
         self._leaves = self._made(rows)

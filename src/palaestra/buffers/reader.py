@@ -151,7 +151,7 @@ class StreamReader:
         return storage.take(name, self.positions.numbers_at(places))
 
     def _take_stacks(self, name: str, index: np.ndarray) -> Any:
-        """As `LaneStorage.take`; of observations the stacks that end with each row."""
+        """Reads as `LaneStorage.take` does; of observations the stacks that end with each row."""
         if name.partition(".")[0] != "observation":
             return self._storage.take(name, index)
         index = index % (self.positions.ring_size * self.num_lanes)
@@ -367,7 +367,7 @@ class StreamReader:
         return self._walk(index, self.ages(index), -1)
 
     def _walk(self, index: np.ndarray, most: np.ndarray, direction: int) -> np.ndarray:
-        """How far one gets without leaving the episode, at most so far."""
+        """Steps that can be gone without leaving the episode, up to a limit."""
         steps, going, stride = (
             np.zeros_like(index),
             np.arange(len(index)),

@@ -438,7 +438,7 @@ class ReplayBuffer:
 
 
 def _numbered(rows_of: R) -> R:
-    """What gives row numbers, so that they refuse to be taken modulo."""
+    """Marks row numbers, which then refuse to be taken modulo."""
 
     @functools.wraps(rows_of)
     def numbered(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who chooses the rows of a draw: `Sampler`, and those that need no priorities."""
+"""Samplers choose the rows of a draw: `Sampler`, and those that need no priorities."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -348,7 +348,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_cgroups(groups: Iterable[Path]) -> list[int | None]:
-    """What the limits of both kinds of control groups leave."""
+    """Memory that the limits of both kinds of control groups leave."""
     return [_free_of_group(folder, *names) for folder in groups for names in (_V1, _V2)]
 
 

@@ -22,13 +22,13 @@ class RowOptions(TypedDict, total=False):
     """What a row consists of; every buffer takes these by name."""
 
     observation_spec: Required[SpecTree]
-    """Of one time step, before any normalisation."""
+    """Spec of one time step's observation, before any normalisation."""
     action_spec: Required[SpecTree]
-    """Of one action as the policy samples it."""
+    """Spec of one action as the policy samples it."""
     info_spec: Mapping[str, TensorSpec] | None
-    """What the policy's `behaviour` returns, by name."""
+    """Specs of what the policy's `behaviour` returns, by name."""
     reward_spec: TensorSpec | None
-    """Of one reward; float32 without dimensions by default."""
+    """Spec of one reward; float32 without dimensions by default."""
     env_info_spec: Mapping[str, TensorSpec] | None
     """Entries of the environment's `info` that rows keep, by name, each a float32 number; none by default."""
     untransformed_spec: Mapping[str, SpecTree] | None
@@ -119,7 +119,7 @@ class WritePositions:
         """Places of a ring: complete rows, spare ones, and the open row."""
         first = -(-spare // period) * period
         self.first_place = (first if first < self.ring_size else spare) if first_place is None else first_place
-        """Of a stream that begins."""
+        """Place of the first row of a stream."""
         self.together = 0
         """Rows completed in all lanes at once; a number of its own, because `append` then writes no array."""
         self._apart = np.zeros(num_lanes, np.int64)  # rows completed in each lane besides
@@ -453,9 +453,9 @@ class RowLayout(NamedTuple):
     spare: int
     """Places behind the oldest row whose content stays."""
     specs: dict[str, Any]
-    """Of every field, by name."""
+    """Spec of every field, by name."""
     state_spec: dict[str, TensorSpec]
-    """Of the hidden state, by name; empty without one."""
+    """Spec of the hidden state, by name; empty without one."""
 
     @classmethod
     def of(cls, capacity: int | None, num_lanes: int, options: RowOptions) -> Self:

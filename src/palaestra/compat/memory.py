@@ -96,7 +96,7 @@ class ExperienceMemory:
         return index
 
     def _places(self, count: int) -> np.ndarray:
-        """Where so many transitions go."""
+        """The places to which so many transitions go."""
         if self.overwrite_type == "rolling":
             return np.arange(self._next, self._next + count) % self.capacity
         free = np.arange(self._next, min(self._next + count, self.capacity))

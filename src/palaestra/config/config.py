@@ -215,7 +215,7 @@ def _choose_algorithm(data: Mapping[str, Any], values: dict[str, Any]) -> type[A
 
 
 def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) -> Any:
-    """What a field becomes."""
+    """The value that a field becomes."""
     kind = dataclass_of(hint)
     if kind is None:
         return value_of(hint, value)
@@ -230,7 +230,7 @@ def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) ->
 
 
 def _instead(name: str, kind: type[Any], values: Mapping[str, Any], path: str) -> str:
-    """What to write for an unknown key."""
+    """Advice for an unknown key."""
     group = f"{path}." if path else ""
     known = {setting.path: setting for setting in settings_of(kind, values)}
     return meant(name, known, f"'{group}{{}}'") or f"; known{path and f' in {path}'}: {', '.join(values)}"

@@ -25,7 +25,7 @@ class Dimension:
     path: str
     """The setting; `.start`, `.end` or `.fraction` after it is that number of a linear schedule."""
     scale: Literal["linear", "log", "log_below_one", "power_of_two"]
-    """How it is drawn; `log_below_one` draws 1 - x on a log scale, as discounts need it."""
+    """Scale on which it is drawn; `log_below_one` draws 1 - x on a log scale, as discounts need it."""
     low: float
     """Lowest value."""
     high: float
@@ -213,6 +213,6 @@ def _around(path: str, value: float, top: float) -> Dimension | None:
 
 
 def _metadata(hint: Any) -> list[Any]:
-    """What annotates a type, or a member of a union."""
+    """Annotations of a type, or of a member of a union."""
     own = list(getattr(hint, "__metadata__", ()))
     return own + [entry for member in typing.get_args(hint) if member is not hint for entry in _metadata(member)]

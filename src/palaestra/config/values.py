@@ -278,7 +278,7 @@ def _list(words: Sequence[str], hint: Any, *_: Any) -> list[Any]:
 
 
 _SEVERAL: dict[Any, Callable[..., Any]] = {dict: _mapping, list: _list, tuple: _list}
-"""How several words are read, by what they become."""
+"""Readers of several words, by the type that they become."""
 
 
 def _items(word: str) -> list[str]:

@@ -80,7 +80,7 @@ def num_cores() -> int:
 
 
 def _quotas(groups: Iterable[Path]) -> Iterator[int]:
-    """How many whole cores of time each control group has that has a limit, at least one."""
+    """Whole cores of time that each control group with a limit has, at least one."""
     for folder in groups:
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # of the second kind, and of the first
             with suppress(OSError, ValueError):  # no such group here, or its limit is "max"

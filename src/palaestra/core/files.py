@@ -97,7 +97,7 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
 
 
 def describe_segments(keys: Sequence[str], rows: Mapping[str, int]) -> str:
-    """What a part says under `segments`.
+    """A part's entry `segments`.
 
     Args:
         keys: of the pieces, in order.
@@ -221,7 +221,7 @@ def copy_newest(directory: Path, count: int, shared: Mapping[str, Path]) -> None
 
 
 def unsaved_bytes(part: Any, shared: Mapping[str, Path], copies: int) -> int:
-    """What writing a part of a state will take on the disk, at most.
+    """Bytes that writing a part of a state will take on the disk, at most.
 
     Args:
         part: of a state.

@@ -61,7 +61,7 @@ class Range(NamedTuple):
         return "" if self.infinite or math.isfinite(least + most) else "be finite"
 
     def __str__(self) -> str:
-        """In words."""
+        """The range in words."""
         low, high = self.ge if self.gt is None else self.gt, self.le if self.lt is None else self.lt
         if low is None or high is None:
             text = "be finite" if low is None else f"be {'at least' if self.gt is None else 'greater than'} {low}"

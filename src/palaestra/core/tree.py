@@ -305,6 +305,6 @@ def to_device(tree: Any, device: torch.device | str) -> Any:
 
 
 def device_of(tree: Any) -> torch.device:
-    """Where the tensors of a tree are: the device of its first one, the CPU where it has none."""
+    """Device of a tree: that of its first tensor; the CPU where it has none."""
     tensors = (leaf.device for leaf in optree.tree_iter(tree) if isinstance(leaf, torch.Tensor))
     return next(tensors, torch.device("cpu"))

@@ -83,7 +83,7 @@ def placeless(value: Any) -> Any:
 
 
 def public_changes(overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What resumes have changed, without what is of one machine.
+    """Settings that resumes have changed, without those of one machine.
 
     Args:
         overrides: as a run's records have them.

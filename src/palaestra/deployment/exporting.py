@@ -38,12 +38,12 @@ _STEPS, _LANES = 40, 25  # the same, in order, where there is a memory
 
 @dataclass(frozen=True)
 class Parity:
-    """How an exported policy compares with the policy."""
+    """Comparison of an exported policy with the policy."""
 
     observations: int
-    """That both were given, in batches of different sizes; in sequences where there is a memory."""
+    """Observations that both were given: in batches of different sizes, and in sequences where there is a memory."""
     largest_difference: float
-    """Of any number that came out, relative where it is above 1; at most 1e-5."""
+    """Largest difference of a number that came out, relative where it is above 1; at most 1e-5."""
     other_choices: int
     """Discrete actions that differ where the policy itself decides either way, by the size of the batch."""
 
@@ -53,7 +53,7 @@ class Exported:
     """A policy that was exported."""
 
     path: Path
-    """Of the file; `manifest.json` beside it says what goes in and out."""
+    """Path of the file; `manifest.json` beside it says what goes in and out."""
     policy: str
     """Its name in the run."""
     manifest: dict[str, Any]
@@ -132,7 +132,7 @@ def export(
 
 
 def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mapping[str, Policy], dict[str, Any]]:
-    """Where to write by default, the policies, and what is known of them."""
+    """The folder to write to by default, the policies, and what is known of them."""
     if (path / "policy.json").is_file():
         return path, {"policy": load_policy(path)}, {}
     run = find_run(path, root)
@@ -142,7 +142,7 @@ def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mappin
 
 
 def _facts(run: RunDirectory) -> dict[str, Any]:
-    """What a manifest says of a run."""
+    """A manifest's entries about a run."""
     info = run.info
     facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "git")}
     facts["env_steps"] = run.steps_done

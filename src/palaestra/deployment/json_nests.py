@@ -18,7 +18,7 @@ _KINDS: dict[str, tuple[frozenset[type], str]] = {
 
 
 class JsonNest:
-    """How values of a spec look as JSON: nested lists of its shape; objects for dicts, lists for tuples.
+    """Values of a spec as JSON: nested lists of its shape; objects for dicts, lists for tuples.
 
     Args:
         spec: of one value, without leading dimensions.

@@ -191,7 +191,7 @@ class Session:
     """The hidden states of one client."""
 
     key: str
-    """By which the client names it; nobody can guess it."""
+    """Name by which the client refers to it; nobody can guess it."""
     policy: str
     """Whose states they are."""
     state: Any

@@ -261,7 +261,7 @@ class PolicyApp:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        """In the text format of Prometheus."""
+        """Metrics in the text format of Prometheus."""
         yield from _metric("requests_total", "counter", {f'code="{c}"': n for c, n in sorted(self.codes.items())})
         yield "# TYPE palaestra_request_seconds histogram"
         for limit, total in zip([*_BUCKETS_S, "+Inf"], itertools.accumulate(self._took), strict=True):
@@ -287,7 +287,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _hostname(given: str) -> str | None:
-    """That of a `Host` or `Origin`, without scheme and port."""
+    """Name in a `Host` or `Origin`, without scheme and port."""
     try:
         return urllib.parse.urlsplit(f"//{given.rpartition('//')[2]}").hostname
     except ValueError:

@@ -86,7 +86,7 @@ class Served:
     """What a server did until it was stopped."""
 
     url: str
-    """Where it was."""
+    """Address at which it was served."""
     answered: int
     """Requests with the status 200."""
     refused: int

@@ -75,7 +75,7 @@ class RunResult:
         return f"RunResult({str(self.directory)!r}, {status})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a table and a curve."""
+        """Shows a table and a curve in a notebook."""
         return run_html(RunDirectory(self.directory))
 
 

@@ -111,7 +111,7 @@ class Outcomes(NamedTuple):
     complete: list[tuple[int, float, dict[str, Any]]]
     """Number, score and settings of those that have a score."""
     failed: dict[int, str]
-    """What went wrong in others, by number."""
+    """Errors of the trials that failed, by number."""
     pruned: int
     """Those that were ended early."""
 

@@ -57,7 +57,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What a search has found."""
+    """Results of a search."""
 
     directory: Path
     """Folder of the study; `preset.yaml` in it is for `palaestra train --config`."""
@@ -68,7 +68,7 @@ class TuningResult:
     pruned: int
     """Trials that were ended early."""
     failed: dict[int, str]
-    """What went wrong in the others, by number."""
+    """Errors of the trials that failed, by number."""
     winners: tuple[Winner, ...]
     """Best first, by the score of the search; the first one's settings are the preset."""
 

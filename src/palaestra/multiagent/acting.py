@@ -70,7 +70,7 @@ def stacked(rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
 
 
 def unstacked(leaves: Sequence[Any], count: int) -> list[list[np.ndarray]]:
-    """What `stacked` was given.
+    """Undoes `stacked`.
 
     Args:
         leaves: from it.
@@ -96,7 +96,7 @@ def pack_choices(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def unpack_choices(packed: Mapping[str, Any]) -> list[Choice]:
-    """What `pack_choices` was given.
+    """Undoes `pack_choices`.
 
     Args:
         packed: from it.
@@ -123,7 +123,7 @@ def pack_rows(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def unpack_rows(packed: Mapping[str, Any]) -> list[Row]:
-    """What `pack_rows` was given.
+    """Undoes `pack_rows`.
 
     Args:
         packed: from it.
@@ -205,7 +205,7 @@ class MappedPolicy:
     # -- what happened
 
     def take(self, env: int, outcome: MultiAgentStep, global_state: Any = None) -> list[Row]:
-        """What a step means for the lanes of an environment.
+        """Hands the parts of a step to the lanes of an environment.
 
         Args:
             env: its number.
@@ -286,7 +286,7 @@ class MappedPolicy:
         return leaves
 
     def no_choice(self, leaves: list[np.ndarray], first: bool) -> Choice:
-        """What stands for an action where none is taken.
+        """The action of a lane where none is taken.
 
         Args:
             leaves: of the observation.

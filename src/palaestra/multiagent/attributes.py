@@ -57,7 +57,7 @@ class LaneAttributes:
         self._awaiting = {**self._given, **self._awaiting}
 
     def state(self) -> str:
-        """What was set, as text; empty if nothing was."""
+        """Attributes that were set, as text; empty if none were."""
         pair = self._given, self._awaiting
         return json.dumps(pair) if any(pair) else ""
 

@@ -29,7 +29,7 @@ class PolicySpec:
     agents: tuple[str, ...]
     """Their names, in the order of the environment."""
     member: AgentSpec
-    """What each of them sees and does."""
+    """Specs of each of them."""
     observation_spec: SpecTree
     """Of the policy: a member's, or that of the whole team."""
     action_spec: SpecTree

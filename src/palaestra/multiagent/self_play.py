@@ -243,7 +243,7 @@ def match_score(own: float, other: float) -> float:
 
 
 def _of(outcome: MultiAgentStep, names: set[str]) -> MultiAgentStep:
-    """What has happened to some agents."""
+    """Steps of some agents."""
     steps = {name: step for name, step in outcome.time_steps.items() if name in names}
     late = {name: rewards for name, rewards in outcome.late_rewards.items() if name in names}
     return outcome._replace(time_steps=steps, late_rewards=late)

@@ -47,7 +47,7 @@ class AttentionMemory(nn.Module):
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
-        """What the memory of one lane looks like."""
+        """Spec of one lane's memory."""
         seen = TensorSpec((len(self.layers), self.window, self.out_size))
         return {"seen": seen, "length": TensorSpec((), torch.int64)}
 

@@ -246,7 +246,7 @@ class NetworkConfig:
 
     @property
     def layers(self) -> Layers:
-        """What an `MLP` is made of."""
+        """Kind of layers of an `MLP`."""
         return self.block or ("layer_norm" if self.layer_norm else "batch_norm" if self.batch_norm else "linear")
 
     @property

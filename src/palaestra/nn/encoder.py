@@ -202,7 +202,7 @@ class OwnEncoder(nn.Module):
         return features if len(leading) == 1 else features.reshape(*leading, self.out_size)
 
     def _rows(self, observation: Any) -> tuple[Any, torch.Size]:
-        """What the module is called with, and the leading dimensions."""
+        """The module's input, and the leading dimensions."""
         if self._keys is not None:
             observation = Batch.of({key: observation[key] for key in self._keys})
         leaf = observation
@@ -501,7 +501,7 @@ class _Numbers(nn.Module):
 
 
 def integers_of(spec: TensorSpec) -> Integers | None:
-    """What scales a box of integers; `None` for all else.
+    """Scaling of a box of integers; `None` for all else.
 
     Args:
         spec: of one leaf.

@@ -346,7 +346,7 @@ class EnsembleNetwork(nn.Module):
         moments: list[Tensor] | None = None,
         rows: slice = slice(None),
     ) -> Tensor:
-        """What the members say.
+        """Outputs of the members.
 
         Args:
             observation: a tensor or `Batch` as the spec says, with any leading dimensions.

@@ -154,7 +154,7 @@ class ComponentOptimizer:
             for name, setting in (_STATE[str(option.cls)] if own is None else {}).items()
             if setting is None or self._settings[setting]
         }
-        """What it remembers of every parameter, by name."""
+        """Moments of every parameter, by name."""
         self._own: Any = None
         if own is not None and self.parameters:
             rules.kept_by(own, self.parameters, {"lr": self._rate, **self._settings})  # says what it cannot do
@@ -284,7 +284,7 @@ class ComponentOptimizer:
             self._bring_back(None)
 
     def _bring_back(self, finite: Tensor | None) -> None:
-        """What keeps its length to that length."""
+        """Rescales the vectors that keep their length."""
         for parameters, dim in self._lengths_of:
             kept = [unit(parameters[0], dim)] if dim is not None else rules.of_one_scale(parameters)
             for parameter, value in zip(parameters, kept, strict=True):

@@ -51,7 +51,7 @@ class Simulator(Protocol):
 
     @property
     def observation_spec(self) -> SpecTree:
-        """What an observation looks like."""
+        """Spec of an observation."""
         ...
 
     def transition(self, state: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Simulator(Protocol):
         ...
 
     def observe(self, state: dict[str, Tensor]) -> Any:
-        """What the state looks like.
+        """Observation of the state.
 
         Args:
             state: leaves [B, ...].
@@ -81,7 +81,7 @@ class Simulator(Protocol):
 
 
 class Prediction(NamedTuple):
-    """What a network says about states."""
+    """A network's predictions for states."""
 
     logits: Tensor
     """[..., A] of the policy; masks are not applied."""
@@ -125,7 +125,7 @@ class PlanningNetwork(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, observation: Any) -> Prediction:
-        """What the network says about observations.
+        """The network's predictions for observations.
 
         Args:
             observation: normalised, leaves [..., *observation].
@@ -141,7 +141,7 @@ class PlanningNetwork(nn.Module, ABC):
 
     @abstractmethod
     def expand(self, state: dict[str, Tensor], action: Tensor) -> Expansion:
-        """What actions lead to.
+        """States and rewards to which actions lead.
 
         Args:
             state: leaves [B, ...].
@@ -288,7 +288,7 @@ class LearnedModel(PlanningNetwork):
         return _in_unit_range(self.representation(observation))
 
     def of_state(self, state: Tensor) -> Prediction:
-        """What the network says about states.
+        """The network's predictions for states.
 
         Args:
             state: [..., S].
@@ -296,7 +296,7 @@ class LearnedModel(PlanningNetwork):
         return self._split(self.prediction(state))
 
     def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What actions lead to.
+        """States and rewards to which actions lead.
 
         Args:
             state: [..., S].

@@ -78,7 +78,7 @@ class RecurrentCell(nn.Module):
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
-        """What the memory of one lane looks like."""
+        """Spec of one lane's memory."""
         return dict.fromkeys(self.leaves, TensorSpec((self.out_size,)))
 
     def initial_state(self, batch_size: int) -> Batch:
@@ -136,7 +136,7 @@ class OwnMemory(OwnEncoder):
     """
 
     state_spec: dict[str, TensorSpec]
-    """What the memory of one lane looks like."""
+    """Spec of one lane's memory."""
     _remembers = True
 
     @torch.no_grad()
@@ -257,7 +257,7 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def state_spec(self) -> dict[str, TensorSpec]:
-        """What the memory of one lane looks like."""
+        """Spec of one lane's memory."""
         return self.memory.state_spec
 
     def initial_state(self, batch_size: int) -> Batch:

@@ -50,7 +50,7 @@ class SearchSettings(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search found for every root."""
+    """Results of a search, for every root."""
 
     action: Tensor
     """[B] the best."""
@@ -134,7 +134,7 @@ def _visits(most: int, num_simulations: int) -> list[list[float]]:
 
 
 class _Known(NamedTuple):
-    """What is known of the actions of N states; fields [N, A]."""
+    """Statistics of the actions of N states; fields [N, A]."""
 
     visits: Tensor
     value: Tensor
@@ -236,7 +236,7 @@ class _Tree:
         return _Known(*(field[:num] for field in known))
 
     def values_at(self, nodes: Tensor) -> _Known:
-        """What is known of the actions of states.
+        """Statistics of the actions of states.
 
         Args:
             nodes: [N].

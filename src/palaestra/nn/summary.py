@@ -61,7 +61,7 @@ def _num_parameters(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> list[_Layer]:
-    """What it is called, nothing for fully connected layers; how many numbers it takes and gives."""
+    """Name, empty for fully connected layers, and how many numbers it takes and gives."""
     match module:
         case ConvolutionalNetwork():
             small = isinstance(module, SmallCNN) and not NatureCNN.fits(module.shape)

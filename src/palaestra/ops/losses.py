@@ -237,7 +237,7 @@ def masked_mean(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Te
 
 @torch.no_grad()
 def row_weights(valid: Shaped[Tensor, "*N"]) -> Float[Tensor, "*N"]:
-    """What each row counts in a mean over the rows that may be learned from.
+    """Weight of each row in a mean over the rows that may be learned from.
 
         wᵢ = validᵢ / max(1, Σ validᵢ)
 

@@ -61,7 +61,7 @@ class Temperature(nn.Module):
 
 @torch.no_grad()
 def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None, seen: Seen | None = None) -> Tensor:
-    """What the target critics say that actions were worth, entropy included. Haarnoja et al. 2018, equations (3), (6).
+    """Targets of the action values, entropy included. Haarnoja et al. 2018, equations (3), (6).
 
     Args:
         algorithm: has the policy, `target_critic` and `temperature`.
@@ -82,7 +82,7 @@ def soft_target(algorithm: Any, batch: SoftBatch, members: Any = None, seen: See
 
 @torch.no_grad()
 def deterministic_target(algorithm: Any, batch: Any, seen: Seen | None = None) -> Tensor:
-    """What the target networks say that actions were worth, the next one smoothed by noise where there is any.
+    """Targets of the action values; the next action is smoothed by noise where there is any.
 
     Args:
         algorithm: has the policy, `target_actor` and `target_critic`.

@@ -16,7 +16,7 @@ _ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
 def settings(
     kind: type[_ConfigT], config: _ConfigT | None, seeds: RunSeeds | None, network: EncoderOption
 ) -> tuple[_ConfigT, RunSeeds]:
-    """What an algorithm is made of: the first line of its constructor.
+    """Resolves what a constructor was given: the first line of every algorithm's `__init__`.
 
     Args:
         kind: the algorithm's configuration, with a field `network`.
@@ -62,7 +62,7 @@ def replay_plan(config: Any) -> Any:
 
 
 def planning_options(config: Any, *, state_size: int = 0, simulator: str = "") -> PlanningOptions:
-    """What shapes the networks of a search, and the search.
+    """The options of a search and of its networks.
 
     Args:
         config: with the fields that AlphaZero and MuZero have.

@@ -132,7 +132,7 @@ class RunningMoments(nn.Module):
 
     @property
     def moments(self) -> Moments:
-        """What they are now."""
+        """The moments now."""
         return Moments(self.count, self.mean, self.m2)
 
     @torch.no_grad()

@@ -38,7 +38,7 @@ class _JaxLane(NamedTuple):
     steps: Any
     """int32: in the episode."""
     last: Stepped
-    """What it showed last."""
+    """The latest step."""
 
 
 @final
@@ -215,7 +215,7 @@ def _made(package: str, name: str, kwargs: dict[str, Any]) -> _Programs:
 
 
 def _package(package: str, name: str) -> Package:
-    """What is known of a package, which is imported.
+    """The entry of a package, which is imported.
 
     Raises:
         ConfigError: it is not known, refused, or not installed.

@@ -20,7 +20,7 @@ NEVER = (1 << 31) - 1
 
 
 class Stepped(NamedTuple):
-    """What a step of one lane gave."""
+    """Results of a step of one lane."""
 
     state: Any
     observation: Any
@@ -56,7 +56,7 @@ class Package(NamedTuple):
     modules: tuple[str, ...]
     """That are imported."""
     pip: str
-    """What to install."""
+    """Names to install by pip."""
     make: Callable[[str, dict[str, Any]], Task] | None
     """Makes an environment by its name; `None` where there is a reason not to."""
     names: Callable[[], Iterable[str]]

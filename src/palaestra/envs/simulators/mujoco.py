@@ -103,7 +103,7 @@ class MujocoBatch(BatchEnvironment):
 
     @abstractmethod
     def outcome(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What a step of all lanes, which has just been made, earned.
+        """Rewards and ends of the step of all lanes that has just been made.
 
         Args:
             action: [B, nu]; zeros where an episode is to begin.

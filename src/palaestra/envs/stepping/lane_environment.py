@@ -66,7 +66,7 @@ class LaneEnvironment(HasSpecs, Environment):
         auto_reset: bool = True,
     ) -> None:
         self.driver = driver
-        """What steps them."""
+        """The driver that steps them."""
         try:
             seeds = lane_seeds_of(lane_seeds, driver.batch_size)
         except BaseException:
@@ -393,7 +393,7 @@ class LaneEnvironment(HasSpecs, Environment):
         return fault
 
     def _answer(self, answer: Any) -> Any:
-        """What a driver answered; an incident is an error."""
+        """A driver's answer; an incident is an error."""
         if isinstance(answer, Incident):
             if answer.fatal:
                 self._stop(answer.failure.what)

@@ -71,7 +71,7 @@ class View(NamedTuple):
     seed: np.ndarray
     """int64 [n]; at least 0 where the lane starts an episode."""
     rows: Rows
-    """What the latest step gave."""
+    """Results of the latest step."""
     action: list[np.ndarray]
     """Leaf arrays [n, ...]."""
     info: np.ndarray

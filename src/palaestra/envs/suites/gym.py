@@ -198,7 +198,7 @@ def _suite(spec: EnvSpec) -> str:
 
 
 def _made(spec: EnvSpec, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """What `make` makes, or an error that says what to install or to change."""
+    """The environment that `make` makes, or an error that says what to install or to change."""
     needs = [(package, extra) for part, package, extra in _ENTRY_POINTS if part in str(spec.entry_point)]
     for package, extra in needs[:1]:
         _import_quietly(package, spec.id, extra)

@@ -24,7 +24,7 @@ class Single(NamedTuple):
     duration: int
     """The time limit to put around it, in its own steps; 0 for none."""
     layers: tuple[Callable[[SingleEnvironment], SingleEnvironment], ...] = ()
-    """What belongs around it, the innermost first."""
+    """Wrappers that belong around it, the innermost first."""
 
 
 class Native(NamedTuple):

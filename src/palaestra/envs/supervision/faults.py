@@ -20,7 +20,7 @@ __all__ = ["EventLog", "Fault", "FaultKind", "FaultPolicy", "Hang", "RestartBudg
 OnFault = Literal["raise", "restart", "drop"]
 Handled = Literal["raise", "restart", "drop", "warn"]
 FaultKind = Literal["raised", "died", "timeout", "non-finite", "malformed", "leak"]
-"""What sort of fault it is."""
+"""Kind of a fault."""
 
 _HOUR_S = 3600.0
 _LONGEST_WAIT_S = 30.0
@@ -59,7 +59,7 @@ class Hang(BaseException):
 
 
 class Failure(NamedTuple):
-    """What went wrong in a lane, as text that any process can read."""
+    """A failure of a lane, as text that any process can read."""
 
     lane: int
     """Which."""
@@ -75,7 +75,7 @@ class Incident(NamedTuple):
     """A failure, and the other lanes that it cost their episode."""
 
     failure: Failure
-    """What went wrong, with the lane of the batch."""
+    """The failure, with the lane of the batch."""
     also: tuple[int, ...] = ()
     """Other lanes of the worker that is gone."""
     memory_bytes: int | None = None
@@ -295,7 +295,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def leaks_of(found: Sequence[Leak], lanes: Sequence[int]) -> list[Incident]:
-    """What leaks in the process that steps some lanes.
+    """Leaks in the process that steps some lanes.
 
     Args:
         found: by a `LeakWatch`.
@@ -307,7 +307,7 @@ def leaks_of(found: Sequence[Leak], lanes: Sequence[int]) -> list[Incident]:
 
 
 def failure_of(lane: int, error: BaseException) -> Failure:
-    """What an exception says about a lane.
+    """The failure of a lane that an exception tells of.
 
     Args:
         lane: whose environment raised it.

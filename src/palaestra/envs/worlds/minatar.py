@@ -35,7 +35,7 @@ class MinAtarGame(TensorEnvironment):
 
     num_random = 2
     channels: ClassVar[tuple[str, ...]]
-    """What is seen in each."""
+    """Meaning of each channel."""
     buttons: ClassVar[str]
     """Those that do something."""
 

@@ -42,7 +42,7 @@ class TinyEnv(gymnasium.Env[Any, Any]):
 
     @abstractmethod
     def _observation(self) -> Any:
-        """What can be seen now."""
+        """The observation now."""
 
 
 @final

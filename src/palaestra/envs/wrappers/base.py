@@ -1,4 +1,4 @@
-"""What wrappers have in common: maps of time steps, observations and rewards, and state that outlives an episode."""
+"""Bases of wrappers: maps of time steps, observations and rewards, and state that outlives an episode."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

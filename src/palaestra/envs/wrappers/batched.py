@@ -55,7 +55,7 @@ class BatchedWrapper(HasSpecs, Environment):
         self.checks_finite, self.auto_reset, self.step_limit = env.checks_finite, env.auto_reset, env.step_limit
         self.info, self.untransformed_spec, self.find_info = env.info, env.untransformed_spec, env.find_info
         self.lane_arrays: dict[str, torch.Tensor] = {}
-        """What the layer knows of every lane, by name."""
+        """The layer's state of every lane, by name."""
         self._given: Any = None
         self.end_episodes = env.end_episodes
 

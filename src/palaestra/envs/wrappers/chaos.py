@@ -34,7 +34,7 @@ class ChaosRule:
     """When one fault strikes."""
 
     fault: ChaosFault
-    """What happens."""
+    """The fault that strikes."""
     probability: float = 1.0
     """In each step that the rule is for."""
     step: int | None = None
