@@ -137,6 +137,14 @@ def _unfit(config: ExperimentConfig, one: Dimension) -> str:
     return "" if ends[0].plan == ends[1].plan else "it decides what is drawn"
 
 
+def _followed(algorithm: Any, path: str, copies: Sequence[Mapping[str, Any]]) -> Piecewise:
+    """The schedule of a setting over a run: as it began, and turned by each copy."""
+    schedule = Piecewise(((0.0, getattr(algorithm, path.removeprefix("algorithm."))(0.0)),))
+    for copy in copies:
+        schedule = schedule.turned(copy["progress"], copy["settings"][path])
+    return schedule
+
+
 @final
 class Lineage(Callback):
     """Whom a member has copied, and when: in its checkpoints, its metrics and its `run.json`.
@@ -166,11 +174,7 @@ class Lineage(Callback):
         config = self._directory.config
         schedules: dict[str, Piecewise] = {}
         for path in self._paths:
-            name = path.removeprefix("algorithm.")
-            schedule = Piecewise(((0.0, getattr(config.algorithm, name)(0.0)),))
-            for copy in self.copies:
-                schedule = schedule.turned(copy["progress"], copy["settings"][path])
-            schedules[name] = schedule
+            schedules[path.removeprefix("algorithm.")] = _followed(config.algorithm, path, self.copies)
         algorithm = dataclasses.replace(config.algorithm, **schedules)
         if algorithm != trainer.algorithm.config:
             _reschedule(trainer.algorithm, algorithm)
@@ -289,10 +293,7 @@ class Ancestry:
             before = own[-1]["generation"]
         first, settings = runs[members[0]].config.algorithm, dict[str, str]()
         for one in space:
-            schedule = Piecewise(((0.0, getattr(first, one.path.removeprefix("algorithm."))(0.0)),))
-            for copy in copies:
-                schedule = schedule.turned(copy["progress"], copy["settings"][one.path])
-            settings[one.path] = str(schedule)
+            settings[one.path] = str(_followed(first, one.path, copies))
         return cls(tuple(members), tuple(copy["env_steps"] for copy in copies), settings)
 
     def __str__(self) -> str:

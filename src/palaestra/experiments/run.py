@@ -6,11 +6,8 @@ It knows no kind of learner; what a run keeps is `runs`' affair.
 import dataclasses
 import functools
 import logging
-import os
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -24,7 +21,7 @@ from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import OTHER_NAMES, algorithm_name, preset
-from palaestra.core import CheckpointError, ConfigError, EnvError, PalaestraError, RunLostError, trust
+from palaestra.core import CheckpointError, ConfigError, EnvError, RunLostError
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
 from palaestra.envs.supervision.watchdog import last_words
@@ -432,36 +429,3 @@ def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
             write_report([directory.path], directory.path / "report.html")
     except Exception as error:  # a picture must not end a run in another way
         _log.warning("the report of %s could not be written: %r", directory.path, error)
-
-
-def seed_process(run: str, *path: str) -> int:
-    """Trains one seed of a group, or continues it, in a process of its own; returns the exit code.
-
-    Args:
-        run: its run directory, which exists.
-        path: entries of the Python path that the parent had; the user's environment may lie there.
-    """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
-    sys.path += [entry for entry in path if entry not in sys.path]
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    trust(run)  # the parent has read it
-    directory = RunDirectory(Path(run))
-    try:
-        resumed = directory.status != "created"
-        with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
-            learner = make_learner(directory.config)
-            with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
-                return ended(directory, trainer, trainer.run()).result.exit_code
-    except PalaestraError as error:
-        sys.stderr.write(f"{type(error).__name__}  {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt as error:
-        return getattr(error, "exit_code", 130)
-
-
-def end_with_parent() -> None:
-    """The pipe from the parent ends when the parent does; what has been learned is saved then."""
-    with suppress(OSError):
-        while os.read(0, 4096):  # not `sys.stdin`, whose lock would be held when the interpreter ends
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -38,7 +38,7 @@ _LEAST_TOGETHER = 4
 _TAIL_BYTES = 16_384
 _STOPPED = (130, 143)
 
-_PROCESS = "import sys; from palaestra.experiments.run import seed_process; sys.exit(seed_process(*sys.argv[1:]))"
+_PROCESS = "import sys; from palaestra.experiments.together import seed_process as p; sys.exit(p(*sys.argv[1:]))"
 _TOGETHER = "import sys; from palaestra.experiments.together import members_process as m; sys.exit(m(*sys.argv[1:]))"
 _POLL_S = 0.1
 _LEAVES_S = 40.0

@@ -1,12 +1,17 @@
-"""`train_together`: runs that differ in their seeds and numbers only, as a population in one graph."""
+"""`train_together`: runs that differ in their seeds and numbers only, as a population in one graph.
+
+And the processes in which the runs of groups train, one by one or together.
+"""
 
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ from palaestra.config.presets import algorithm_name, preset
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, trust
 from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, Lineage, Selection
-from palaestra.experiments.run import active, end_with_parent, ended, require_same_task
+from palaestra.experiments.run import active, ended, require_same_task
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs import RunDirectory, make_learner
 from palaestra.runs.together import as_member, population
@@ -64,6 +69,53 @@ def train_together(
     return train_members(configs, [seeds_of(config, seeds)] * len(configs), progress=progress)
 
 
+def seed_process(run: str, *path: str) -> int:
+    """Trains one seed of a group, or continues it, in a process of its own; returns the exit code.
+
+    Args:
+        run: its run directory, which exists.
+        path: entries of the Python path that the parent had; the user's environment may lie there.
+    """
+
+    def train_it(directory: RunDirectory) -> int:
+        learner, resumed = make_learner(directory.config), directory.status != "created"
+        with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
+            return ended(directory, trainer, trainer.run()).result.exit_code
+
+    return child_process(lambda: train_it(RunDirectory(Path(run))), [run], path)
+
+
+def child_process(train_them: Callable[[], int], runs: Sequence[str], path: Sequence[str]) -> int:
+    """A process that trains runs for its parent, from the beginning to the exit code.
+
+    Args:
+        train_them: returns the exit code.
+        runs: their run directories.
+        path: entries of the Python path that the parent had.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
+    sys.path += [entry for entry in path if entry not in sys.path]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for run in runs:
+        trust(run)  # the parent has read it
+    try:
+        with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
+            return train_them()
+    except PalaestraError as error:
+        sys.stderr.write(f"{type(error).__name__}  {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        return getattr(error, "exit_code", 130)
+
+
+def _end_with_parent() -> None:
+    """The pipe from the parent ends when the parent does; what has been learned is saved then."""
+    with suppress(OSError):
+        while os.read(0, 4096):  # not `sys.stdin`, whose lock would be held when the interpreter ends
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def members_process(asked: str, *path: str) -> int:
     """Trains runs of a group together, or goes on with them, in a process of their own; returns the exit code.
 
@@ -71,22 +123,13 @@ def members_process(asked: str, *path: str) -> int:
         asked: their run directories, which exist, and the selection of population-based training or none, as JSON.
         path: entries of the Python path that the parent had.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
-    sys.path += [entry for entry in path if entry not in sys.path]
-    threading.Thread(target=end_with_parent, daemon=True).start()
     given = json.loads(asked)
-    folders = [Path(run) for run in given["runs"]]
-    for folder in folders:
-        trust(folder)  # the parent has read it
     selection = given["selection"] and Selection.from_json(given["selection"])
-    try:
-        with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
-            return train_directories([RunDirectory(folder) for folder in folders], selection)
-    except PalaestraError as error:
-        sys.stderr.write(f"{type(error).__name__}  {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt as error:
-        return getattr(error, "exit_code", 130)
+
+    def train_them() -> int:
+        return train_directories([RunDirectory(Path(run)) for run in given["runs"]], selection)
+
+    return child_process(train_them, given["runs"], path)
 
 
 def train_directories(runs: Sequence[RunDirectory], selection: Selection | None = None) -> int:
