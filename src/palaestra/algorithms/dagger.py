@@ -18,18 +18,8 @@ from palaestra import policies
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    BoundedSpec,
-    ConfigError,
-    DataSource,
-    Linear,
-    Plan,
-    Replay,
-    RunSeeds,
-    Schedule,
-    SpecError,
-)
+from palaestra.core import BoundedSpec, ConfigError, DataSource, Linear, Plan, Replay, RunSeeds, Schedule, SpecError
+from palaestra.core.batch import Batch
 from palaestra.core.importing import import_object
 from palaestra.core.seeding import seeded_initialisation
 from palaestra.core.spec import SpecTree, spec_layout, spec_leaves

@@ -20,23 +20,9 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    Offline,
-    Plan,
-    RunSeeds,
-    Schedule,
-    ShapeError,
-    SpecTree,
-    StepType,
-    seeded_initialisation,
-    spec_leaves,
-)
+from palaestra.core import Batch, DataSource, Offline, Plan, RunSeeds, Schedule, StepType, seeded_initialisation
+from palaestra.core.errors import ConfigError, ShapeError
+from palaestra.core.spec import DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, spec_leaves
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import masked_mean
 from palaestra.policies import ReturnConditionedPolicy

@@ -20,16 +20,8 @@ from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, 
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
-from palaestra.nn import (
-    CoreModel,
-    Decoder,
-    EncoderOption,
-    LatentSequence,
-    NetworkConfig,
-    OptimizerOption,
-    SymexpHead,
-    mlp_of,
-)
+from palaestra.nn import CoreModel, Decoder, LatentSequence, OptimizerOption, SymexpHead, mlp_of
+from palaestra.nn.config import EncoderOption, NetworkConfig
 from palaestra.ops import lambda_returns, masked_mean
 from palaestra.policies import LatentPolicy
 

@@ -14,17 +14,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    DataSource,
-    Linear,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    seeded_initialisation,
-)
+from palaestra.core import Batch, DataSource, Linear, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core.errors import ConfigError
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, lambda_returns, masked_mean
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy

@@ -15,16 +15,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive, UpdateInfo
-from palaestra.core import (
-    ConfigError,
-    DataSource,
-    OnPolicy,
-    RunSeeds,
-    Schedule,
-    SpecTree,
-    minibatches,
-    seeded_initialisation,
-)
+from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
+from palaestra.core.errors import ConfigError
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy

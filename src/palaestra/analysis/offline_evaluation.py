@@ -16,16 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import (
-    Batch,
-    ConfigError,
-    RunSeeds,
-    StepType,
-    TimeStep,
-    seeded_initialisation,
-    spec_leaves,
-    tree_map,
-)
+from palaestra.core import ConfigError, RunSeeds, StepType, TimeStep, seeded_initialisation, spec_leaves, tree_map
+from palaestra.core.batch import Batch
 from palaestra.nn import EnsembleNetwork, NetworkConfig
 from palaestra.ops import Interval
 from palaestra.policies import ObservationNormalizer, Policy, raw_actions

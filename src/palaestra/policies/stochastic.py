@@ -9,16 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, ShapeError, SpecTree, TensorSpec
-from palaestra.nn import (
-    CompositeNetwork,
-    GaussianNetwork,
-    Network,
-    NetworkConfig,
-    RecurrentNetwork,
-    StepEncoder,
-    require_memory,
-    with_shared_features,
-)
+from palaestra.nn import NetworkConfig, RecurrentNetwork, StepEncoder, require_memory, with_shared_features
+from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network
 from palaestra.ops import Categorical, DiagonalGaussian
 from palaestra.policies.actions import (
     BoxHead,

@@ -15,22 +15,9 @@ import torch
 from palaestra.algorithms import AdversarialReward, Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_d4rl, from_minari, sampler_of, to_minari, with_actions
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import (
-    POLICY,
-    Batch,
-    ConfigError,
-    MissingExtraError,
-    Offline,
-    Replay,
-    RunSeeds,
-    ShapeError,
-    TensorSpec,
-    spec_layout,
-    spec_leaves,
-    tree_leaves,
-    tree_paths,
-)
-from palaestra.core.errors import refuses
+from palaestra.core import Batch, RunSeeds, TensorSpec, spec_layout, spec_leaves, tree_leaves, tree_paths
+from palaestra.core.errors import ConfigError, MissingExtraError, ShapeError, refuses
+from palaestra.core.plan import POLICY, Offline, Replay
 from palaestra.envs import EnvConfig, Environment, create_environment, space_from_spec
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions

@@ -17,15 +17,8 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.core.errors import refuses
 from palaestra.distributed import CollectorFactory, ShardedReplay
-from palaestra.envs import (
-    EnvConfig,
-    Environment,
-    SingleEnvironment,
-    create_environment,
-    load_lane,
-    row_specs,
-    space_from_spec,
-)
+from palaestra.envs import EnvConfig, create_environment, load_lane, row_specs, space_from_spec
+from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import gym_env_of
 from palaestra.envs.contract.spaces import sample_allowed
 from palaestra.envs.create import is_pool

@@ -10,25 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import (
-    Batch,
-    TimeStep,
-    check_time_step,
-    load_tensors,
-    save_tensors,
-    spec_leaves,
-    tree_map,
-    tree_paths,
-)
-from palaestra.envs import (
-    Environment,
-    LaneEnvironment,
-    ProcessDriver,
-    SerialDriver,
-    SingleEnvironment,
-    check,
-    space_from_spec,
-)
+from palaestra.core import TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves, tree_map, tree_paths
+from palaestra.core.batch import Batch
+from palaestra.envs import Environment, LaneEnvironment, ProcessDriver, SerialDriver, SingleEnvironment, space_from_spec
+from palaestra.envs.check.check import check
 from palaestra.envs.contract.nest import flatten
 
 __all__ = ["BatchContract", "EnvironmentContract"]
