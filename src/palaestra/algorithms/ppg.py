@@ -13,20 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmConfig,
-    Annealed,
-    Finite,
-    Fraction,
-    Limit,
-    NotNegative,
-    Positive,
-    UpdateInfo,
-)
+from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, UpdateInfo
 from palaestra.core import Batch, CheckpointError, Schedule, SpecTree, minibatches, tree_paths
 from palaestra.core.plan import DataSource, OnPolicy
 from palaestra.core.seeding import RunSeeds, seeded_initialisation
+from palaestra.core.settings import Annealed, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy

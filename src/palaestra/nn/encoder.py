@@ -10,19 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import Batch, ConfigError, tree_leaves
-from palaestra.core.spec import (
-    ACTION_MASK,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    dtype_limits,
-    first_leaf,
-    numpy_dtype,
-    spec_leaves,
-)
+from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, MultiDiscreteSpec, TensorSpec, tree_leaves
+from palaestra.core.spec import ACTION_MASK, SpecTree, dtype_limits, first_leaf, numpy_dtype, spec_leaves
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 from palaestra.nn.fast import times_changed

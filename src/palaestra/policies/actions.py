@@ -9,17 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, refuses, to_device
-from palaestra.core.spec import (
-    ACTION_MASK,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    TensorSpec,
-    spec_leaves,
-)
+from palaestra.core import Batch, ConfigError, MultiBinarySpec, MultiDiscreteSpec, SpecTree, refuses, to_device
+from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, spec_leaves
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
 __all__ = ["ActionRange", "check_masks", "raw_actions"]

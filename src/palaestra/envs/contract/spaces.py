@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from palaestra.core import SpecError, TensorSpec, numpy_dtype, torch_dtype
+from palaestra.core import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecError, TensorSpec
 from palaestra.core.errors import is_news
-from palaestra.core.spec import (
-    ACTION_MASK,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    SpecTree,
-    dtype_limits,
-)
+from palaestra.core.spec import ACTION_MASK, SpecTree, dtype_limits, numpy_dtype, torch_dtype
 
 __all__ = ["space_from_spec", "spec_from_space"]
 

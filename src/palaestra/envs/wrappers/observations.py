@@ -6,16 +6,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
-from palaestra.core.spec import (
-    ACTION_MASK,
-    BoundedSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-    TensorSpec,
-    spec_leaves,
-)
+from palaestra.core import ConfigError, EnvError, MultiBinarySpec, MultiDiscreteSpec, NonFiniteError, TimeStep
+from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, spec_leaves
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
 from palaestra.envs.contract.nest import flatten
 from palaestra.envs.wrappers.base import (
