@@ -18,11 +18,10 @@ from palaestra import policies
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import BoundedSpec, ConfigError, DataSource, Linear, Plan, Replay, RunSeeds, Schedule, SpecError
-from palaestra.core.batch import Batch
-from palaestra.core.importing import import_object
-from palaestra.core.seeding import seeded_initialisation
-from palaestra.core.spec import SpecTree, spec_layout, spec_leaves
+from palaestra.core import Batch, Linear, RunSeeds, Schedule, import_object, seeded_initialisation
+from palaestra.core.errors import ConfigError, SpecError
+from palaestra.core.plan import DataSource, Plan, Replay
+from palaestra.core.spec import BoundedSpec, SpecTree, spec_layout, spec_leaves
 from palaestra.core.tree import device_of, to_device, tree_leaves, tree_map, tree_paths
 from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, valid_starts, weighted_sum

@@ -18,9 +18,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.core.plan import Replay
-from palaestra.core.time_step import StepType
+from palaestra.core import Batch, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.core.plan import DataSource, Plan, Replay
 from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy

@@ -18,10 +18,9 @@ from torch.func import functional_call, vmap
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, UpdateData
 from palaestra.algorithms.steppers import num_rows
-from palaestra.core import Batch, ConfigError, DataSource, Linear, NonFiniteError, RunSeeds, tree_map
-from palaestra.core.minibatch import equal_minibatches
-from palaestra.core.schedule import Piecewise, Schedule, schedule_value
-from palaestra.core.tree import tree_paths
+from palaestra.core import Batch, DataSource, RunSeeds, equal_minibatches, tree_map, tree_paths
+from palaestra.core.errors import ConfigError, NonFiniteError
+from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
 from palaestra.nn import compiled_method
 from palaestra.policies import Phase
 

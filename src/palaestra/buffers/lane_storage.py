@@ -9,12 +9,8 @@ from torch import Tensor
 
 from palaestra.buffers.leaf import DeviceLeaf, HostLeaf, Leaf, PackedLeaf
 from palaestra.buffers.storage import BLOCK_ROWS, BOOKKEEPING, MainMemory, Storage, saved_field
-from palaestra.core.batch import Batch
+from palaestra.core import Batch, PackedRows, SpecTree, StepType, TensorSpec, TimeStep, as_array, spec_leaves
 from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
-from palaestra.core.packed import PackedRows
-from palaestra.core.spec import SpecTree, TensorSpec, spec_leaves
-from palaestra.core.time_step import StepType, TimeStep
-from palaestra.core.tree import as_array
 
 __all__: list[str] = []
 

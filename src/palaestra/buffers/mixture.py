@@ -11,11 +11,8 @@ from torch import Tensor
 
 from palaestra.buffers.drawn import row_index
 from palaestra.buffers.replay import KeepsBuffer, ReplayBuffer, buffer_of
-from palaestra.core.batch import Batch
-from palaestra.core.errors import ConfigError, ShapeError
+from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec, spec_layout, to_device, tree_map
 from palaestra.core.plan import OnPolicy, Plan, Replay
-from palaestra.core.spec import TensorSpec, spec_layout
-from palaestra.core.tree import to_device, tree_map
 
 __all__ = ["MixtureSource"]
 

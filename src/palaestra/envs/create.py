@@ -12,10 +12,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import Batch, ConfigError, EnvError, PalaestraError, RunSeeds, SpecTree, TensorSpec
+from palaestra.core import Batch, PalaestraError, RunSeeds, SpecTree, TensorSpec, import_maker, import_module, refuses
 from palaestra.core.computing import num_cores
-from palaestra.core.errors import refuses, require_kind
-from palaestra.core.importing import import_maker, import_module
+from palaestra.core.errors import ConfigError, EnvError, require_kind
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment

@@ -28,20 +28,11 @@ from palaestra.envs.supervision.watchdog import last_words
 from palaestra.experiments.elastic import FollowScale
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.runs import Learner, RunDirectory, evaluation_environment, find_run, making
-from palaestra.runs.build import make_compiled_later, make_console, make_learner, make_trainer, require_hooks
+from palaestra.runs import FaultRecord, Learner, RunDirectory, evaluation_environment, find_run, make_learner, making
+from palaestra.runs.build import make_compiled_later, make_console, make_trainer, require_hooks
 from palaestra.runs.computed import computed_by
 from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
-from palaestra.runs.records import (
-    FaultRecord,
-    KeepFaults,
-    NoteLeaks,
-    crashes_told,
-    kind_of,
-    networks_of,
-    process_info,
-    write_lost,
-)
+from palaestra.runs.records import KeepFaults, NoteLeaks, crashes_told, kind_of, networks_of, process_info, write_lost
 from palaestra.runs.records import now as time_now
 from palaestra.runtime import entitled
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy

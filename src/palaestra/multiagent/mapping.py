@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, TensorSpec, did_you_mean, numpy_dtype, spec_leaves
-from palaestra.core.errors import refuses
+from palaestra.core import ConfigError, TensorSpec, did_you_mean, numpy_dtype, refuses, spec_leaves
 from palaestra.core.settings import AtLeastOne, Fraction, NotNegative, require_ranges
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree
 from palaestra.envs.contract.nest import flatten, unflatten

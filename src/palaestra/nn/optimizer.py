@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object
-from palaestra.core.errors import refuses
+from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object, refuses
 from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
 from palaestra.nn import rules
 from palaestra.nn.fast import ADAM, Recorded, flatten, norms_of, recording, scaled

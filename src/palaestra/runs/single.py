@@ -17,12 +17,9 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.core.errors import refuses
 from palaestra.distributed import CollectorFactory, ShardedReplay
-from palaestra.envs import EnvConfig, create_environment, load_lane, row_specs, space_from_spec
-from palaestra.envs.contract.environment import Environment, SingleEnvironment
-from palaestra.envs.contract.gym_environment import gym_env_of
+from palaestra.envs import EnvConfig, Environment, SingleEnvironment, describe, gym_env_of, row_specs, space_from_spec
 from palaestra.envs.contract.spaces import sample_allowed
-from palaestra.envs.create import is_pool
-from palaestra.envs.supervision.faults import describe
+from palaestra.envs.create import create_environment, is_pool, load_lane
 from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
 from palaestra.runs import learner, making

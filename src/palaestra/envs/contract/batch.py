@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from palaestra.core import Batch, EnvError, NonFiniteError, PalaestraError, SpecError, TensorSpec, TimeStep
-from palaestra.core.seeding import episode_seed
-from palaestra.core.spec import spec_leaves
+from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed, spec_leaves
+from palaestra.core.errors import EnvError, NonFiniteError, PalaestraError, SpecError
 from palaestra.envs.contract.attributes import SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, require_idle, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs

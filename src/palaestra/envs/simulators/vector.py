@@ -14,10 +14,8 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box
 
-from palaestra.core import Batch, ConfigError, EnvError, ShapeError, SpecError, SpecTree, TensorSpec, TimeStep
-from palaestra.core.errors import is_news
-from palaestra.core.seeding import episode_seed
-from palaestra.core.spec import BoundedSpec, spec_leaves
+from palaestra.core import Batch, BoundedSpec, SpecError, SpecTree, TensorSpec, TimeStep, episode_seed, spec_leaves
+from palaestra.core.errors import ConfigError, EnvError, ShapeError, is_news
 from palaestra.envs.contract.boundary import require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import lane_seeds_of, saved_seeds

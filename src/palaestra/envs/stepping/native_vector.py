@@ -9,9 +9,8 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, TensorSpec, TimeStep
-from palaestra.core.seeding import episode_seed
-from palaestra.core.spec import spec_leaves
+from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed, spec_leaves
+from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, SpecError
 from palaestra.envs.contract.attributes import Found, SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs

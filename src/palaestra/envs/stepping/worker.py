@@ -15,9 +15,8 @@ from palaestra.envs.contract.rows import Infos, Rows, Specs, put
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import Failure, FaultPolicy, Incident, failure_of, leaks_of
 from palaestra.envs.supervision.watchdog import BESIDE
-from palaestra.runtime import LeakWatch, SharedArrays, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
-from palaestra.runtime.memory import SharedSemaphore
-from palaestra.runtime.supervision import spin_acquire
+from palaestra.runtime import LeakWatch, SharedArrays, SharedSemaphore
+from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, spin_acquire
 
 # What a worker is told to do, and how it went, in one number of shared memory each. INFO: there are numbers in the info
 # block; NEWS: there is a message in the pipe.
