@@ -14,6 +14,7 @@ import torch
 from palaestra.core.errors import SpecError
 
 __all__ = [
+    "ACTION_MASK",
     "BoundedSpec",
     "DiscreteSpec",
     "MultiBinarySpec",

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, team_leaves

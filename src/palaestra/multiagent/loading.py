@@ -14,8 +14,7 @@ import gymnasium
 import numpy as np
 
 from palaestra import core
-from palaestra.core import ConfigError, EnvError, TimeStep
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, ConfigError, EnvError, TimeStep
 from palaestra.envs import spec_from_space
 from palaestra.envs.contract.nest import neutral
 from palaestra.envs.create import is_environment

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.boundary import ActionReader
 from palaestra.envs.contract.nest import flatten, leaf_arrays, leaf_dtypes, problem, unflatten

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
 
-from palaestra.core import AtLeastOne, SpecTree, import_maker, importable_name, require_ranges
+from palaestra.core import ACTION_MASK, AtLeastOne, SpecTree, import_maker, importable_name, require_ranges
 from palaestra.core.errors import ConfigError, PalaestraError, did_you_mean, refuses
-from palaestra.core.spec import ACTION_MASK
 from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ConfigError, SpecTree, import_maker
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, ConfigError, SpecTree, import_maker
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.network import Network, mlp_of
 from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, ConfigError, SpecTree, TensorSpec
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, BoundedSpec, ConfigError, SpecTree, TensorSpec
 from palaestra.nn import IntegerCode, picture_shape
 from palaestra.ops import Moments, merge, moments_of, variance
 from palaestra.policies.actions import children_of

@@ -15,8 +15,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from palaestra.core import ConfigError, EnvError, SpecError, SpecTree, episode_seed, spec_leaves
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, ConfigError, EnvError, SpecError, SpecTree, episode_seed, spec_leaves
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, unflatten
 from palaestra.envs.supervision.places import Place
 

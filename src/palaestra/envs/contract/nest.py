@@ -8,8 +8,7 @@ import numpy as np
 import optree
 import torch
 
-from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
 
 
 def batched_spec(spec: SpecTree) -> SpecTree:

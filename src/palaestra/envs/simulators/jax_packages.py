@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import Box
 
-from palaestra.core import ConfigError, import_module
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, ConfigError, import_module
 
 NEVER = (1 << 31) - 1
 """A time limit that is never reached."""

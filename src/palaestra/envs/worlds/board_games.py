@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 import torch
 
-from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, TensorSpec
-from palaestra.core.spec import ACTION_MASK
+from palaestra.core import ACTION_MASK, Batch, BoundedSpec, ConfigError, DiscreteSpec, TensorSpec
 from palaestra.envs.contract.tensor import State, TensorEnvironment, mixed
 
 __all__ = ["ConnectFour", "TicTacToe"]
