@@ -212,7 +212,7 @@ ROOMS = {
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 345),
     "config": Room(6, 748, "0029"),
-    "core": Room(18, 2151, "0049"),
+    "core": Room(18, 2159, "0048"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2518, "0043"),
     "envs": Room(58, 7203, "0045"),

@@ -13,7 +13,7 @@ from typing import Any
 from palaestra.buffers import MixtureSource, ReplayBuffer
 from palaestra.core import files
 from palaestra.core.batch import Batch
-from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, refuses
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
 from palaestra.core.reading import read_json
 from palaestra.rollout import OfflineFirst
 from palaestra.training.parts import DataCollector
@@ -334,8 +334,7 @@ class LoadedData:
         data = [{"data": self._identity(buffer), "sampler": buffer.sampler.state()} for buffer in self._buffers()]
         return [*data, *({"teacher": sha256} for sha256 in self._teachers)]
 
-    @refuses(ConfigError)
-    def load_state(self, states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Puts back what `state` gave.
 
         Args:
@@ -346,7 +345,7 @@ class LoadedData:
         """
         for saved, given in zip((one["teacher"] for one in states if "teacher" in one), self._teachers, strict=False):
             if saved != given:
-                yield (
+                raise ConfigError(
                     f"the run learned from a teacher with the weights {saved[:12]}, and its folder now has "
                     f"{given[:12]}; a run resumes with the teacher that it began with: give a copy of a policy that is "
                     "trained on"
@@ -354,14 +353,14 @@ class LoadedData:
         states = [one for one in states if "data" in one]
         buffers = self._buffers()
         if len(buffers) != len(states):
-            yield (
+            raise ConfigError(
                 f"the run learned from {len(states)} loaded data set(s), and now there are {len(buffers)}; "
                 "a run resumes with the data that it began with"
             )
         for buffer, state in zip(buffers, states, strict=True):
             saved, given = state["data"], self._identity(buffer)
             if saved != given:
-                yield (
+                raise ConfigError(
                     f"the run learned from {saved['rows']:,} loaded rows ({saved['sha256'][:12]}), but the data now "
                     f"has {given['rows']:,} ({given['sha256'][:12]}); a run resumes with the data that it began with"
                 )
