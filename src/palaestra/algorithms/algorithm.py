@@ -184,10 +184,8 @@ class Algorithm(ABC, Generic[PolicyT]):
 
     Args:
         config: its hyperparameters.
-        policy: how to act.
         model: what is learned, with optimizers.
         plan: the data it wants.
-        seeds: of the run.
         targets: which components of the model follow which others, and when; none by default.
     """
 
@@ -304,11 +302,7 @@ class Algorithm(ABC, Generic[PolicyT]):
 
     @final
     def draw(self, source: DataSource) -> Batch:
-        """The data of one update, where the algorithm learns: the one place where data moves to a device.
-
-        Args:
-            source: where the data comes from.
-        """
+        """The data of one update, where the algorithm learns: the one place where data moves to a device."""
         drawn = self.on_device(source.draw(self.plan, self.minibatch_generator))
         return drawn if self.rewards is None else self.rewards.learned_from(drawn, self.plan, self.progress)
 
@@ -325,9 +319,6 @@ class Algorithm(ABC, Generic[PolicyT]):
     @refuses(ConfigError)
     def require_reward(self, reward_spec: TensorSpec) -> Iterator[str]:
         """Refuses rewards that are not one number and have no weights, or other weights.
-
-        Args:
-            reward_spec: of the environment.
 
         Raises:
             ConfigError: says what to give.
@@ -347,19 +338,12 @@ class Algorithm(ABC, Generic[PolicyT]):
 
     @abstractmethod
     def update(self, source: DataSource) -> UpdateInfo:
-        """Everything learned from one unroll or sample; raises the policy version by one.
-
-        Args:
-            source: where the data comes from.
-        """
+        """Everything learned from one unroll or sample; raises the policy version by one."""
 
     def begin_update(self, source: DataSource) -> UpdateInfo:
         """`update` that does not wait for a GPU, for a loop that begins the next one meanwhile.
 
         The loop then calls `UpdateInfo.require_finite`. Without a GPU it is `update`.
-
-        Args:
-            source: where the data comes from.
         """
         return self.update(source)
 

@@ -117,7 +117,6 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
         observation_spec: of the team, see `multiagent.team_specs`.
         action_spec: of the team: discrete choices.
         config: see `COMAConfig`.
-        seeds: of the run.
         network: your own encoder, see `Algorithm`.
 
     Raises:

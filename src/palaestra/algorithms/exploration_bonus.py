@@ -32,7 +32,6 @@ class LearnedReward(ABC):
 
     Args:
         config: see `BonusConfig`.
-        observation_spec: of the environment.
     """
 
     trained: nn.ModuleDict
@@ -248,7 +247,6 @@ class CuriosityModule(ExplorationBonus):
 
     Args:
         config: see `BonusConfig`.
-        observation_spec: of the environment.
         action_spec: of actions as they are sampled, of any kind that `CompositePolicy` knows.
     """
 

@@ -234,7 +234,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         made; the policy's version rises if there were any.
 
         Args:
-            source: where the data comes from.
             stepper: makes the gradient steps, such as `ShardedSteps`; by default they are made here, as compiled code
                 after `compile`.
 

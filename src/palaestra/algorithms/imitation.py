@@ -164,7 +164,6 @@ def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: R
         policy: which acts.
         model: is given the bonus's components and their optimizer.
         plan: the data that the algorithm wants.
-        seeds: of the run.
 
     Raises:
         ConfigError: it asks for windows of several steps, whose middle observations are not drawn.

@@ -64,8 +64,6 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
     Args:
         observation_spec: of the team, see `multiagent.team_specs`.
         action_spec: of the team: a box [G, ...] with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
         network: your own encoder, see `Algorithm`.
 
     Raises:

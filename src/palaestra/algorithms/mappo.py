@@ -71,8 +71,6 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
     Args:
         observation_spec: of the team, see `multiagent.team_specs`.
         action_spec: of the team: discrete choices.
-        config: hyperparameters.
-        seeds: of the run.
         network: your own encoder, see `Algorithm`.
 
     Raises:

@@ -71,7 +71,6 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
         observation_spec: of the team, see `multiagent.team_specs`.
         action_spec: of the team: a box [G, ...] with finite bounds.
         config: see `MASACConfig`.
-        seeds: of the run.
         network: your own encoder, see `Algorithm`.
 
     Raises:

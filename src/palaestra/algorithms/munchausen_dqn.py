@@ -71,10 +71,7 @@ class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy]):
     """Learns soft action values from replayed transitions, with the log-probability of actions as a reward.
 
     Args:
-        observation_spec: of the environment.
         action_spec: of the environment: discrete.
-        config: hyperparameters.
-        seeds: of the run.
         network: your own encoder; the only part is "q".
 
     Raises:

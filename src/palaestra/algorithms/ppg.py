@@ -113,9 +113,6 @@ class PPG(Algorithm[StochasticPolicy]):
     def update(self, source: DataSource) -> UpdateInfo:
         """A policy phase on the unroll; after every `num_policy_phases` of them, an auxiliary phase.
 
-        Args:
-            source: where the data comes from.
-
         Raises:
             NonFiniteError: a gradient is NaN or infinite.
         """

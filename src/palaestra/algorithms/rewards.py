@@ -86,7 +86,6 @@ class RewardWeights(nn.Module):
         """Refuses rewards that the weights do not fit, and priorities that hide the mean of rewards.
 
         Args:
-            reward_spec: of the environment.
             plan: of the algorithm.
 
         Raises:

@@ -77,10 +77,7 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     """Learns a stochastic policy that maximises return and entropy; the temperature holds its entropy near a target.
 
     Args:
-        observation_spec: of the environment.
         action_spec: of the environment: a box with finite bounds.
-        config: hyperparameters.
-        seeds: of the run.
         network: your own encoder; the parts are "actor" and "critic".
 
     Raises:

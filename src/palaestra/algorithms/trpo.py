@@ -98,9 +98,6 @@ class TRPO(Algorithm[StochasticPolicy]):
     def update(self, source: DataSource) -> UpdateInfo:
         """One natural gradient step of the policy on the whole unroll, then many steps of the value network.
 
-        Args:
-            source: where the data comes from.
-
         Raises:
             NonFiniteError: a gradient is NaN or infinite.
         """

@@ -55,11 +55,7 @@ class Curve:
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`; half a line at its end, of a process that was killed, is left out.
-
-    Args:
-        run: the run directory.
-    """
+    """The rows of a run's `metrics.jsonl`; half a line at its end, of a process that was killed, is left out."""
     return _rows(run, None)
 
 
@@ -67,7 +63,6 @@ def thinned_metrics(run: str | Path, metric: str = "") -> list[dict[str, Any]]:
     """Rows of a run's `metrics.jsonl`, as many as a picture needs: of a large file, 2,000 spread over all of it.
 
     Args:
-        run: the run directory.
         metric: if the rows chosen lack it, those that have it are looked for in the whole file.
     """
     rows = _rows(run, _ROWS)
@@ -289,7 +284,6 @@ def compare_runs(
     Args:
         first: path or name of a run or group.
         second: of another.
-        root: where runs are.
         metric: a column of `metrics.jsonl`.
         x: what lies on the x axis.
 

@@ -87,8 +87,6 @@ def evaluate_run(
 
     Args:
         name: path or name of the run, or `last`.
-        root: where runs are.
-        episodes: how many.
         seed: of the environments; by default the run's own evaluation seeds.
         deterministic: whether to take the most probable or most valuable action.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
@@ -133,7 +131,6 @@ def evaluate_runs(
 
     Args:
         names: paths or names of runs and groups.
-        root: where runs are.
         baseline: whether to evaluate random actions in the first run's environment as well.
         options: `episodes`, `seed`, `deterministic`, `which`, `target_return`: see `evaluate_run`.
 
@@ -162,7 +159,6 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
     """The policies that a run has kept, by name, those that do not learn included.
 
     Args:
-        directory: of the run.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
 
     Returns:
@@ -191,7 +187,6 @@ def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
     """The policy that a run has kept.
 
     Args:
-        directory: of the run.
         which: see `policies_of_run`.
 
     Raises:
@@ -210,7 +205,6 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     Args:
         name: path or name of the run, or `last`.
         directory: must not exist yet.
-        root: where runs are.
 
     Raises:
         CheckpointError: there is no such run, or it has no valid checkpoint.
@@ -350,7 +344,6 @@ def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
     """Writes an mp4 or a gif.
 
     Args:
-        path: of the file.
         frames: uint8 [H, W, 3].
         fps: frames per second.
 

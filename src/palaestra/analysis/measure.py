@@ -86,9 +86,6 @@ class Estimate:
 def dry_run(config: ExperimentConfig) -> Estimate:
     """Builds everything that a run needs, makes updates for about a second, and leaves nothing behind.
 
-    Args:
-        config: everything the run depends on.
-
     Raises:
         ConfigError: the settings do not fit together.
         PalaestraError: whatever the run itself would fail with in its first second.

@@ -50,7 +50,6 @@ def possible(finding: Symptom, config: Any) -> Symptom:
 
     Args:
         finding: with all advice.
-        config: of the run.
     """
     return replace(finding, advice=tuple(one for one in finding.advice if _changes(one, config)))
 
@@ -90,7 +89,6 @@ def play(policy: Policy, env: Environment, *, episodes: int, gamma: float) -> Pl
     Args:
         policy: acts deterministically.
         env: one environment.
-        episodes: how many.
         gamma: discount of measured returns.
     """
     played, end_s = Played(), time.monotonic() + _SECONDS

@@ -54,7 +54,6 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
 
     Args:
         runs: run directories; several are drawn as curves with intervals over seeds.
-        path: of the file.
 
     Returns:
         The file.

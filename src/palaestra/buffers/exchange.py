@@ -159,7 +159,6 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     are left out, and those before them are cut off there; unless it has `next_observations`, too.
 
     Args:
-        path: of the file.
         observation_spec: of one observation.
         action_spec: of one action.
 

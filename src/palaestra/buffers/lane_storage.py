@@ -162,7 +162,6 @@ class LaneStorage:
         Nothing is cast or broadcast: what an assignment would do in silence is refused.
 
         Args:
-            name: of the field.
             value: a tensor or array; for a nested field a batch, mapping or tuple of them.
             leading: its leading dimensions; none stands for `[lanes]`.
 
@@ -294,7 +293,6 @@ class LaneStorage:
         """A copy of one field at flat row numbers.
 
         Args:
-            name: of the field.
             index: row numbers `t * lanes + b`, of any shape; past the end they start again at the front.
 
         Returns:
@@ -309,7 +307,6 @@ class LaneStorage:
         """Copies of one field at rows and at their successors; both share the memory of frames that are in both.
 
         Args:
-            name: of the field.
             rows: [2, N] row numbers, and those of the rows after them.
 
         Returns:
@@ -332,7 +329,6 @@ class LaneStorage:
         """Consecutive rows of all lanes: a view where they lie together, else a copy.
 
         Args:
-            name: of the field.
             rows: a slice of ring positions.
         """
         leaf = self._leaves.get(name)
@@ -344,11 +340,7 @@ class LaneStorage:
         return found if self.device is None else found.to(self.device, non_blocking=True)
 
     def parts(self, name: str) -> list[str]:
-        """Names of the parts of a nested field; none of a plain one.
-
-        Args:
-            name: of the field.
-        """
+        """Names of the parts of a nested field; none of a plain one."""
         return self._children.get(name, [])
 
     # -- stacks of frames

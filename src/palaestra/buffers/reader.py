@@ -96,7 +96,6 @@ class StreamReader:
         """One field of the newest complete rows of every lane, in time order.
 
         Args:
-            name: of the field.
             rows: T; a lane that holds fewer repeats its oldest one in front.
 
         Returns:
@@ -227,7 +226,6 @@ class StreamReader:
         """A copy of one field at row numbers.
 
         Args:
-            name: of the field.
             index: row numbers such as those of `Windows.index`, of any shape.
 
         Returns:

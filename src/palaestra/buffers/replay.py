@@ -227,7 +227,6 @@ class ReplayBuffer:
 
         Args:
             plan: what is drawn.
-            generator: source of the choice.
 
         Raises:
             ConfigError: see `draw`.
@@ -303,7 +302,6 @@ class ReplayBuffer:
 
         Args:
             count: how many the sampler chooses; 0 is every complete row, those of a lane in time order.
-            generator: source of the choice.
 
         Returns:
             The rows, and [N] their row numbers. With priorities the rows have a field `weight`, as drawn ones have.

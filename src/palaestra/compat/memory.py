@@ -160,7 +160,6 @@ class ExperienceMemory:
 
         Args:
             count: how many the sampler chooses; 0 is all.
-            generator: source of the choice.
 
         Returns:
             The set, and [N] their numbers.

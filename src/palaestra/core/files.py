@@ -35,7 +35,6 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
     """Writes arrays, numbers and text under names, and waits until they are on the disk.
 
     Args:
-        path: of the file.
         tensors: torch tensors, numpy arrays, packed rows, numbers, booleans, strings or `None` by name.
 
     Raises:
@@ -74,9 +73,6 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
 
 def load_tensors(path: str | Path) -> dict[str, Any]:
     """What `save_tensors` wrote, with every value of the kind it had.
-
-    Args:
-        path: of the file.
 
     Raises:
         CheckpointError: the file is missing, damaged, or not of this format.
@@ -362,7 +358,6 @@ def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file, and waits until it is on the disk.
 
     Args:
-        path: of the file.
         value: JSON values.
 
     Raises:

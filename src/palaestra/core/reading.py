@@ -28,7 +28,6 @@ def opened(path: str | Path, most_bytes: int | None = None) -> io.BufferedReader
     """Opens a regular file for reading; links are followed, and no pipe or device is waited for.
 
     Args:
-        path: where the file is.
         most_bytes: that it may have.
 
     Raises:
@@ -57,7 +56,6 @@ def opened_text(path: str | Path, most_bytes: int | None = None, *, errors: str 
     """The same as text in UTF-8, with ends of lines as they are.
 
     Args:
-        path: where the file is.
         most_bytes: that it may have.
         errors: what to do with bytes that are no UTF-8; `replace` shows them as a question mark.
 
@@ -75,7 +73,6 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     """All that a regular file holds.
 
     Args:
-        path: where the file is.
         most_bytes: that it may have.
 
     Raises:
@@ -94,7 +91,6 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES, *, errors: str = "
     """All that a text file in UTF-8 holds.
 
     Args:
-        path: where the file is.
         most_bytes: that it may have.
         errors: see `opened_text`.
 
@@ -111,7 +107,6 @@ def read_json(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
     """The value that a JSON file holds.
 
     Args:
-        path: where the file is.
         most_bytes: that it may have.
 
     Raises:

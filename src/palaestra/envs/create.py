@@ -120,7 +120,6 @@ def load_lane(config: EnvConfig, lane: int, *, first_id: int = 0) -> SingleEnvir
 
     Args:
         config: of the batch.
-        lane: which.
         first_id: number of the batch's first environment, where this is a part of a larger one.
 
     Raises:

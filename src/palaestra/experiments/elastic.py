@@ -53,11 +53,7 @@ def scale(run: str | Path, *, learners: int, root: str | Path = "runs") -> str:
 
 
 class FollowScale(Callback):
-    """Does what `scale` asks for; a run that begins or is resumed has the learners of its settings.
-
-    Args:
-        path: the run directory.
-    """
+    """Does what `scale` asks for; a run that begins or is resumed has the learners of its settings."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._look_at_s = path / _FILE, 0.0

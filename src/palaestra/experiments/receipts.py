@@ -86,7 +86,6 @@ def verify_run(
         name: path or name of the run, or `last`.
         iterations: so many at least; by default those since the checkpoint before the newest.
         from_start: trains the whole run again instead.
-        root: where runs are.
         on_start: called with the env steps at which the replay begins and ends.
 
     Raises:

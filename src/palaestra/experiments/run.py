@@ -170,7 +170,6 @@ def run(
     """Trains by a configuration, in a new run directory.
 
     Args:
-        config: everything the run depends on.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
         callbacks: besides those that `run.callbacks` names.
@@ -206,7 +205,6 @@ def resume(
 
     Args:
         name: path or name of the run, or `last`.
-        root: where runs are.
         fork: whether to continue in a new run directory, of this name if it is a text, and leave the old one as it is.
         progress: whether to show how it goes, as the command does.
         loggers: besides the run's own files and TensorBoard.
@@ -250,7 +248,6 @@ def active(
     """The trainer of a run directory that exists, ready to run; what breaks it off in between is written down.
 
     Args:
-        directory: of the run.
         learner: from `make_learner`; its configuration is written there where it differs, once the checkpoint fits.
         data: from `Learner.load_data`.
         progress: whether to show how it goes.
@@ -371,8 +368,6 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
     """Writes down how a run ended.
 
     Args:
-        directory: of the run.
-        trainer: of the run.
         result: of `Trainer.run`.
     """
     facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}

@@ -221,7 +221,6 @@ def resume_seeds(
 
     Args:
         name: path or name of the group, or `last`.
-        root: where runs are.
         progress: whether to show a line for each seed.
         ended: see `train_seeds`.
 

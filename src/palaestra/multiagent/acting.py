@@ -143,7 +143,6 @@ class MappedPolicy:
     chooses for the lanes that are to act.
 
     Args:
-        policy: how to act.
         policy_spec: for whom.
         num_envs: B.
         delayed: whether rewards come late.

@@ -66,7 +66,6 @@ class LaneAttributes:
 
         Args:
             env: that replays the episode.
-            state: from `state`.
 
         Returns:
             What waits for the next episode, to be given to `wait_for` when this one was replayed.

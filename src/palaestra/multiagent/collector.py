@@ -106,7 +106,6 @@ class MultiAgentCollector:
         """Changes an attribute of the environments; see `MultiAgentEnvs.set_attr`.
 
         Args:
-            name: which one.
             value: a JSON value.
             lanes: which environments; all by default.
         """
@@ -116,7 +115,6 @@ class MultiAgentCollector:
         """What an attribute of the environments is; see `MultiAgentEnvs.get_attr`.
 
         Args:
-            name: which one.
             lanes: which environments; all by default.
         """
         return self.envs.get_attr(name, lanes)

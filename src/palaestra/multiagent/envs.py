@@ -186,7 +186,6 @@ class MultiAgentEnvs(Closeable):
         """What an attribute of environments is in their running episodes, one value for each.
 
         Args:
-            name: of the attribute.
             lanes: numbers of the environments; all by default.
 
         Raises:
@@ -285,9 +284,6 @@ class MultiAgentEnvs(Closeable):
 
         One of more than 100,000 steps is over, and `resume` is then `statistical`.
 
-        Args:
-            state: from `state_dict`.
-
         Returns:
             The newest step of each environment; `None` of one whose episode is over, or has none yet.
 
@@ -336,11 +332,7 @@ class MultiAgentEnvs(Closeable):
         }
 
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere."""
         for lane, seed, number in zip(self._lanes, state["lane_seed"], state["episode"], strict=True):
             lane.seed, lane.number, lane.over = int(seed), int(number), True
         given = json.loads(state["attributes"]) if "attributes" in state else [""] * len(self._lanes)

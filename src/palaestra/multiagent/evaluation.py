@@ -32,7 +32,6 @@ class MultiAgentEpisodes:
 
     Args:
         num_envs: B.
-        policy_specs: by policy name.
     """
 
     def __init__(self, num_envs: int, policy_specs: Mapping[str, PolicySpec]) -> None:
@@ -129,8 +128,6 @@ def evaluate_agents(
     Args:
         policies: by name; each acts in `Phase.EVAL`.
         envs: reset at the start.
-        policy_specs: by policy name.
-        episodes: how many.
         deterministic: whether to take the most probable or most valuable actions.
         seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes. Without
             them the environments go on where they are.
@@ -167,9 +164,7 @@ def play_multi_agent_envs(
     """Steps environments without end, by policies that do not learn; look at the environments between the steps.
 
     Args:
-        policies: by name.
         envs: reset at the start.
-        policy_specs: by policy name.
         deterministic: whether to take the most probable or most valuable actions.
 
     Yields:
@@ -221,7 +216,6 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
     Args:
         env: a name as `load_multi_agent_env` takes it, or a class or function that makes one.
         steps: steps of each of the runs that are compared.
-        seed: of environment and actions.
 
     Returns:
         Findings, each with what was expected, what came and what to do.

@@ -65,7 +65,6 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
 
         Args:
             seed: of this episode and those after it.
-            options: none exist.
         """
         outcome = self._first_step(seed)
         self.agents = list(outcome.time_steps)
@@ -108,7 +107,6 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
 
         Args:
             seed: of this episode and those after it.
-            options: none exist.
         """
         self.agents, self._seen, self._dead = [], {}, set()
         self.terminations, self.truncations = {}, {}

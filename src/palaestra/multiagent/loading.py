@@ -105,9 +105,6 @@ class _PettingZooAdapter(_Foreign):
 class ParallelAdapter(_PettingZooAdapter):
     """A `pettingzoo.ParallelEnv`: all agents alive act in every step.
 
-    Args:
-        env: the environment.
-
     Raises:
         ConfigError: it does not know its possible agents.
         SpecError: a space has no arrays of fixed shape.
@@ -144,9 +141,6 @@ class AECAdapter(_PettingZooAdapter):
 
     A reward that reaches an agent before it has acted for the first time is unearned, see `MultiAgentStep`; an agent
     whose episode ends before that gets no time steps.
-
-    Args:
-        env: the environment.
 
     Raises:
         ConfigError: it does not know its possible agents.

@@ -222,9 +222,6 @@ class SelfPlayConfig:
     def require(self, policy_specs: Mapping[str, PolicySpec]) -> None:
         """Refuses policies that cannot play themselves.
 
-        Args:
-            policy_specs: by policy name.
-
         Raises:
             ConfigError: there is more than one policy, or a team, or one agent.
         """
@@ -299,10 +296,6 @@ class AgentsConfig:
 @refuses(ConfigError)
 def require_policies(policy_specs: Mapping[str, PolicySpec], policies: Mapping[str, Policy]) -> Iterator[str]:
     """Refuses policies that do not fit their specs.
-
-    Args:
-        policy_specs: by policy name.
-        policies: by name.
 
     Raises:
         ConfigError: names the policy and what does not fit.

@@ -34,7 +34,6 @@ class ReturnDistribution(NamedTuple):
         Args:
             observation_spec: what an observation looks like, without leading dimensions.
             num_actions: A.
-            config: the layers.
 
         Raises:
             ConfigError: the numbers, or the config, are impossible.
@@ -125,7 +124,6 @@ class ImplicitQuantileNetwork(nn.Module):
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         num_actions: A.
-        config: the layers.
         distribution: how many fractions acting averages; they are spaced evenly.
 
     Raises:

@@ -93,7 +93,6 @@ class Encoder(nn.Module):
     skip the call.
 
     Args:
-        observation_spec: the spec tree.
         image_size: features of each image.
         cnn: the network for images, see `NetworkConfig.cnn`.
         layer_norm: whether its layers are normalised.
@@ -147,7 +146,6 @@ class OwnEncoder(nn.Module):
     One with `has_head` gives what its network is to give, logits or values, and gets no layers on top.
 
     Args:
-        observation_spec: the spec tree.
         option: see `EncoderOption`; not a mapping.
 
     Raises:
@@ -270,7 +268,6 @@ def encoder_of(
     """The encoder that a configuration asks for: every network makes its own here.
 
     Args:
-        observation_spec: the spec tree.
         config: of the network.
         out_size: how many numbers a module of the user's with `has_head` gives; `None` where it may have none.
 
@@ -295,7 +292,6 @@ class StepEncoder(nn.Module):
     """The code of a step of an episode: its observation, the return still to come, its number, the action before.
 
     Args:
-        observation_spec: the spec tree.
         action_spec: of actions as they are sampled.
         config: of the network, for the code of observations.
 
@@ -359,9 +355,6 @@ def _single(leaf: Tensor) -> Tensor:
 def has_pictures(observation_spec: SpecTree) -> bool:
     """Whether anything in an observation is encoded by a convolutional network.
 
-    Args:
-        observation_spec: the spec tree.
-
     Examples:
         >>> has_pictures(TensorSpec((3, 64, 64), torch.uint8)), has_pictures(TensorSpec((2, 2, 2)))
         (True, False)
@@ -370,11 +363,7 @@ def has_pictures(observation_spec: SpecTree) -> bool:
 
 
 def largest_picture(observation_spec: SpecTree) -> tuple[int, ...]:
-    """[C, H, W] of the largest picture in an observation; empty without any.
-
-    Args:
-        observation_spec: the spec tree.
-    """
+    """[C, H, W] of the largest picture in an observation; empty without any."""
     leaves = [leaf for leaf in spec_leaves(observation_spec).values() if type(leaf) in (TensorSpec, BoundedSpec)]
     return max((picture_shape(leaf) or () for leaf in leaves), key=math.prod, default=())
 

@@ -26,7 +26,6 @@ class Network(nn.Module):
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         out_size: numbers for each observation.
-        config: the layers.
         out_gain: scale of the last layer's initial weights.
 
     Raises:
@@ -94,7 +93,6 @@ class QNetwork(nn.Module):
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         num_actions: A.
-        config: the layers.
         num_outputs: Q numbers for every action instead of one.
 
     Raises:
@@ -170,7 +168,6 @@ class GaussianNetwork(nn.Module):
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
         action_size: A.
-        config: the layers.
         out_gain: scale of the last layer's initial weights.
 
     Raises:
@@ -214,7 +211,6 @@ class CompositeNetwork(nn.Module):
         observation_spec: what an observation looks like, without leading dimensions.
         out_size: D, numbers for each observation.
         num_std: S, standard deviations; may be 0.
-        config: the layers.
 
     Raises:
         ConfigError: a size or name in the config is impossible.
@@ -301,7 +297,6 @@ class EnsembleNetwork(nn.Module):
         observation_spec: what an observation looks like, without leading dimensions.
         out_size: numbers for each input, of each member.
         num_members: K.
-        config: the layers.
         action_size: A numbers that follow the encoded observation; 0 for networks of the observation alone.
 
     Raises:

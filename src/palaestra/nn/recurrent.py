@@ -309,7 +309,6 @@ class EncodedNetwork(nn.Module):
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
-        config: of the whole.
         make: the network on top, of the spec of its input and the config.
 
     Raises:
@@ -344,7 +343,6 @@ def with_shared_features(observation_spec: SpecTree, config: NetworkConfig, make
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
-        config: of the whole.
         make: the network, of the spec of its input and a config without memory.
 
     Raises:
@@ -376,7 +374,6 @@ def with_memory(observation_spec: SpecTree, config: NetworkConfig, make: Make) -
 
     Args:
         observation_spec: what an observation looks like, without leading dimensions.
-        config: of the whole.
         make: the network, of the spec of its input and a config without memory.
 
     Raises:

@@ -169,7 +169,6 @@ class WorldModel(nn.Module):
         observation_spec: of what it sees.
         action_size: A, numbers in the code of an action.
         options: sizes of the state.
-        config: of all layers.
 
     Raises:
         ConfigError: a size is impossible, or the config asks for another memory.
@@ -295,7 +294,6 @@ class SymexpHead(nn.Module):
         feature_size: F.
         num_bins: Q, at least 2.
         largest: the number of the last bin; the first one is its negative.
-        config: of all layers.
 
     Examples:
         >>> head = SymexpHead(4, 5, 100.0, NetworkConfig())

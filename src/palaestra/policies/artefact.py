@@ -130,7 +130,6 @@ def load_policy(
     """The policy that `save_policy` wrote, in `Phase.EVAL`.
 
     Args:
-        directory: for example a run's `policy/`.
         classes: policy classes of your own that the artefact may name.
         network: the encoder of your own that the policy has. It is needed where the artefact has no name for it that
             this process could import: a class of the script that saved it, a lambda, or a module.
@@ -166,7 +165,6 @@ def load_weights(policy: Policy, directory: str | Path) -> str:
 
     Args:
         policy: made by its class's `build`; changed in place.
-        directory: for example a run's `policy/`.
 
     Returns:
         The SHA-256 of the file of weights.

@@ -74,7 +74,6 @@ class LatentPolicy(NetworkPolicy):
         Args:
             observation_spec: of what it sees.
             action_spec: of what it does.
-            config: of all layers.
             options: the fields of `LatentOptions`.
 
         Raises:

@@ -65,11 +65,7 @@ class ObservationNormalizer(nn.Module):
 
     @classmethod
     def for_any(cls, observation_spec: SpecTree) -> tuple[Self, ...]:
-        """One for the boxes of numbers that there are; nothing where there is none.
-
-        Args:
-            observation_spec: the spec tree.
-        """
+        """One for the boxes of numbers that there are; nothing where there is none."""
         try:
             return (cls(observation_spec),)
         except ConfigError:

@@ -381,8 +381,6 @@ def stochastic_policy(
     """A categorical policy for one discrete choice, a Gaussian one for a box, a composite one for everything else.
 
     Args:
-        observation_spec: of the environment.
-        action_spec: of the environment.
         config: of its network.
         normalize: whether observations are normalised by running statistics.
 

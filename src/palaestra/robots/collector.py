@@ -302,7 +302,6 @@ def evaluate_robot(factory: AgentFactory, policies: Mapping[str, Policy], *, epi
     Args:
         factory: makes the agents; each plays an equal share of the episodes.
         policies: of the tasks, by name; they act in `Phase.EVAL`.
-        episodes: how many.
 
     Raises:
         ConfigError: a task has no policy.

@@ -41,8 +41,6 @@ class AgentHelper(ABC):
     `store_data(step)` says what came of it.
 
     Args:
-        spec: of the task.
-        communicator: to it.
         clock: of the agent.
     """
 
@@ -211,8 +209,6 @@ class OnPolicyHelper(AgentHelper):
     """Keeps the newest rows and sends them away with every request to learn.
 
     Args:
-        spec: of the task.
-        communicator: to it.
         clock: of the agent.
     """
 
@@ -248,8 +244,6 @@ class OffPolicyHelper(AgentHelper):
     """Hands every row to the task's replay buffer, where this agent has a lane.
 
     Args:
-        spec: of the task.
-        communicator: to it.
         clock: of the agent.
     """
 
@@ -267,8 +261,6 @@ def helper_for(spec: TaskSpec, communicator: Communicator, clock: Clock) -> Agen
     """The helper that a task names, or that its plan asks for.
 
     Args:
-        spec: of the task.
-        communicator: to it.
         clock: of the agent.
     """
     kind = spec.helper or (OnPolicyHelper if isinstance(spec.plan, OnPolicy) else OffPolicyHelper)

@@ -23,7 +23,6 @@ def task_seeds(seeds: RunSeeds, number: int) -> RunSeeds:
     """The seeds of one of several tasks: those of the run for the first, others for each further one.
 
     Args:
-        seeds: of the run.
         number: of the task, from 0.
     """
     return seeds if number == 0 else RunSeeds(seeds.integer("initialisation", number))
@@ -38,10 +37,7 @@ class Robot(ABC):
     A robot is what a trainer updates: a policy manager whose policies learn when the agents say so.
 
     Args:
-        observation_spec: of the environment.
-        action_spec: of the environment.
         config: settings, a `config_class`.
-        seeds: of the run.
 
     Raises:
         ConfigError: there are no tasks.

@@ -389,7 +389,6 @@ class LockedBuffer:
 
         Args:
             plan: what the algorithm wants.
-            generator: source of the choice.
         """
         with self._lock:
             return self._buffer.draw(plan, generator)

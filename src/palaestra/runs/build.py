@@ -44,11 +44,7 @@ _SERVICES = {"wandb": training.WandbLogger, "mlflow": training.MLflowLogger, "tr
 
 
 def learner_of(config: ExperimentConfig) -> Learner:
-    """What learns in a run, by the kind that its environment and algorithm make it; nothing is made yet.
-
-    Args:
-        config: everything the run depends on.
-    """
+    """What learns in a run, by the kind that its environment and algorithm make it; nothing is made yet."""
     if is_multi_agent(config.env.name):
         return TeamLearner(config)
     single = issubclass(algorithm_class(config.algorithm_name), Algorithm)
@@ -57,9 +53,6 @@ def learner_of(config: ExperimentConfig) -> Learner:
 
 def make_learner(config: ExperimentConfig) -> Learner:
     """What learns in a run, made and checked.
-
-    Args:
-        config: everything the run depends on.
 
     Raises:
         ConfigError: the device is not there, an algorithm does not fit the environment, the agents' mapping does not
@@ -98,9 +91,6 @@ def require_fit(config: ExperimentConfig) -> None:
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
     """The algorithm of a configuration with one policy, on the specs of its environment.
-
-    Args:
-        config: everything the run depends on.
 
     Raises:
         ConfigError: the algorithm does not fit the environment; the message names those that do.
@@ -220,7 +210,6 @@ def make_trainer(
     Args:
         learner: from `make_learner`.
         collecting: of the learner.
-        path: the run directory.
         loggers: besides the run's own.
         callbacks: besides the run's own and those of the configuration.
     """

@@ -38,7 +38,6 @@ def load_for(
 
     Args:
         algorithm: that learns from it.
-        config: of the run.
         data: as `DataConfig.data`.
         name: of the algorithm, for messages.
         reward_shape: of one reward.
@@ -355,8 +354,6 @@ def collect_agents(
     """Lets policies act in environments, as they do while they collect, and saves a data set for each of them.
 
     Args:
-        policy_specs: by policy name.
-        policies: by name.
         env: which environments; what is for training alone is left out.
         directory: must not exist yet; gets a folder for every policy.
         steps: env steps, at least; several environments are stepped together.
@@ -457,7 +454,6 @@ def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: st
 
     Args:
         recorded: buffers and who acted, by policy.
-        directory: the folder.
     """
     parts: dict[str, DataSummary] = {}
     for name, (buffer, policy) in recorded.items():

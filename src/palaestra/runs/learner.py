@@ -70,9 +70,6 @@ class Learner(ABC):
     """What learns in a run: one policy, the policies of many agents, or a robot's tasks.
 
     It is made of a configuration alone; environments and networks are made when they are first asked for.
-
-    Args:
-        config: everything the run depends on.
     """
 
     has_window: ClassVar[bool] = False
@@ -239,7 +236,6 @@ class Learner(ABC):
         """Evaluates random actions.
 
         Args:
-            episodes: how many.
             seed: of the environments.
         """
         return evaluate_one(self.config, {}, episodes=episodes, seed=seed, deterministic=False)
@@ -273,8 +269,6 @@ class Learner(ABC):
         """Lets policies act, a scene for every step.
 
         Args:
-            policies: by name.
-            episodes: how many.
             seed: of the environment.
             window: whether to show it in a window.
         """
@@ -286,7 +280,6 @@ class Learner(ABC):
         """Lets policies act and saves what they do as a data set.
 
         Args:
-            policies: by name.
             env: where.
             directory: must not exist yet.
             steps: env steps, at least.
@@ -345,7 +338,6 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
     """Environments for evaluation; their seeds are never those of training.
 
     Args:
-        config: of the run.
         seed: of the evaluation.
         num_envs: how many.
 
@@ -373,9 +365,6 @@ def evaluate_one(
     """Evaluates one policy, or actions at random where there is none.
 
     Args:
-        config: of the run.
-        policies: by name.
-        episodes: how many.
         seed: of the evaluation.
         keep: the environments for the next evaluation, until `close_kept_environments`.
         options: of `evaluate`.
@@ -407,7 +396,6 @@ def borrowed(
     evaluation of a resumed run must be that of the run that was not interrupted.
 
     Args:
-        config: of the run.
         seed: of the evaluation.
         num_envs: how many.
         make: makes new ones, and says their lane seeds.

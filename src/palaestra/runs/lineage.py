@@ -270,7 +270,6 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
 
     Args:
         directory: of the run; one that has never saved any checkpoint begins, with a warning.
-        trainer: of the run.
         config: with which it goes on.
         reporter: says how exactly its environments do.
 

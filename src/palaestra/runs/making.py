@@ -46,9 +46,6 @@ _log = logging.getLogger(__name__)
 def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, SpecTree, Any]]:
     """The algorithm or robot of a configuration, on the specs of its environment, and these specs.
 
-    Args:
-        config: everything the run depends on.
-
     Raises:
         ConfigError: it does not fit the environment; the message names the algorithms that do.
     """
@@ -74,7 +71,6 @@ def made_of(
     """An algorithm or robot, on the run's device.
 
     Args:
-        config: of the run.
         name: of the algorithm.
         settings: of the algorithm.
         specs: of observations and actions.
@@ -111,7 +107,6 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
     """Chooses threads and kernels.
 
     Args:
-        config: of the run.
         observation_spec: of its environment.
     """
     torch.set_num_threads(choose_threads(config, observation_spec))
@@ -128,7 +123,6 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     number.
 
     Args:
-        config: of the run.
         observation_spec: of its environment.
         side_by_side: runs that share the machine.
     """
@@ -252,7 +246,6 @@ def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector)
     """Compiles gradient steps, or acting and stepping, where the run asks for it and this machine can.
 
     Args:
-        config: of the run.
         part: that learns, or collects.
     """
     if config.run.compile is True and isinstance(part, GradientAlgorithm | Collector):
@@ -285,7 +278,6 @@ def refuse_eval_vectorization(config: ExperimentConfig, what: str) -> None:
     """Refuses to evaluate elsewhere than in this process.
 
     Args:
-        config: of the run.
         what: it is that cannot be evaluated elsewhere.
 
     Raises:

@@ -46,11 +46,7 @@ class Player:
 
     @classmethod
     def at_random(cls, policy_specs: Mapping[str, PolicySpec]) -> "Player":
-        """A player of random actions.
-
-        Args:
-            policy_specs: by policy name.
-        """
+        """A player of random actions."""
         chance = {name: RandomPolicy(one.observation_spec, one.action_spec) for name, one in policy_specs.items()}
         return cls(policy_specs, chance)
 

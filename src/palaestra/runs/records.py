@@ -140,7 +140,6 @@ def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
     """Writes the next file of a run's `faults/`.
 
     Args:
-        directory: of the run.
         fault: what happened.
 
     Returns:
@@ -222,9 +221,6 @@ def crash_of(directory: Path) -> str:
 def read_faults(directory: str | Path) -> list[FaultRecord]:
     """The faults of a run, in order.
 
-    Args:
-        directory: of the run.
-
     Raises:
         CheckpointError: a file is damaged.
     """
@@ -258,7 +254,6 @@ class KeepFaults(Callback):
 
     Args:
         env: whose `faults` grow; `None` where a run has none.
-        path: the run directory.
     """
 
     def __init__(self, env: Reporter | None, path: Path) -> None:
@@ -321,7 +316,6 @@ class NoteLeaks(Callback):
     """Looks, once a second at most, whether the process of the run leaks; warns of it and writes it down.
 
     Args:
-        path: the run directory.
         here: whether environments are stepped in this process, so that they are the likely cause.
     """
 
@@ -377,7 +371,6 @@ def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> No
     """Writes a file of a run's `evals/`, which names the run.
 
     Args:
-        run: the run directory.
         env_steps: of the run by then.
         record: the result.
     """
@@ -389,9 +382,6 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
     """Env steps and result of each of a run's evaluations, in order; others are left out with a warning.
 
     These are damaged ones, and those of another run, by the name that older ones do not have.
-
-    Args:
-        run: the run directory.
     """
     found, own = [], _run_id(run)
     for path in (Path(run) / "evals").glob("*.json"):

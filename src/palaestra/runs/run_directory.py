@@ -51,9 +51,6 @@ class RunDirectory:
     def create(cls, config: ExperimentConfig) -> RunDirectory:
         """Makes a new directory and writes `config.yaml` and `run.json`.
 
-        Args:
-            config: of the run.
-
         Raises:
             CheckpointError: it cannot be written; nothing is left of it.
             ConfigError: the directory exists already, or cannot be made.
@@ -297,7 +294,6 @@ def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Pa
     """A directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
 
     Args:
-        config: of the run.
         suffix: the last part of the name.
 
     Yields:
@@ -379,7 +375,6 @@ def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
 
     Args:
         name: what the user typed.
-        root: where runs are.
 
     Raises:
         CheckpointError: there is no such run; the message says which there are.
@@ -398,7 +393,6 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
 
     Args:
         names: what the user typed.
-        root: where runs are.
 
     Raises:
         CheckpointError: one of them does not exist; the message says which there are.

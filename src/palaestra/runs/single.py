@@ -213,7 +213,6 @@ def hindsight_sampler(config: ExperimentConfig, algorithm: Algorithm[Any]) -> Ca
     the rewards that came through all wrappers. The environment is closed before the function is called.
 
     Args:
-        config: of the run.
         algorithm: that learns.
 
     Returns:

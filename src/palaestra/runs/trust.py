@@ -31,7 +31,6 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
 
     Args:
         config: what `config.yaml` holds.
-        directory: of the run.
 
     Raises:
         ConfigError: it names such code; the message says what would be imported, and from where.
@@ -129,7 +128,6 @@ def config_with_record(directory: Path, name: str) -> tuple[bytes, list[Any]]:
     """`config.yaml`, and what `run.json` says of it at the same moment, whatever another process writes meanwhile.
 
     Args:
-        directory: of the run.
         name: of the entry.
 
     Returns:

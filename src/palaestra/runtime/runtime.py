@@ -74,7 +74,6 @@ class Runtime(ABC):
         """Hands a call to a worker that has nothing to do.
 
         Args:
-            worker: who.
             call: its name.
             request: what to do; its buffers may change afterwards.
 
@@ -93,11 +92,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def dismiss(self, worker: WorkerRecord) -> None:
-        """Asks a worker to end by itself once it has nothing to do. Never blocks.
-
-        Args:
-            worker: who.
-        """
+        """Asks a worker to end by itself once it has nothing to do. Never blocks."""
 
     @abstractmethod
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
@@ -122,19 +117,11 @@ class Runtime(ABC):
         return math.inf
 
     def waits_for_room(self, worker: str) -> bool:
-        """Whether a worker has no place yet: it begins when there is room.
-
-        Args:
-            worker: its id.
-        """
+        """Whether a worker has no place yet: it begins when there is room."""
         return False
 
     def waits(self, worker: str) -> bool:
-        """Whether a worker has yet to begin: a restart pauses first, or it waits for room.
-
-        Args:
-            worker: its id.
-        """
+        """Whether a worker has yet to begin: a restart pauses first, or it waits for room."""
         return self._record(worker).due is not None or self.waits_for_room(worker)
 
     def reserve(self, group: PlacementGroup, timeout_s: float) -> None:  # noqa: B027 - most have one machine
@@ -237,7 +224,6 @@ class Runtime(ABC):
         """Asks a worker to do something. Never blocks.
 
         Args:
-            worker: its id.
             method: of its object.
             args: by value; those that are `Shared` are sent once.
             kwargs: likewise.
@@ -299,7 +285,6 @@ class Runtime(ABC):
         with it. Calls that were not answered fail.
 
         Args:
-            worker: its id.
             why: said of the calls that it did not answer, if it lives.
 
         Raises:
@@ -329,7 +314,6 @@ class Runtime(ABC):
         """Ends a worker for good. Calls that were not answered fail.
 
         Args:
-            worker: its id.
             timeout_s: how long it may take to end by itself.
         """
         self._stop([self._record(worker)], "was stopped", timeout_s)

@@ -36,7 +36,6 @@ class StateValue:
 
     Args:
         policy: whose features are shared.
-        observation_spec: of the environment.
         config: of the networks; the parts are "policy" and "value".
         shares: whether features may be shared at all.
     """

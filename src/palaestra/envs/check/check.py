@@ -80,7 +80,6 @@ def check(
             class or function that makes a `gymnasium.Env` or `SingleEnvironment`. Of environments that are stepped as
             one, a batch is checked lane by lane.
         steps: env steps of each of the runs that are compared.
-        seed: of environment and actions.
         progress: called in every step of these runs, three times `steps`.
 
     Returns:
@@ -256,7 +255,6 @@ def check_batch(config: EnvConfig, steps: int, seed: int, progress: Callable[[],
     Args:
         config: of the batch.
         steps: env steps of each of the three runs, over all lanes.
-        seed: of environment and actions.
         progress: as for `check`.
     """
     report = CheckReport(config.name)

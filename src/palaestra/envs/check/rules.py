@@ -76,7 +76,6 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
 
     Args:
         gym_env: with its Gymnasium wrappers.
-        seed: of environment and actions.
     """
     rule, pair = "reset(seed=...) returns (observation, info)", "a pair of an observation and a dict"
     signature = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, {}"
@@ -132,7 +131,6 @@ def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> 
     Args:
         gym_env: with its Gymnasium wrappers.
         steps: most env steps.
-        seed: of environment and actions.
     """
     rule = "The last observation of an episode is its own, not the first of the next one"
     fix = "return the episode's last observation from step, and leave resetting to reset()"

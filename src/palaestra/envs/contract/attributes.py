@@ -49,7 +49,6 @@ class Attributed(Watched):
         """See `Driver.attributes`.
 
         Args:
-            name: which one.
             lanes: whose.
         """
         found: list[Found] = []
@@ -106,7 +105,6 @@ class SharedAttributes:
         """Changes an attribute of all environments, at once; saved, and set again when they are restored.
 
         Args:
-            name: which one.
             value: a JSON value.
             lanes: `None`: these environments are one.
 
@@ -127,7 +125,6 @@ class SharedAttributes:
         """What an attribute is, once for each environment.
 
         Args:
-            name: which one.
             lanes: of which environments; all by default.
 
         Raises:
@@ -214,7 +211,6 @@ def as_json(name: str, value: Any) -> Any:
     """A value as a checkpoint gives it back: tuples are lists, keys are text.
 
     Args:
-        name: of the attribute.
         value: that is to be set.
 
     Raises:
@@ -273,7 +269,6 @@ def find_attribute(layers: Sequence[Any], name: str) -> Found:
 
     Args:
         layers: of one environment, the outermost first.
-        name: of the attribute.
     """
     layer = _owner(layers, name)
     if layer is None:

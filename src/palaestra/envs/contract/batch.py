@@ -265,11 +265,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
 
     @final
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere."""
         self._seeds, self._episode = saved_seeds(state, self.batch_size), np.array(state["episode"])
         self._load_attributes(state)
         self._over = np.ones(self.batch_size, np.bool_)

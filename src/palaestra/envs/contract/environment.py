@@ -244,7 +244,6 @@ class Environment(_Specified, Closeable):
         """What an attribute of environments is now, one value for each.
 
         Args:
-            name: of the attribute.
             lanes: numbers of the environments; all by default.
 
         Raises:
@@ -260,9 +259,6 @@ class Environment(_Specified, Closeable):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the environments back to a saved state.
-
-        Args:
-            state: from `state_dict`.
 
         Raises:
             EnvError: it does not fit, or an environment does not replay.
@@ -382,9 +378,6 @@ class SingleEnvironment(_Specified):
     @final
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replays the saved episode through all layers.
-
-        Args:
-            state: from `state_dict`.
 
         Raises:
             EnvError: the environment does not replay.
@@ -513,9 +506,6 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
 
     Around a batched environment, one that is `elementwise` becomes a layer that does the same to every row; others are
     refused there.
-
-    Args:
-        env: the layer inside.
 
     Raises:
         SpecError: a Gymnasium environment was given, without the layer that converts it.

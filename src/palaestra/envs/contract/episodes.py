@@ -137,9 +137,6 @@ class EpisodeLog:
     def restart(self, lane: int) -> int:
         """Starts a lane's next episode at once, in the middle of a step; the running one is abandoned.
 
-        Args:
-            lane: which.
-
         Returns:
             The seed to reset it with.
         """
@@ -176,11 +173,7 @@ class EpisodeLog:
         return {"attributes": json.dumps(pairs)} if any(one for pair in pairs for one in pair) else {}
 
     def drop(self, lane: int) -> None:
-        """Gives a lane up: it has no episodes any more.
-
-        Args:
-            lane: which.
-        """
+        """Gives a lane up: it has no episodes any more."""
         self.dropped.add(lane)
         self._silent.add(lane)
         self._begins[lane] = self._length
@@ -209,29 +202,17 @@ class EpisodeLog:
         self._tell_all()
 
     def steps(self, lane: int) -> int:
-        """Number of env steps that a lane's running episode has.
-
-        Args:
-            lane: which.
-        """
+        """Number of env steps that a lane's running episode has."""
         return self._length - self._begins[lane] + self.forgotten.get(lane, 0)
 
     def last_action(self, lane: int) -> Any:
-        """The action that a lane executed last, or is executing; `None` after a reset.
-
-        Args:
-            lane: which.
-        """
+        """The action that a lane executed last, or is executing; `None` after a reset."""
         if not self.steps(lane):
             return None
         return unflatten((rows[self._length - 1, lane] for rows in self._rows), self._spec)
 
     def place(self, lane: int) -> tuple[int, int | None, int, Any]:
-        """Where in its stream a lane is: the episode, its seed, the step and its action.
-
-        Args:
-            lane: which.
-        """
+        """Where in its stream a lane is: the episode, its seed, the step and its action."""
         number = self.episodes[lane]
         seed = episode_seed(self.lane_seeds[lane], number) if number >= 0 else None
         return number, seed, self.steps(lane), self.last_action(lane)

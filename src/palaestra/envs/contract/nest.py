@@ -36,11 +36,7 @@ def copied(value: Any) -> Any:
 
 
 def leaf_dtypes(spec: SpecTree) -> list[np.dtype]:
-    """The numpy dtype of every leaf.
-
-    Args:
-        spec: the tree.
-    """
+    """The numpy dtype of every leaf."""
     return [numpy_dtype(leaf.dtype) for leaf in spec_leaves(spec).values()]
 
 
@@ -49,7 +45,6 @@ def flatten(value: Any, spec: SpecTree) -> list[Any]:
 
     Args:
         value: dict, tuple or `Batch` shaped like the spec; a tuple may also be a `Batch` with the keys "0", "1", ...
-        spec: the tree.
 
     Raises:
         SpecError: a key is missing.
@@ -67,7 +62,6 @@ def leaf_arrays(value: Any, spec: SpecTree) -> list[np.ndarray]:
 
     Args:
         value: as for `flatten`.
-        spec: the tree.
     """
     return [np.array(leaf, dtype) for leaf, dtype in zip(flatten(value, spec), leaf_dtypes(spec), strict=True)]
 
@@ -87,11 +81,7 @@ def unflatten(leaves: Iterator[Any], spec: SpecTree) -> Any:
 
 
 def unstacked(spec: SpecTree) -> SpecTree:
-    """The spec of the same data where the frames of a stack are not those of the steps before.
-
-    Args:
-        spec: the tree.
-    """
+    """The spec of the same data where the frames of a stack are not those of the steps before."""
     leaves = spec_leaves(spec).values()
     if all(leaf.stacked == 1 for leaf in leaves):
         return spec
@@ -121,11 +111,7 @@ def to_rows(leaves: Iterator[torch.Tensor], spec: SpecTree) -> Any:
 
 
 def zeros(spec: SpecTree) -> Any:
-    """Zeros for one bare environment: numpy arrays, and scalars where the shape is ().
-
-    Args:
-        spec: the tree.
-    """
+    """Zeros for one bare environment: numpy arrays, and scalars where the shape is ()."""
     leaves = [np.zeros(leaf.shape, numpy_dtype(leaf.dtype))[()] for leaf in spec_leaves(spec).values()]
     return unflatten(iter(leaves), spec)
 

@@ -223,9 +223,6 @@ class TensorEnvironment(SharedAttributes, Environment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the environments back.
 
-        Args:
-            state: from `state_dict`.
-
         Raises:
             EnvError: it is of another number of environments.
         """
@@ -244,11 +241,7 @@ class TensorEnvironment(SharedAttributes, Environment):
 
     @final
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere."""
         self._seeds = saved_seeds(state, self.batch_size)
         self._load_attributes(state)
         self._keys.copy_(self._keys_of(self._seeds))

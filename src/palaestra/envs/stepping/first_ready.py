@@ -157,9 +157,6 @@ class FirstReadyEnvironment(HasSpecs, Environment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
 
-        Args:
-            state: from `state_dict`.
-
         Raises:
             EnvError: it is of another number of environments.
         """

@@ -223,7 +223,6 @@ class LaneEnvironment(HasSpecs, Environment):
         """What an attribute of environments is in their running episodes, one value for each.
 
         Args:
-            name: of the attribute.
             lanes: numbers of the environments; all by default.
 
         Raises:
@@ -273,11 +272,7 @@ class LaneEnvironment(HasSpecs, Environment):
         return numbers | self._log.attributes_text()
 
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere."""
         self._check_open()
         pairs = zip(state["lane_seed"].tolist(), state["episode"].tolist(), strict=True)
         again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]

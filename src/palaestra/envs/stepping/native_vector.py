@@ -214,9 +214,6 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the seeds; the next step starts new episodes everywhere, with a seed not used before.
 
-        Args:
-            state: from `state_dict`.
-
         Raises:
             EnvError: it is of another number of environments.
         """
@@ -230,11 +227,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         return state | self._attributes_text()
 
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and the number of resets; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and the number of resets; the next step starts new episodes everywhere."""
         self.load_state_dict({**state, "resets": state["episode"][0] + 1})
 
     def _read(self, name: str) -> Found:

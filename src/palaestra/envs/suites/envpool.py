@@ -51,7 +51,6 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: of a new pool; `None` keeps this one.
-            options: none exist.
         """
         if seed is not None:
             self._pool.close()

@@ -109,9 +109,6 @@ def pool(name: str, num_envs: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any
 def find_spec(name: str) -> EnvSpec:
     """What the registry knows about an id; packages of known namespaces are imported for it.
 
-    Args:
-        name: of the environment.
-
     Raises:
         ConfigError: no such id.
         MissingExtraError: its namespace belongs to a package that is not installed.

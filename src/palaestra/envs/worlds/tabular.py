@@ -18,7 +18,6 @@ class TinyEnv(gymnasium.Env[Any, Any]):
 
         Args:
             seed: of all that is random.
-            options: none exist.
         """
         super().reset(seed=seed)
         self._begin()

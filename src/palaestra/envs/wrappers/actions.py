@@ -24,7 +24,6 @@ class ActionRepeat(EnvironmentWrapper):
     (that of `max_episode_steps`) counts frames; put `TimeLimit` outside to count env steps.
 
     Args:
-        env: the layer inside.
         repeat: K, at least 1.
         pool: above 1, the observation is the elementwise maximum of so many newest frames, against sprites that are
             drawn in every other frame only.
@@ -103,9 +102,6 @@ class NormalizeAction(EnvironmentWrapper):
     What lies outside of [-1, 1] is refused by a batched environment, and clipped to a bound by a single one. For
     environments whose components have different units, where one exploration noise would fit none of them. Discrete
     components of nested actions stay as they are.
-
-    Args:
-        env: the layer inside.
 
     Raises:
         ConfigError: no action component has two finite bounds.

@@ -25,7 +25,6 @@ class RandomNoop(EnvironmentWrapper):
     What these steps earn does not count.
 
     Args:
-        env: the layer inside.
         maximum: of such actions, at least 1; the number is uniform in 1 ... maximum.
 
     Raises:
@@ -202,7 +201,6 @@ class GrayscaleResize(ObservationMap):
     Every pixel is the mean of the area that it covers.
 
     Args:
-        env: the layer inside.
         height: of the new picture in pixels.
         width: the same.
         keys: leaves to change; by default all pictures.

@@ -44,7 +44,6 @@ class ObservationMap(TimeStepMap):
     """A layer that changes some leaves of the observation, each by itself.
 
     Args:
-        env: the layer inside.
         keys: paths of the leaves to change, as `spec_leaves` names them; by default all that `fits`, but the
             `action_mask`.
 

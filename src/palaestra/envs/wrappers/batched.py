@@ -26,9 +26,6 @@ class BatchedWrapper(HasSpecs, Environment):
     Override `change` for what comes out, `inner_action` for what goes in, and the specs of what is changed. What it
     keeps for every lane is `lane_arrays`: tensors [B, ...] that are saved and restored with the environment.
 
-    Args:
-        env: the batch inside.
-
     Raises:
         SpecError: one environment was given, not a batch.
 
@@ -147,9 +144,6 @@ class BatchedWrapper(HasSpecs, Environment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the environments, and what the layer keeps of them, back.
 
-        Args:
-            state: from `state_dict`.
-
         Raises:
             EnvError: it is of other layers, or does not fit.
         """
@@ -173,11 +167,7 @@ class BatchedWrapper(HasSpecs, Environment):
         return inner.lane_state() if hasattr(inner, "lane_state") else None
 
     def load_lane_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over seeds and episode numbers; the next step starts new episodes everywhere.
-
-        Args:
-            state: from `lane_state`.
-        """
+        """Takes over seeds and episode numbers; the next step starts new episodes everywhere."""
         inner: Any = self.env
         inner.load_lane_state(state)
 
@@ -196,7 +186,6 @@ class BatchedLayer(BatchedWrapper):
     """What `ClipReward(env)` and others are where `env` is a batch: the wrapper does to all rows what it does to one.
 
     Args:
-        env: the batch inside.
         kind: the wrapper, one that is `elementwise`.
         args: its other arguments.
         kwargs: those by name.
@@ -261,7 +250,6 @@ class FrameStackLayer(BatchedLayer):
     """`FrameStack` around a batch; the stacks of all lanes are saved with it.
 
     Args:
-        env: the batch inside.
         kind: the wrapper.
         args: its arguments.
         kwargs: those by name.
@@ -295,7 +283,6 @@ class NormalizeObservationLayer(BatchedLayer):
     """`NormalizeObservation` around a batch: each environment counts for itself, and its statistics are saved.
 
     Args:
-        env: the batch inside.
         kind: the wrapper.
         args: its arguments.
         kwargs: those by name.
@@ -335,7 +322,6 @@ class TimeLimitLayer(BatchedLayer):
     """`TimeLimit` around a batch: it makes steps LAST ones, and has those lanes begin anew in the next step.
 
     Args:
-        env: the batch inside.
         kind: the wrapper.
         args: its arguments.
         kwargs: those by name.
@@ -370,9 +356,6 @@ class RawRows(BatchedWrapper):
     """The innermost layer of `EnvConfig(untransformed=True)` around environments that are stepped as one.
 
     Time steps carry what they were through the layers outside, to `UntransformedRows`.
-
-    Args:
-        env: the batch inside.
     """
 
     def change(self, time_step: TimeStep) -> TimeStep:

@@ -17,7 +17,6 @@ class TimeLimit(EnvironmentWrapper):
     that counts by itself and reports `terminated` at step N is corrected by `TimeLimit(env, N - 1)`.
 
     Args:
-        env: the layer inside.
         duration: env steps in an episode, an integer of at least 1.
 
     Raises:
@@ -67,9 +66,6 @@ class TimeAwareDiscount(EnvironmentWrapper):
     keep its discount, or the same state would be worth two different things. On the command line:
     `--env.gym-wrappers TimeAwareObservation --env.wrappers TimeAwareDiscount`.
 
-    Args:
-        env: the layer inside.
-
     Examples:
         >>> from palaestra.envs import load
         >>> env = TimeAwareDiscount(load("palaestra.envs.tiny:Endless", max_episode_steps=1))
@@ -101,9 +97,6 @@ class NonEpisodic(EnvironmentWrapper):
     where it comes together with a termination, so a time limit can still cut the stream into pieces; the discount is 1
     everywhere. The environment has to stand being stepped after its end.
 
-    Args:
-        env: the layer inside.
-
     Examples:
         >>> from palaestra.envs import load
         >>> env = NonEpisodic(load("palaestra.envs.tiny:Bandit"))  # terminates after every step
@@ -127,9 +120,6 @@ class EpisodeStatistics(EnvironmentWrapper):
 
     Put it inside of layers that change rewards: the library's own metrics see what comes out at the outside, and these
     are the raw numbers. They become the metrics `info/episode/return` and `info/episode/length`.
-
-    Args:
-        env: the layer inside.
 
     Examples:
         >>> from palaestra.envs import load

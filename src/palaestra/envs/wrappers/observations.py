@@ -98,7 +98,6 @@ class FrameStack(ObservationMap):
     change frames take that back, so put `ActionRepeat`, `RandomNoop`, `FireReset` and `EpisodicLife` inside.
 
     Args:
-        env: the layer inside.
         num_frames: K, at least 1.
         keys: leaves to stack; by default all that hold numbers, pixels included.
 
@@ -145,7 +144,6 @@ class SelectEntries(ObservationMap):
     Where what is hidden has to be worked out from earlier observations, the policy needs a memory.
 
     Args:
-        env: the layer inside.
         entries: which numbers are left, counted from 0; negative ones count from the end.
         keys: leaves to take them from; by default all arrays of floating-point numbers.
 
@@ -191,7 +189,6 @@ class ClipObservation(ObservationMap):
     For simulators that return a huge velocity once in a million steps, which would ruin running statistics.
 
     Args:
-        env: the layer inside.
         minimum: smallest value let through.
         maximum: largest value let through.
         keys: leaves to clip; by default all of floating-point numbers.
@@ -236,7 +233,6 @@ class NormalizeObservation(StatefulWrapper, ObservationMap):
     are shared, saved and deployed with it.
 
     Args:
-        env: the layer inside.
         clip: largest absolute value that comes out.
         keys: leaves to normalise; by default all of floating-point numbers.
 
@@ -290,9 +286,6 @@ class CheckFinite(EnvironmentWrapper):
     """Refuses an observation or a reward that is NaN or infinite, at the very layer where it stands.
 
     The library checks what it collects anyway; between two layers this shows which of them is to blame.
-
-    Args:
-        env: the layer inside.
 
     Raises:
         NonFiniteError: raised while stepping; the message names the leaf, the index and the value.

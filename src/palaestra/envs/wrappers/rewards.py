@@ -22,7 +22,6 @@ class ClipReward(RewardMap):
     those of clipped rewards; `EpisodeStatistics` inside keeps the raw ones.
 
     Args:
-        env: the layer inside.
         minimum: smallest reward let through.
         maximum: largest reward let through.
 
@@ -59,7 +58,6 @@ class ScaleReward(RewardMap):
     For tasks whose returns are in the thousands, where a value network would have to grow its weights first.
 
     Args:
-        env: the layer inside.
         scale: factor, above 0.
 
     Raises:
@@ -97,9 +95,6 @@ class SparseReward(RewardMap):
 
     Shows what an algorithm does without the hints of a shaped reward.
 
-    Args:
-        env: the layer inside.
-
     Examples:
         >>> from palaestra.envs import load
         >>> env = SparseReward(load("Pendulum-v1"))  # rewards are costs
@@ -125,7 +120,6 @@ class NormalizeReward(StatefulWrapper, RewardMap):
     returns in logs and evaluations are those of the divided rewards; `EpisodeStatistics` inside keeps the raw ones.
 
     Args:
-        env: the layer inside.
         gamma: discount per env step, as the learner's.
         clip: largest absolute value that comes out.
 

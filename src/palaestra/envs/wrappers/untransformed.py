@@ -15,9 +15,6 @@ class Untransformed(EnvironmentWrapper):
     """The outermost layer of `EnvConfig(untransformed=True)`: observations hold the untransformed ones, too.
 
     So they come to the batch the way observations do, through shared memory say, and `split` takes them apart.
-
-    Args:
-        env: the layer inside.
     """
 
     def __init__(self, env: SingleEnvironment) -> None:

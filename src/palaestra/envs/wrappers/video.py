@@ -29,7 +29,6 @@ class RecordVideo(StatefulWrapper):
     long episodes need no memory. `palaestra play` films a trained policy without any wrapper.
 
     Args:
-        env: the layer inside.
         directory: where films go; it is made.
         every: episodes from one film to the next, at least 1; the first is filmed.
         fps: frames per second.
