@@ -206,13 +206,13 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 5004, "0037"),
-    "analysis": Room(10, 2054, "0045"),
-    "buffers": Room(15, 2829, "0049"),
+    "algorithms": Room(55, 4840, "0037"),
+    "analysis": Room(10, 2041, "0045"),
+    "buffers": Room(15, 2816, "0049"),
     "cli": Room(16, 1368, "0036"),
-    "compat": Room(4, 345),
-    "config": Room(6, 748, "0029"),
-    "core": Room(18, 2159, "0048"),
+    "compat": Room(4, 340),
+    "config": Room(6, 717, "0029"),
+    "core": Room(18, 2163, "0048"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2518, "0043"),
     "envs": Room(58, 7203, "0045"),
@@ -221,12 +221,12 @@ ROOMS = {
     "nn": Room(20, 2964, "0036"),
     "ops": Room(11, 738),
     "palaestra": Room(2, 102, "0029"),
-    "policies": Room(15, 2037, "0049"),
+    "policies": Room(15, 2020, "0049"),
     "robots": Room(9, 1373),
-    "rollout": Room(9, 1618, "0039"),
-    "runs": Room(15, 2778, "0039"),
-    "runtime": Room(12, 1715, "0033"),
-    "testing": Room(4, 521, "0026"),
+    "rollout": Room(9, 1616, "0039"),
+    "runs": Room(15, 2763, "0039"),
+    "runtime": Room(12, 1714, "0033"),
+    "testing": Room(4, 506, "0026"),
     "training": Room(16, 2385, "0040"),
 }
 """The size of each package when the rooms were opened."""

@@ -17,9 +17,8 @@ from palaestra.algorithms.exploration_bonus import (
     LearnedReward,
     RandomNetworkDistillation,
 )
-from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, seeded_initialisation, to_device
-from palaestra.core.schedule import schedule_value
-from palaestra.core.tree import tree_leaves, tree_map
+from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, schedule_value, seeded_initialisation
+from palaestra.core.tree import to_device, tree_leaves, tree_map
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import Moments, merge
 from palaestra.policies import Policy, StochasticPolicy

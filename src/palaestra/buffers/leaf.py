@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers.storage import Blocks
-from palaestra.core.errors import CheckpointError
-from palaestra.core.importing import import_extra
-from palaestra.core.packed import PackedRows
-from palaestra.core.spec import numpy_dtype
-from palaestra.core.tree import as_array, as_tensor, take_rows
+from palaestra.core import CheckpointError, PackedRows, as_array, as_tensor, import_extra, numpy_dtype
+from palaestra.core.tree import take_rows
 
 __all__: list[str] = []
 
