@@ -211,6 +211,8 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert RunDirectory("runs/c").config.trainer.eval_at_steps == (130, 140)
     assert exit_code("resume", "a", "--override", "algorithm.gama=0.1") == 2
     assert "unknown option --algorithm.gama — did you mean --algorithm.gamma?" in output(capsys)
+    assert exit_code("resume", "a", "--env.on-fault", "restart") == 2
+    assert "takes settings by --override env.on_fault=restart" in output(capsys)
     assert exit_code("resume", "a", "--override", "env.num_envs=7") == 2
     text = output(capsys)
     assert "env.num_envs cannot change in a run that continues (it is 2, 7 was given)" in text

@@ -266,6 +266,9 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
             return mapping.path, {entry.replace("-", "_"): None if words == ["none"] else value_from_words(of, words)}
     except ConfigError as error:
         raise ConfigError(f"--{option}: {error}") from None
+    if "." in name and "override" in known:
+        setting = f"{name.replace('-', '_')}={','.join(words) or 'VALUE'}"
+        raise ConfigError(f"unknown option --{option}; a run that continues takes settings by --override {setting}")
     raise ConfigError(f"unknown option --{option}{meant(name, known, '--{}') or '; --help says which there are'}")
 
 
