@@ -11,7 +11,7 @@ FROM python:3.11-slim
 COPY --from=build /opt/palaestra /opt/palaestra
 # Not root: what an environment or a run of others does, it does as a user who owns nothing but its home.
 RUN useradd --create-home --uid 10001 learner && install -d -o learner -g learner /home/learner/runs
-USER learner
+USER 10001
 WORKDIR /home/learner
 ENV PATH=/opt/palaestra/bin:$PATH PYTHONUNBUFFERED=1 SDL_VIDEODRIVER=dummy
 VOLUME /home/learner/runs

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra
     from palaestra.rollout import *
     from palaestra.training import *
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "DQN",

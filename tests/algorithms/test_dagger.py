@@ -1,5 +1,7 @@
 """Tests of DAgger: its loss against a plain transcription, who acts, and which teachers there can be."""
 
+import functools
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from palaestra.core import (
     TensorSpec,
     TimeStep,
 )
-from palaestra.policies import CategoricalPolicy, Phase, SquashedGaussianPolicy, load_policy, save_policy
+from palaestra.policies import CategoricalPolicy, Phase, RulePolicy, SquashedGaussianPolicy, load_policy, save_policy
+from palaestra.training.checkpoints import _weights
 from tests.algorithms.parts import environment
 from tests.experiments.parts import SMALL
 
@@ -237,3 +240,13 @@ def test_a_run_learns_what_a_rule_does(recurrent, tmp_path):
     policy = load_policy(done.directory / "policy")
     spec: Any = policy.observation_spec
     assert {int(policy(row)) for row in np.eye(*spec.shape, dtype=np.float32)} == {0}
+
+
+def test_rules_are_told_apart_by_what_they_say(monkeypatch):
+    """Two functions had the same, empty, weights; the hash of one does not follow its comments."""
+    first, other = (student(rule, BOX).teacher for rule in (pushes, pushes_too_far))
+    assert _weights(first) != _weights(other)
+    before, text = _weights(first), inspect.getsource(pushes)
+    monkeypatch.setattr("inspect.getsource", lambda _: f"{text}    # a remark\n")
+    assert _weights(first) == before
+    assert RulePolicy(functools.partial(pushes), SPEC, BOX).source

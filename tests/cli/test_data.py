@@ -31,8 +31,11 @@ def test_chance_collects_and_an_offline_algorithm_learns(capsys):
     assert exit_code("train", "iql", "Pendulum-v1", "--offline.data", "demo", *SIZES, *SHORT, "--run.name", "run") == 0
     assert RunDirectory("runs/run").info["status"] == "done"
     assert exit_code("data", "collect", "run", "again", "--steps", "20", "--which", "last") == 0
+    capsys.readouterr()
     assert exit_code("resume", "run", "--until", "50") == 0
     assert RunDirectory("runs/run").info["resume"] == "exact"
+    text = output(capsys)
+    assert "updates, exact" in text and "env steps" not in text
     assert exit_code("eval", "run", "--episodes", "2") == 0
 
 

@@ -60,6 +60,8 @@ class Robot(gymnasium.Env):
         ("ppo", "--policy_kwargs", "--algorithm.network"),
         ("dqn", "--algorithm.buffer_size", "--algorithm.capacity"),
         ("ppo", "--algorithm.hidden-sizes", "--algorithm.network.hidden-sizes"),
+        ("ppo", "--env.max-steps", "--env.max-episode-steps"),
+        ("ppo", "--trainer.lr", "--algorithm.learning-rate"),
     ],
 )
 def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, capsys):

@@ -245,3 +245,16 @@ def test_every_public_name_is_found_when_it_is_asked_for():
 def test_tables_show_class_names_and_no_emoji(capsys):
     print_table(["name"], [["my_pkg:robot: x"]])
     assert "my_pkg:robot: x" in capsys.readouterr().out
+
+
+def test_what_a_library_says_by_a_handler_of_its_own_is_not_said_again():
+    """As each retry of huggingface_hub was."""
+    program = (
+        "import atexit, logging; from palaestra.cli import main; names = ('library', 'other');"
+        "logging.getLogger('library').addHandler(logging.StreamHandler());"
+        "logging.getLogger('other').addHandler(logging.NullHandler());"
+        "atexit.register(lambda: [logging.getLogger(f'{name}.inside').warning('by %s', name) for name in names]);"
+        "main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["by library", "WARNING  by other"]

@@ -9,7 +9,16 @@ import pytest
 
 from palaestra.core import CheckpointError
 from palaestra.core.files import write_json
-from palaestra.core.reading import LONGEST_LINE, opened_text, parse_json, read_bytes, read_json, read_lines, read_text
+from palaestra.core.reading import (
+    LONGEST_LINE,
+    NewLines,
+    opened_text,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+)
 
 
 def pipe(path):
@@ -98,3 +107,15 @@ def test_lines_are_bounded(tmp_path):
     (tmp_path / "file").write_bytes(b"1" * (LONGEST_LINE + 1))
     with pytest.raises(CheckpointError, match="a line of more than"):
         [*read_lines(tmp_path / "file")]
+
+
+def test_new_lines_are_read_once_and_whole(tmp_path):
+    path = tmp_path / "output.txt"
+    lines = NewLines(path)
+    assert lines.read() == []
+    with path.open("w") as output:
+        for text, found in (("one\ntwo\nthr", ["one", "two"]), ("", []), ("ee\n", ["three"])):
+            output.write(text)
+            output.flush()
+            assert lines.read() == found
+    assert NewLines(path).read() == []

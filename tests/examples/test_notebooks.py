@@ -54,6 +54,6 @@ def test_a_notebook_runs(path, tmp_path):
     written = json.dumps([output for cell in cells for output in cell.outputs])
     assert "\\u001b" not in written
     if path.stem == "first_agent":
-        (result,) = outputs_of(cells[1:2], "text/html")
+        (result,) = outputs_of(cells[2:3], "text/html")
         assert "<table" in result
         assert "<svg" in result

@@ -16,6 +16,7 @@ import pytest
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
+from palaestra.core.reading import NewLines
 from palaestra.envs.tiny import Chain
 from palaestra.experiments import (
     RunDirectory,
@@ -28,6 +29,7 @@ from palaestra.experiments import (
     resume_seeds,
 )
 from palaestra.experiments import seeds as module
+from palaestra.runs import records
 from tests.experiments.parts import CHAIN, SMALL, rows_of, trained, written
 from tests.faults.parts import COMMAND, child_environment
 from tests.training.parts import Hooks
@@ -326,3 +328,14 @@ def test_runs_that_others_keep_to_themselves_are_not_listed(tmp_path, monkeypatc
     monkeypatch.setattr(os, "access", lambda path, mode: theirs not in Path(path).parents)
     assert list_runs(tmp_path) == [mine]
     assert find_run("last", tmp_path).path == mine
+
+
+def test_what_a_seed_warns_of_is_said_once_by_its_parent(tmp_path, caplog):
+    """A search that waited for episodes without an end waited without a word."""
+    outputs, said = [tmp_path / "0.txt", tmp_path / "1.txt"], set()
+    lines = [NewLines(path) for path in outputs]
+    for path in outputs:
+        path.write_text("WARNING  episodes do not end\nother\n")
+    for seed, output in enumerate(lines):
+        records.pass_on(output, f"seed {seed}", said)
+    assert [one.getMessage() for one in caplog.records] == ["seed 0: episodes do not end"]

@@ -198,7 +198,7 @@ def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monk
     env = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=5)]), lane_seeds=[1])
     evaluate(make("ppo", env).policy, env, episodes=2)
     (record,) = caplog.records
-    assert "no evaluation episode has ended after 0 s and 1 steps" in record.getMessage()
+    assert "0 of 2 evaluation episodes have ended after 0 s and 1 steps" in record.getMessage()
     assert "--env.max-episode-steps N" in record.getMessage()
 
 

@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.console`: a panel on a terminal, plain lines in a pipe."""
 
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -173,3 +174,14 @@ def test_a_notebook_has_one_panel_that_is_drawn_again(monkeypatch):
     assert "color: #" in str(published[-1]["text/html"])  # by itself: a notebook keeps no style sheet of it
     assert "\x1b" not in str(published)
     assert stream.getvalue() == ""
+
+
+def test_a_panel_leaves_room_for_what_a_terminal_shows_of_ctrl_c():
+    """`^C` behind a last line that fills the width began a new one, and the first border stayed above the panel."""
+    stream = io.StringIO()
+    logger = ConsoleLogger("title", 10_000, Console(file=stream, force_terminal=True, width=80))
+    logger.metrics(ROW)
+    logger.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    assert any("╰" in line for line in lines)
+    assert max(len(line.split("\r")[-1]) for line in lines) <= 80 - len("^C")

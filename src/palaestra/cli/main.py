@@ -1,7 +1,6 @@
 """Verbs, exit codes and error messages."""
 
 import contextlib
-import importlib.metadata
 import io
 import logging
 import os
@@ -12,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from palaestra.cli.commands import COMMANDS, ELSEWHERE, usage
 
@@ -30,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without these letters shows others in their place
             stream.reconfigure(errors="replace")
-    handler = logging.StreamHandler()
+    handler = _Stderr()
     handler.setFormatter(_PlainFormatter("%(levelname)s  %(message)s"))
+    handler.addFilter(_said_here)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     with _interrupts() as interrupted:
         try:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(usage(), end="")
                 code = 0 if verb else 2
             elif verb == "--version":
-                print(importlib.metadata.version("palaestra"))
+                print(sys.modules["palaestra"].__version__)  # of the code, whatever is installed
                 code = 0
             else:
                 code = _read([verb, *rest])()
@@ -156,6 +157,22 @@ def _print(kind: str, message: str, notes: Sequence[str] = ()) -> None:
             console.print(_plain(line), markup=False, soft_wrap=True)
         for note in notes:
             console.print(_plain(note), markup=False, soft_wrap=True)
+
+
+def _said_here(record: logging.LogRecord) -> bool:
+    """Whether to say what a logger has to say: not where a library's own handler does, as that of huggingface_hub."""
+    logger = logging.getLogger(record.name)
+    while logger.parent is not None and not logger.handlers:
+        logger = logger.parent
+    return logger.parent is None or all(isinstance(one, logging.NullHandler) for one in logger.handlers)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at that moment: where a panel is drawn in place, it comes above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
 
 
 class _PlainFormatter(logging.Formatter):

@@ -165,7 +165,8 @@ def _say(*lines: str) -> None:
 
 def _report(done: experiments.RunResult) -> int:
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
-    info = experiments.RunDirectory(done.directory).info
+    directory = experiments.RunDirectory(done.directory)
+    info = directory.info
     lines = [] if result.evaluation is None else [f"evaluation  {result.evaluation}"]
     if result.best_return is not None:
         played = result.evaluation is not None and result.evaluation.against_best is not None
@@ -175,11 +176,11 @@ def _report(done: experiments.RunResult) -> int:
         why = ", and ".join(info.get("resume_reasons", []))
         how = {"exact": "exact, as if it had never stopped"}.get(info["resume"], f"{info['resume']}: {why}")
         changed = "; with other settings since" if info.get("overrides") else ""
-        lines.append(f"resumed     at {info['resumed_at']:,} env steps, {how}{changed}")
+        lines.append(f"resumed     at {info['resumed_at']:,} {directory.config.unit}, {how}{changed}")
     lines += [f"not logged  {missing}" for missing in result.not_logged]
     if result.status in ("stopped", "interrupted"):
         why = f": {result.reason}" if result.reason else "; saved"
-        lines.append(f"stopped after {result.env_steps:,} env steps{why}")
+        lines.append(f"stopped after {result.env_steps:,} {directory.config.unit}{why}")
     lines.append(f"run         {run}   ({result.train_s:.1f} s of training)")
     if result.status == "interrupted":
         lines.append(f"next        palaestra resume {run}")

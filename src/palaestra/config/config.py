@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +68,11 @@ class ExperimentConfig:
         if getattr(self.algorithm, "simulator", None) == "":  # what plans with the task itself plans with this one
             own: Any = {"simulator": self.env.name}
             vars(self)["algorithm"] = dataclasses.replace(self.algorithm, **own)
+
+    @property
+    def unit(self) -> str:
+        """What the run counts: `updates` where it learns from data alone, else `env steps`."""
+        return "updates" if self.algorithm.plan_class is Offline and self.offline.fraction is None else "env steps"
 
     def _misfits(self) -> Iterator[str]:
         needed = algorithm_class(self.algorithm_name).config_class
@@ -283,12 +288,12 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     inside = [path for path in known if path.startswith(f"{group}.")] if group and beside else [*known]
     last = last.replace("-", "_")
     row = foreign_names().get(last)
-    if row is None:
-        path, note = _same_or_alike(last, inside, beside), ""
-    else:
-        paths = {path.replace("-", "_"): path for path in inside}
-        found = (path for our in row.ours for plain, path in paths.items() if f".{plain}".endswith(f".{our}"))
-        path, note = next(found, None), f"; {row.note}" if row.note and last not in row.ours else ""
+    path, note = None, ""
+    if row is not None:
+        path, note = _ours(row.ours, inside), f"; {row.note}" if row.note and last not in row.ours else ""
+    if path is None and (row is None or len(inside) < len(known)):  # another word's meaning, or a word of this group
+        alike = _same_or_alike(last, inside, beside)
+        path, note = (alike, "") if alike or row is None else (_ours(row.ours, [*known]), note)
     if path is not None:
         setting = known[path]
         detail = "" if setting.is_group else f" ({type_name(setting.hint)}, {setting.value})"
@@ -297,6 +302,12 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     if others := algorithms_with(ours):
         return f"; it is {'' if ours == last else f'{ours} here, '}a setting of {', '.join(others)}{note}"
     return note
+
+
+def _ours(names: Sequence[str], paths: list[str]) -> str | None:
+    """The path of one of our names; the first name counts most."""
+    plain = {path.replace("-", "_"): path for path in paths}
+    return next((path for our in names for one, path in plain.items() if f".{one}".endswith(f".{our}")), None)
 
 
 def _same_or_alike(name: str, inside: list[str], beside: list[str]) -> str | None:

@@ -103,6 +103,27 @@ def read_text(path: str | Path, most_bytes: int = MOST_BYTES, *, errors: str = "
         raise _unreadable(path, f"it is no text in UTF-8: {error}") from error
 
 
+class NewLines:
+    """The lines that a file gets, such as what a process writes into it meanwhile; there may be no file yet.
+
+    Args:
+        path: where the file is; what it has by now is not new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = path.stat().st_size if path.is_file() else 0
+
+    def read(self) -> list[str]:
+        """Those that are whole and were not read before, a MiB of them at most."""
+        text = b""
+        with contextlib.suppress(CheckpointError), opened(self._path) as file:
+            file.seek(self._read)
+            text = b"".join(file.read(_PIECE).rpartition(b"\n")[:2])
+        self._read += len(text)
+        return text.decode(errors="replace").splitlines()
+
+
 def read_json(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
     """The value that a JSON file holds.
 

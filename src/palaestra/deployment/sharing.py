@@ -381,8 +381,8 @@ def _asking(what: str, repository: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{what} {repository} failed: {type(error).__name__}: {' '.join(str(error).split())} Is the name right, is "
-            "there a token (HF_TOKEN, or `hf auth login`), and can the hub be reached?"
+            f"{what} {repository} failed: {type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}. Is the "
+            "name right, is there a token (HF_TOKEN, or `hf auth login`), and can the hub be reached?"
         ) from error
 
 

@@ -146,7 +146,7 @@ def _followed(algorithm: Any, path: str, copies: Sequence[Mapping[str, Any]]) ->
 
 
 @final
-class Lineage(Callback):
+class PbtMember(Callback):
     """Whom a member has copied, and when: in its checkpoints, its metrics and its `run.json`.
 
     Args:
@@ -212,7 +212,7 @@ class Exploit:
     """
 
     def __init__(
-        self, selection: Selection, trainers: Sequence[Trainer], lineages: Sequence[Lineage], together: Together
+        self, selection: Selection, trainers: Sequence[Trainer], lineages: Sequence[PbtMember], together: Together
     ) -> None:
         self._selection, self._trainers, self._lineages, self._together = selection, trainers, lineages, together
         for lineage, trainer in zip(lineages, trainers, strict=True):

@@ -402,7 +402,7 @@ def _advise(error: BaseException, directory: RunDirectory, record: Path | None, 
     if record is not None:
         error.add_note(f"recorded    {record}")
     if kind_of(error) == EnvError.__name__ and not restart:
-        error.add_note("instead     --env.on-fault restart replaces an environment that fails")
+        error.add_note(f"instead     --env.on-fault restart, or palaestra check-env {directory.config.env.name!r}")
     if directory.checkpoints().steps():
         error.add_note(f"next        palaestra resume {shlex.quote(str(directory.path))}")
 

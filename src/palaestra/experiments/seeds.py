@@ -22,10 +22,10 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
 from palaestra.core.importing import GIVEN
-from palaestra.core.reading import opened, parse_json, read_json, read_text
+from palaestra.core.reading import NewLines, opened, parse_json, read_json, read_text
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
-from palaestra.runs.records import provenance
+from palaestra.runs.records import pass_on, provenance
 from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
 from palaestra.runs.together import member_configs
 from palaestra.training import DrawnInPlace, StopSignals
@@ -276,6 +276,7 @@ class _Seed:
         self.finished = _is_finished(directory)
         self._ended_before = directory.info.get("ended")
         self.metrics: dict[str, Any] = {}
+        self.output = NewLines(directory.path / "output.txt")
 
     def start(self, others: Sequence["_Seed"] = ()) -> Self:
         """Starts its process, in which others train together with it."""
@@ -336,8 +337,7 @@ class _Seed:
         exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else unbegun)
         if code and _is_finished(self.directory):  # others of its process are not
             status, exit_code = self.directory.status, 0
-        steps = int(info.get("env_steps") or self.env_steps)
-        why = error or info.get("reason")
+        steps, why = int(info.get("env_steps") or self.env_steps), error or info.get("reason")
         return SeedResult(self.number, self.directory.path, status, exit_code, steps, self.directory.kept_return, why)
 
 
@@ -350,7 +350,8 @@ class _Panel:
     """A live table on a terminal, a line whenever a seed's state changes elsewhere, and the joint curve at the end."""
 
     def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
-        self._title, self._seeds, self._total = title, seeds, seeds[0].directory.config.trainer.total_env_steps
+        self._title, self._seeds, config = title, seeds, seeds[0].directory.config
+        self._total, self._unit = config.trainer.total_env_steps, config.unit
         self._console = PipedConsole(emoji=False)
         self._place = DrawnInPlace(self._console)
         self._states: dict[int, str] = {}
@@ -369,13 +370,13 @@ class _Panel:
             state = states[seed.number]
             if self._states.get(seed.number) != state or (tick and state == "running"):
                 steps, returns = f"{seed.env_steps:>9,} / {self._total:,}", _number(seed.metrics.get("return_mean"))
-                line = f"seed {seed.number:<4} {state:<11} {steps} env steps  return {returns}"
+                line = f"seed {seed.number:<4} {state:<11} {steps} {self._unit}  return {returns}"
                 self._console.print(line, highlight=False, soft_wrap=True)
         self._states = states
         self._last_line_s = time.monotonic() if tick else self._last_line_s
 
     def _table(self, states: Mapping[int, str]) -> Panel:
-        table = Table("seed", "", "env steps", "return", "evaluation", "steps/s", box=None, padding=(0, 2))
+        table = Table("seed", "", self._unit, "return", "evaluation", "steps/s", box=None, padding=(0, 2))
         for seed in self._seeds:
             state, metrics = states[seed.number], seed.metrics
             style = {"running": "cyan", "done": "green", "failed": "red", "killed": "red"}.get(state, "dim")
@@ -411,7 +412,7 @@ def _supervise(
     waiting = [part for part in parts if not all(seed.finished for seed in part)]
     config = seeds[0].directory.config
     most = max(1, num_cores() // (config.run.num_threads or 1))
-    deadline_s = float("inf")
+    deadline_s, said = float("inf"), set[str]()
     while time.monotonic() <= deadline_s:  # those that are left after it are ended by the caller
         running = [part for part in parts if part[0].running]
         if stop.received is None and ended is not None and ended():
@@ -427,6 +428,7 @@ def _supervise(
                 seed.stop(stop.received)
         for seed in seeds:
             seed.refresh()
+            pass_on(seed.output, f"seed {seed.number}", said)
         if panel is not None:
             panel.show()
         if not running and (not waiting or stop.received is not None):

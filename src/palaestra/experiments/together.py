@@ -20,6 +20,8 @@ from palaestra.config.presets import algorithm_name, preset
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, trust
 from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, Lineage, Selection
+from palaestra.experiments.pbt import Exploit, PbtMember, Selection
+from palaestra.experiments.run import active, end_with_parent, ended, require_same_task
 from palaestra.experiments.run import active, ended, require_same_task
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs import RunDirectory, make_learner
@@ -149,7 +151,7 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
     learners = [make_learner(directory.config) for directory in directories]
     for learner in learners:
         as_member(learner)
-    lineages = [Lineage(directory, selection) for directory in directories] if selection else []
+    lineages = [PbtMember(directory, selection) for directory in directories] if selection else []
     stacks = [ExitStack() for _ in directories]
     codes: list[int] = []
     with ExitStack() as rest:  # where all break off, each run is told so

@@ -1,5 +1,8 @@
 """Policies that learn nothing: a user's rule, and uniform chance."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any, Self, final
 
@@ -38,6 +41,14 @@ class RulePolicy(Policy):
     def __init__(self, function: Callable[[Any], Any], observation_spec: SpecTree, action_spec: SpecTree) -> None:
         super().__init__(observation_spec, action_spec)
         self.function = function
+
+    @property
+    def source(self) -> str:
+        """The function's text without its comments, which tells rules apart; its name where there is no text."""
+        try:
+            return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(self.function))))
+        except (OSError, TypeError, SyntaxError):
+            return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         return PolicyStep(_as_action(self.function(observation), self.action_spec, len(observation)), state)

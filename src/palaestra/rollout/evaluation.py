@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ConfigError, StepType
+from palaestra.core.errors import is_news
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.collection import require_fit
@@ -33,12 +34,12 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_LONG_S = 10.0  # without the end of any episode, until a warning
+_LONG_S = 10.0  # of an evaluation, until a warning
 _NO_END = (
-    "no evaluation episode has ended after %.0f s and %d steps; without a time limit some never do: set "
+    "%d of %d evaluation episodes have ended after %.0f s and %d steps; without a time limit some never do: set "
     "env.max_episode_steps (--env.max-episode-steps N)"
 )
-_SLOW = "no evaluation episode has ended after %.0f s and %d steps; they end after %d at the latest"
+_SLOW = "%d of %d evaluation episodes have ended after %.0f s and %d steps; they end after %d at the latest"
 
 
 class BrokenOffError(BaseException):
@@ -253,9 +254,10 @@ def first_episodes(
             passed_s = time.monotonic() - began
             if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
                 break
-            if not warned and passed_s >= _LONG_S and not kept:
-                warned = True
-                _log.warning(*((_SLOW, passed_s, steps, step_limit) if step_limit else (_NO_END, passed_s, steps)))
+            if not warned and passed_s >= _LONG_S and (not kept or not step_limit):
+                warned, so_far = True, (len(kept), episodes, passed_s, steps)
+                if is_news(_NO_END):
+                    _log.warning(*((_SLOW, *so_far, step_limit) if step_limit else (_NO_END, *so_far)))
     if len(kept) < episodes:
         text = f"only {len(kept)} of {episodes} evaluation episodes ended within {time_limit_s} s"
         if not kept:

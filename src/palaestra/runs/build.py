@@ -19,6 +19,7 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, refuses, require_device
+from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, require_device
 from palaestra.core.computing import num_cores
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker, Measured, WorkersView
@@ -160,7 +161,7 @@ def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> train
     threads = f"threads     {torch.get_num_threads()} of {num_cores()} cores"
     batch = ["environments are stepped as one by MuJoCo's batch"] if config.env.vectorization == "batch" else []
     head = [preset_line(config), *network_lines(networks), threads, *batch]
-    offline = config.algorithm.plan_class is Offline and config.offline.fraction is None
+    offline = config.unit == "updates"
     return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline)
 
 

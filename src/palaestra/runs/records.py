@@ -22,7 +22,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.errors import told_once
 from palaestra.core.files import replace_text
-from palaestra.core.reading import read_json, read_text
+from palaestra.core.reading import NewLines, read_json, read_text
 from palaestra.envs import EventLog
 from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
@@ -44,6 +44,20 @@ _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large networ
 def say_once(text: str) -> None:
     """Warns, once in a process, however often a file is read."""
     _log.warning("%s", text)
+
+
+def pass_on(output: NewLines, who: str, said: set[str]) -> None:
+    """Warns of what another process has warned of since this was asked last.
+
+    Args:
+        output: of that process.
+        who: it is.
+        said: what is not said again; grows.
+    """
+    for line in output.read():
+        if line.startswith("WARNING  ") and line not in said:
+            said.add(line)
+            _log.warning("%s: %s", who, line.removeprefix("WARNING  "))
 
 
 def now() -> str:

@@ -346,9 +346,9 @@ class LoadedData:
         for saved, given in zip((one["teacher"] for one in states if "teacher" in one), self._teachers, strict=False):
             if saved != given:
                 raise ConfigError(
-                    f"the run learned from a teacher with the weights {saved[:12]}, and its folder now has "
-                    f"{given[:12]}; a run resumes with the teacher that it began with: give a copy of a policy that is "
-                    "trained on"
+                    f"the run learned from a teacher of which the weights, or the text of the function, had the hash "
+                    f"{saved[:12]}, and it is now {given[:12]}; a run resumes with the teacher that it began with: "
+                    "give a copy of a policy that is trained on"
                 )
         states = [one for one in states if "data" in one]
         buffers = self._buffers()
@@ -390,8 +390,8 @@ def _identity(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _weights(policy: Any) -> str:
-    """A hash of a policy's weights and statistics."""
-    digest = hashlib.sha256()
+    """A hash of a policy's weights and statistics; of a rule, of what it says."""
+    digest = hashlib.sha256(getattr(policy, "source", "").encode())
     for name, tensor in sorted(policy.state_dict().items()):
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

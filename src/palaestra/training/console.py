@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.measure import Measurement
 from rich.panel import Panel
@@ -191,7 +192,8 @@ class DrawnInPlace:
             # a thread that draws would take time from learning at any moment, four times a second, to show the same row
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.start()
-        self._live.update(panel, refresh=True)
+        # what a terminal shows of Ctrl-C, ^C, has room behind the last line: one that began a line would move the place
+        self._live.update(Constrain(panel, self._console.width - len("^C")), refresh=True)
 
     def close(self) -> None:
         """Leaves the last panel where it is; one that is drawn later has a place of its own."""
@@ -282,9 +284,8 @@ class ConsoleLogger:
         evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         if "workers/there" in row:
-            there, lag, restarts, dropped = (
-                int(row[f"workers/{name}"]) for name in ("there", "lag_max", "restarts", "dropped")
-            )
+            names = ("there", "lag_max", "restarts", "dropped")
+            there, lag, restarts, dropped = (int(row[f"workers/{name}"]) for name in names)
             late = f", {int(row['workers/late'])} late" if "workers/late" in row else ""  # actors never are
             lost = f"{restarts} restarts, {dropped} fragments dropped"
             table.add_row("workers", f"{there} there{late}", f"lag at most {lag}", lost)
