@@ -19,9 +19,7 @@ from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import algorithm_name, preset
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, trust
 from palaestra.envs.env_config import env_name
-from palaestra.experiments.pbt import Exploit, Lineage, Selection
 from palaestra.experiments.pbt import Exploit, PbtMember, Selection
-from palaestra.experiments.run import active, end_with_parent, ended, require_same_task
 from palaestra.experiments.run import active, ended, require_same_task
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs import RunDirectory, make_learner

@@ -18,8 +18,7 @@ from palaestra import training
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.config.presets import preset_line, tuned
-from palaestra.core import POLICY, CheckpointError, ConfigError, Offline, Replay, refuses, require_device
-from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, require_device
+from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, refuses, require_device
 from palaestra.core.computing import num_cores
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
 from palaestra.distributed import EvaluationWorker, Measured, WorkersView
