@@ -1,5 +1,6 @@
 """`Exchange`: ranks that make one gradient step together, each with the gradients of its shards, over gloo."""
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -166,18 +167,17 @@ class Exchange:
 
     def _share_memory(self) -> None:
         """Maps what the other ranks write, if all are on this machine; otherwise what they tell is sent."""
-        mine = [_Memory() for _ in range(_TURNS)] if (here := _machine()) else []
-        told = self._of_all([here, os.getpid(), *(one.file for one in mine)] if mine else [0] * (2 + _TURNS))
-        found: list[list[_Memory]] = []
-        try:
+        here, mine, found = _machine(), list[_Memory](), list[list[_Memory]]()
+        with contextlib.suppress(OSError, AttributeError):  # no such files here, or not for this process
+            mine = [_Memory() for _ in range(_TURNS)]
+        told = self._of_all([here if mine else 0, os.getpid(), *([one.file for one in mine] or [0] * _TURNS)])
+        with contextlib.suppress(OSError):
             for rank, (machine, process, *files) in enumerate(told):
-                if machine != here or not mine:
-                    raise OSError("a rank is elsewhere")
-                theirs = [_Memory(f"/proc/{process}/fd/{file}") for file in files]
-                found.append(mine if rank == self.seat.rank else theirs)
-        except OSError:
-            found = []
-        if all(whole for (whole,) in self._of_all([int(bool(found))])):  # none has left before all have opened its
+                if not machine or machine != here:
+                    break
+                theirs = [_Memory(f"/proc/{process}/fd/{file}") for file in files] if rank != self.seat.rank else mine
+                found.append(theirs)
+        if min(self._of_all([len(found)]))[0] == self.seat.size:  # none has left before all have opened its
             self._memories = found
 
     def _of_all(self, numbers: Sequence[int]) -> list[list[int]]:
