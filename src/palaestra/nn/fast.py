@@ -404,13 +404,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
     Afterwards they count as old: passes over them, 0.2 to 0.7 s in all, would follow in the next updates.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, none_frozen = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
+        gc.freeze()
+        if none_frozen:  # neither by the command line, which has only this run, nor by the user
             gc.unfreeze()  # into the oldest generation
         if was_enabled:
             gc.enable()
