@@ -305,7 +305,7 @@ LIMITS = {
     "files of envs that a step enters": Limit(calls.files_of_a_step, 6, 5),
     "calls from one act to the next": Limit(calls.calls_of_acting, 33, 45),  # decision 0025
     "files from one act to the next": Limit(calls.files_of_acting, 14, 12),  # decision 0025
-    "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 49, 30),  # decisions 0025, 0039
+    "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 47, 30),
     "calls per gradient step of PPO": Limit(calls.calls_of_a_gradient_step, 50, 50),
 }
 

@@ -228,6 +228,23 @@ finally:
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(("given", "quickly"), [("", True), ("['list']", False)])
+def test_a_process_of_its_own_looks_for_no_garbage_in_what_is_imported(given, quickly):
+    """What imports make lives on; a caller's process is left as it is."""
+    code = f"""
+import gc, sys
+from palaestra.cli import main
+module = sys.modules['palaestra.cli.main']
+def read(typed):
+    print(gc.isenabled())
+    return lambda: print(gc.isenabled(), gc.get_freeze_count() > 0) or 0
+module._read = read
+main({given})
+"""
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(not quickly), "True", str(quickly)]
+
+
 def test_every_public_name_is_found_when_it_is_asked_for():
     """`palaestra` imports its packages when first used; what it says that it has is there."""
     import palaestra

@@ -279,10 +279,8 @@ class Algorithm(ABC, Generic[PolicyT]):
             ConfigError: there is no such device; the message says which there are.
         """
         target = require_device(str(device))
-        self.model.to(target)
-        self.policy.to(target)
-        self.targets.to(target)
-        self.numbers.to(target)
+        for part in (self.model, self.policy, self.targets, self.numbers):
+            part.to(target)
         self.device, self._moves = target, target.type != "cpu"
         return self
 
@@ -421,7 +419,8 @@ class Algorithm(ABC, Generic[PolicyT]):
         for name, schedule in self._schedules.items():
             getattr(self.numbers, name).fill_(schedule_value(schedule, progress))
         self.model.set_progress(progress)
-        self.targets.set_progress(progress)
+        if self.targets.follows:
+            self.targets.set_progress(progress)
         if self.policy.exploration is not None:
             self.policy.exploration.set_progress(progress)
 

@@ -341,15 +341,13 @@ class Batch(Fields):
         Raises:
             ShapeError: the batches have different fields.
         """
-        require_same_fields(self, others)
-        return type(self).of(
-            {
-                key: value.map(function, *(other.__dict__[key] for other in others))
-                if isinstance(value, Batch)
-                else function(value, *(other.__dict__[key] for other in others))
-                for key, value in self.__dict__.items()
-            }
-        )
+        if others:
+            require_same_fields(self, others)
+        mapped: dict[str, Any] = {}
+        for key, value in self.__dict__.items():
+            rest = [other.__dict__[key] for other in others] if others else ()
+            mapped[key] = value.map(function, *rest) if isinstance(value, Batch) else function(value, *rest)
+        return type(self).of(mapped)
 
     def to_torch(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         """Every leaf as a torch tensor; numpy memory is shared where it can be.
