@@ -38,8 +38,8 @@ class MujocoSwingUp(MujocoBatch):
     """A pole that hangs from a cart and is to be swung up and held, in the middle of its rail.
 
     Observed are the place of the cart (m), cosine and sine of the pole's angle (upright is 0), and the two velocities.
-    A reward is in [0, 1]: how upright the pole is times how near the cart is to the middle. An episode is 250 steps,
-    10 seconds, and is never over before.
+    A reward is in [0, 1], a product of how upright the pole is, how near the cart is to the middle, and how slowly the
+    pole turns. An episode is 250 steps, 10 seconds, and is never over before.
 
     Args:
         batch_size: B.
@@ -64,8 +64,9 @@ class MujocoSwingUp(MujocoBatch):
         return np.concatenate((place, np.cos(angle), np.sin(angle), self._qvel), axis=1).astype(np.float32)
 
     def outcome(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        place, angle = self._qpos.T
-        return (1 + np.cos(angle)) / 2 * np.exp(-np.square(place)), np.zeros(self.batch_size, np.bool_)
+        (place, angle), turn = self._qpos.T, self._qvel[:, 1]
+        calm = np.exp(-np.square(turn / 4.0))  # else it learns to spin
+        return (1 + np.cos(angle)) / 2 * np.exp(-np.square(place)) * calm, np.zeros(self.batch_size, np.bool_)
 
 
 class MujocoReacher(MujocoBatch):
