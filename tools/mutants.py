@@ -171,11 +171,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw, to run again")
     parser.add_argument("--since", default="", help="of files that were added after this revision")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     sys.dont_write_bytecode = not compileall.compile_dir(ROOT / "src", quiet=1)  # else each process compiles everything
-    tests, drawn = reached_lines(), draw(options.number, options.since)
-    results = KEPT / f"results_{options.number}_{options.since}.jsonl"
+    tests, drawn = reached_lines(), draw(options.number, options.since, options.seed)
+    results = KEPT / f"results_{options.number}_{options.since}_{options.seed}.jsonl"
     results.touch()
     known = {json.loads(line)[0] for line in results.read_text().splitlines()}
     wanted = sorted(set(range(len(drawn))) - known) if options.only is None else options.only

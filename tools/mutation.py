@@ -159,9 +159,9 @@ def files_added(since: str = "") -> list[Path]:
     return sorted(ROOT / name for name in names if name.endswith(".py") and (ROOT / name).exists())
 
 
-def draw(number: int, since: str = "") -> list[Mutant]:
-    """So many of all mutants, at random; the same ones each time."""
-    return random.Random(0).sample([mutant for file in files_added(since) for mutant in mutants(file)], number)
+def draw(number: int, since: str = "", seed: int = 0) -> list[Mutant]:
+    """So many of all mutants, at random; the same ones each time for one seed."""
+    return random.Random(seed).sample([mutant for file in files_added(since) for mutant in mutants(file)], number)
 
 
 def page(results: list[tuple[Mutant, str]], drawn: int) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 
 import numpy as np
 import onnxruntime
@@ -77,10 +78,13 @@ def test_the_newest_evaluation_is_that_of_the_most_env_steps(tmp_path):
     assert facts["best_return"] == 1.0, "a killed run has not written it down"
 
 
-def test_a_program_of_torch_is_loaded_without_us(run, tmp_path, capsys):
+def test_a_program_of_torch_is_loaded_without_us(run, tmp_path, capsys, monkeypatch):
+    log = logging.getLogger("torch.onnx")
+    monkeypatch.setattr(log, "level", logging.INFO)  # what a user had set is there again afterwards
     assert exit_code("export", str(run), "--format", "torch", "--output", str(tmp_path / "out"), "--json") == 0
     (record,) = json.loads(output(capsys))
     program = torch.export.load(record["path"]).module()
+    assert log.level == logging.INFO
     seen = torch.tensor([[0.6, 0.8, 1.0], [1.0, 0.0, -3.0]])
     assert program(seen)[0].detach().numpy() == pytest.approx(load_policy(run / "policy")(seen), abs=1e-5)
 

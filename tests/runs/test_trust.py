@@ -359,12 +359,14 @@ def test_f12_what_lies_beside_a_run_may_have_been_packed_with_it(stranger, monke
 def test_f12_what_writes_or_connects_as_a_stranger_says_is_refused(stranger, capsys):
     run, _ = stranger
     for settings in (
-        {"env__wrappers": ["RecordVideo(directory='/tmp/elsewhere')"]},
+        {"env__wrappers": [f"RecordVideo(directory={str(run / 'elsewhere')!r})"]},
         {"env__wrappers": [], "distributed__address": "ray://127.0.0.1:1"},
     ):
         change(run, **settings)
         assert exit_code("eval", str(run)) == 2
         assert "would write files of its choice or connect elsewhere" in output(capsys)
+    exit_code("eval", str(run), "--episodes", "1", "--trust")
+    assert "would write files of its choice" not in output(capsys), "its reader says that it may"
 
 
 def test_f12_a_signature_trusts_no_code_in_the_run(stranger, monkeypatch):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from palaestra.runtime import SharedArrays, SupervisedProcess
+from palaestra.runtime.memory import aligned
 
 
 def writes_back(connection):
@@ -54,3 +55,10 @@ def test_sealed_arrays_cannot_be_sent():
     shared.seal()
     with pytest.raises(ValueError, match="sealed"):
         shared.send(Unread())
+
+
+def test_an_array_begins_at_the_next_multiple_and_no_later():
+    step = aligned(1)
+    assert 8 <= step <= 4096
+    for size in (0, 1, step - 1, step, step + 1, 10 * step + 3):
+        assert aligned(size) == next(place for place in range(size, size + step) if place % step == 0)

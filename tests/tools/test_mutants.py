@@ -56,6 +56,7 @@ def test_the_same_mutants_are_drawn_each_time(monkeypatch):
     monkeypatch.setattr(mutation, "PACKAGES", ("ops", "policies"))
     drawn = mutation.draw(100)
     assert mutation.draw(100) == drawn
+    assert mutation.draw(100, seed=1) != drawn
     assert {mutant.file.split("/")[2] for mutant in drawn} == {"ops", "policies"}
 
 

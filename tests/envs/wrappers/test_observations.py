@@ -1,5 +1,6 @@
 """Tests of the wrappers that change observations."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -201,6 +202,23 @@ def test_a_forbidden_action_is_refused_by_name():
     env.advance(np.int64(3))
     with pytest.raises(EnvError, match=r"action 3 is forbidden by the mask; allowed are \[1, 2\]"):
         env.advance(np.int64(3))
+
+
+def test_of_several_choices_the_allowed_ones_of_each_are_named():
+    class Both(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.MultiDiscrete([3, 2, 4])
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {"allowed": np.array([0, 1, 1, 1, 0, 1, 0, 0, 1], np.int8)}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, False, False, self.reset()[1]
+
+    env = ActionMask(GymEnvironment(Both()), key="allowed")
+    env.begin_episode(0)
+    env.advance(np.array([2, 0, 3]))
+    with pytest.raises(EnvError, match=r"forbidden by the mask; allowed are \[\[1, 2\], \[0\], \[0, 3\]\]"):
+        env.advance(np.array([2, 1, 3]))
 
 
 @pytest.mark.parametrize(
