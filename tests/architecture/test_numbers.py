@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2174, "0044"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2518, "0043"),
-    "envs": Room(58, 7156, "0045"),
+    "envs": Room(58, 7157, "0045"),
     "experiments": Room(10, 1773, "0044"),
     "multiagent": Room(14, 1991, "0045"),
     "nn": Room(20, 2942, "0036"),
