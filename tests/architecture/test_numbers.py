@@ -206,13 +206,13 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4840, "0037"),
+    "algorithms": Room(55, 4839, "0037"),
     "analysis": Room(10, 2041, "0045"),
-    "buffers": Room(15, 2816, "0049"),
+    "buffers": Room(15, 2813, "0049"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
-    "config": Room(6, 723, "0044"),
-    "core": Room(18, 2174, "0044"),
+    "config": Room(6, 720, "0044"),
+    "core": Room(18, 2172, "0044"),
     "deployment": Room(9, 1627, "0035"),
     "distributed": Room(14, 2518, "0043"),
     "envs": Room(58, 7157, "0045"),
@@ -289,9 +289,9 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__ in a file": Limit(lines_of_imports_in_a_file, 14.6, 13.9),  # decisions 0025, 0031
+    "lines of imports and __all__ in a file": Limit(lines_of_imports_in_a_file, 14.0, 13.9),  # 0025, 0031, 0048
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
-    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 224, 224),
+    "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 150, 150),
     "circles of imports": Limit(circles_of_imports, 0, 0),
     "levels of imports in envs": Limit(functools.partial(levels_of_imports, "envs"), 9, 9),
     "levels of imports in config": Limit(functools.partial(levels_of_imports, "config"), 5, 5),

@@ -366,11 +366,8 @@ class StreamReader:
 
     def _walk(self, index: np.ndarray, most: np.ndarray, direction: int) -> np.ndarray:
         """Steps that can be gone without leaving the episode, up to a limit."""
-        steps, going, stride = (
-            np.zeros_like(index),
-            np.arange(len(index)),
-            np.clip(most.max(initial=1), 1, _STRIDE),
-        )
+        steps, going = np.zeros_like(index), np.arange(len(index))
+        stride = np.clip(most.max(initial=1), 1, _STRIDE)
         while len(going):
             ahead = np.arange(stride)[:, None] + steps[going] + (direction < 0)
             between = self.is_start(self.after(index[going], direction * ahead))  # [stride, N] row and its successor

@@ -26,10 +26,8 @@ _NEEDED = {
     "string": "a text is needed", "list": "a list is needed", "tuple": "a list is needed",
     "dict": "a mapping of names to values is needed", "none": "null",
 }  # fmt: skip
-_SIMILAR, _SIMILAR_SHORT = (
-    0.8,
-    0.7,
-)  # how alike a misspelt name is; others, such as framework and network, are up to 0.75
+# How alike a misspelt name is; others, such as framework and network, are up to 0.75.
+_SIMILAR, _SIMILAR_SHORT = 0.8, 0.7
 
 
 class Foreign(NamedTuple):
