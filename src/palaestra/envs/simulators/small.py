@@ -103,8 +103,7 @@ class MujocoReacher(MujocoBatch):
         return self._goal - _LINK * np.stack((np.cos(directions).sum(axis=1), np.sin(directions).sum(axis=1)), axis=1)
 
     def observe(self) -> np.ndarray:
-        angles = self._qpos
-        parts = (np.cos(angles), np.sin(angles), 0.1 * self._qvel, self._goal, self._away())
+        parts = (np.cos(self._qpos), np.sin(self._qpos), 0.1 * self._qvel, self._goal, self._away())
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def outcome(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
