@@ -11,7 +11,18 @@ import palaestra
 from palaestra import Batch, ReplayBuffer, RunSeeds
 from palaestra.algorithms import DecisionTransformer, DecisionTransformerConfig, RewardConfig
 from palaestra.buffers import MixtureSource
-from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, Replay, ShapeError, StepType, TensorSpec, TimeStep
+from palaestra.core import (
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    Replay,
+    ShapeError,
+    StepType,
+    TensorSpec,
+    TimeStep,
+)
 from palaestra.nn import NetworkConfig
 from palaestra.policies import Phase, load_policy, save_policy
 from tests.algorithms.parts import ATTENTION, collected, environment
@@ -326,3 +337,10 @@ def test_where_nobody_tells_rewards_it_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="has to be told the reward of each step"):
         ServedPolicy("policy", collected("decision_transformer", "recurrent")[0].policy, None)
+
+
+def test_the_aim_of_choices_is_a_tenth_of_all_that_they_can_have_and_parts_add_up():
+    """Nats: log 2 of a bit, log n of n choices; -1 of each number of a box."""
+    parts = {"bits": MultiBinarySpec((3,)), "two": MultiDiscreteSpec(nvec=(4, 5)), "box": BOX}
+    assert made(parts["bits"]).target_entropy == pytest.approx(0.1 * 3 * math.log(2))
+    assert made(parts).target_entropy == pytest.approx(0.1 * (3 * math.log(2) + math.log(20)) - 2)
