@@ -52,7 +52,8 @@ def pretended(monkeypatch, early):
 
     def compiled_method(owner, method, example, changed):
         def call(batch):
-            made["compiled"].append(owner.num_gradient_steps)
+            if method.__name__ != "preprocess_in_graph":
+                made["compiled"].append(owner.num_gradient_steps)
             return method(owner, batch)
 
         return call

@@ -63,6 +63,7 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
     config_class = A2CConfig
     usual_lanes = 8
     recurrent = True
+    compiles_preprocess = True
 
     def __init__(
         self,

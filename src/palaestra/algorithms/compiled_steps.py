@@ -9,7 +9,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.algorithms.steppers import Stepper, StepResult, num_rows
-from palaestra.core import Batch, ConfigError, Minibatches, NonFiniteError, shards, tree_map
+from palaestra.core import Batch, ConfigError, DataSource, Minibatches, NonFiniteError, shards, tree_map
 from palaestra.nn import compiled_method, recorded_calls
 from palaestra.policies import Phase
 
@@ -48,6 +48,9 @@ class CompiledSteps(Stepper):
         """Of what came before compiled code takes over, one pass of each layout and of each sequence of loss terms that
         are due: gradient steps before it, its own, and what one graph learns from, without values. `prepare` compiles
         for them."""
+        self._unrolls: dict[Any, Minibatches] = {}  # by layout, what came to `preprocessed` before then
+        owner = next(kind for kind in type(algorithm).__mro__ if "preprocess" in vars(kind))
+        self._preprocesses = vars(owner).get("compiles_preprocess", False)
 
     @property
     def has_begun(self) -> bool:
@@ -67,6 +70,24 @@ class CompiledSteps(Stepper):
             example = group.of(tree_map(_without_values, group.rows))
             self.examples[key] = algorithm.num_gradient_steps, number, example
 
+    def preprocessed(self, drawn: Batch, source: DataSource) -> Batch:
+        """`preprocess`: of a whole unroll on a CPU as a graph, where the class that defines it says so.
+
+        Args:
+            drawn: what to learn from. Unrolls of other lengths, which may be any, get no graph.
+            source: where it came from.
+        """
+        algorithm = self._algorithm
+        once = self._preprocesses and not algorithm.preprocesses_each_epoch
+        if not once or algorithm.device.type != "cpu" or len(drawn["reward"]) != algorithm.plan.unroll_length + 1:
+            return algorithm.preprocess(drawn, source)
+        layout, unroll = _layout(drawn), Minibatches(drawn, 1, 0)
+        if self.has_begun:
+            return self._graph("preprocess_in_graph", layout, unroll)(drawn)
+        if layout not in self._unrolls:
+            self._unrolls[layout] = unroll.of(tree_map(_without_values, drawn))
+        return algorithm.preprocess(drawn, source)
+
     def prepare(self) -> None:
         """Compiles now for what was noted.
 
@@ -76,6 +97,8 @@ class CompiledSteps(Stepper):
         algorithm, before = self._algorithm, self._algorithm.num_gradient_steps
         try:
             with algorithm.policy.in_phase(Phase.UPDATE):
+                for layout, unroll in self._unrolls.items():
+                    self._graph("preprocess_in_graph", layout, unroll)
                 for done, number, group in self.examples.values():
                     parts = self._parts(group, 0)
                     for place in range(0, number, len(group)):
@@ -116,9 +139,11 @@ class CompiledSteps(Stepper):
                 )
             return
         groups = minibatches.in_parts(self._in_a_row(len(minibatches)))
-        layout = _layout(groups[0].rows)
+        layout, graph = _layout(groups[0].rows), None
         for several in groups:
-            made = self._graph("one_step", layout, several)(several.rows)
+            if graph is None or algorithm.term_periods:
+                graph = self._graph("one_step", layout, several)
+            made = graph(several.rows)
             for result, moments in [made] if len(several) == 1 else made:
                 if not self._asks_later:
                     algorithm.require_finite_gradients(result[0])

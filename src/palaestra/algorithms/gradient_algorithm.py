@@ -64,6 +64,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     """Which model components a loss term trains; by default the one of the term's own name."""
     preprocesses_each_epoch: bool = False
     """Whether `preprocess` is called again before every pass over an unroll, with the weights of that time."""
+    compiles_preprocess: bool = False
+    """Whether `compile` makes a graph of the `preprocess` of this class, too; it reads its batch, and has no source."""
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
@@ -301,7 +303,8 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             source: where it came from.
             generator: of the noise; by default the algorithm's own.
         """
-        batch = self.preprocess(rewarded, source)
+        steps = self._compiled
+        batch = self.preprocess(rewarded, source) if steps is None else steps.preprocessed(rewarded, source)
         if not self._has_prepared:
             self._require_batch("preprocess", batch)
         if "env_info" in vars(drawn) or "untransformed" in vars(drawn):
@@ -377,6 +380,16 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         if self._compiled is not None:
             self._compiled.prepare()
+
+    @final
+    def preprocess_in_graph(self, batch: Batch) -> Batch:
+        """`preprocess` as compiled code calls it.
+
+        Args:
+            batch: what was drawn.
+        """
+        nowhere: Any = None
+        return self.preprocess(batch, nowhere)
 
     @final
     def one_step(self, batch: Batch) -> tuple[tuple[dict[str, Tensor], Tensor | None, Tensor | int], Any]:

@@ -127,6 +127,7 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     config_class = PPOConfig
     usual_lanes = 8
     recurrent = True
+    compiles_preprocess = True
     stored_fields = ("log_prob",)
 
     def __init__(

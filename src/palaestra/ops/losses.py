@@ -312,7 +312,7 @@ def is_constant(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Bool[Ten
         tensor(True)
     """
     keep = valid.bool()
-    first = x.take(keep.byte().argmax())
+    first = x.reshape(-1).index_select(0, keep.byte().argmax().reshape(1))[0]
     low, high = torch.where(keep, x, first).aminmax()
     return high - low < torch.finfo(x.dtype).eps * first.abs()
 
