@@ -87,9 +87,10 @@ def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     assert finding.name == name
 
 
-def test_a_schedule_that_ends_with_the_run_is_no_step_size_of_0(tmp_path):
+@pytest.mark.parametrize("rates", [(3e-4, 2e-4, 1e-4, 0.0), (3e-4, 0.0), (0.0,)])
+def test_a_schedule_that_ends_with_the_run_is_no_step_size_of_0(tmp_path, rates):
     run = made(tmp_path, settings={"learning_rate": Linear(3e-4, 0.0)})
-    rows = [{**HEALTHY, "learning/learning_rate": rate} for rate in (3e-4, 2e-4, 1e-4, 0.0)]
+    rows = [{**HEALTHY, "learning/learning_rate": rate} for rate in rates]
     (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert palaestra.diagnose(run.path).findings == ()
 

@@ -1,6 +1,7 @@
 """Every command of the README is run as it is typed, with numbers that make it short."""
 
 import importlib.util
+import os
 import re
 import shutil
 
@@ -49,7 +50,7 @@ COMMANDS = {
     "pull zoo:ppo/CartPole-v1": ({}, "", "shared/ppo_CartPole-v1"),
     "share last": ({}, "", "shared/first"),
     "train --from": ({"train": "train ppo CartPole-v1", "--from": "--from first"}, SHORT, "evaluation"),
-    "diagnose last": ({}, "", "found"),
+    "diagnose last": ({}, "", "runs/first: nothing found"),
     "tune dqn CartPole-v1": ({}, TRIALS, "winner's curse"),
     "stats ours=last theirs=logs": ({}, "--env CartPole-v1", "theirs"),
     "plot last": ({}, "", "env steps"),
@@ -119,5 +120,6 @@ def test_a_command_does_what_it_says(typed, made, tmp_path):
     stands_for, added, said = COMMANDS[typed]
     words = " ".join(stands_for.get(word, word) for word in typed.split()).split() + added.split()
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    os.utime(tmp_path / "runs/first/run.json")  # the last
     text = command(*words, folder=tmp_path)
     assert said in " ".join(text.split()), text

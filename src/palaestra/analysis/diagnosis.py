@@ -215,10 +215,10 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
 
 
 def _schedule(log: _Log) -> Iterator[Symptom]:
-    """A step size of 0, from the beginning or by a schedule that ends before the run does."""
+    """A step size of 0, from the beginning or by a schedule that ends before the last row does, where it may be 0."""
     asked = getattr(log.config.algorithm, "learning_rate", None)
-    logged = [value for name in log.of_policies("learning_rate").values() for value in [log.late(name, np.max)]]
-    if asked == 0 or (isinstance(asked, Linear | Piecewise) and logged and not any(logged)):
+    late = [log.late(one, lambda x: max(x[:-1], default=1)) for one in log.of_policies("learning_rate").values()]
+    if asked == 0 or (isinstance(asked, Linear | Piecewise) and late and not any(late)):
         yield Symptom(
             name="learning_rate_is_0",
             severity=3,
