@@ -83,7 +83,7 @@ class CompiledSteps(Stepper):
             return algorithm.preprocess(drawn, source)
         layout, unroll = _layout(drawn), Minibatches(drawn, 1, 0)
         if self.has_begun:
-            return self._graph("preprocess_in_graph", layout, unroll)(drawn)
+            return self._graph("preprocess", layout, unroll)(drawn)
         if layout not in self._unrolls:
             self._unrolls[layout] = unroll.of(tree_map(_without_values, drawn))
         return algorithm.preprocess(drawn, source)
@@ -98,7 +98,7 @@ class CompiledSteps(Stepper):
         try:
             with algorithm.policy.in_phase(Phase.UPDATE):
                 for layout, unroll in self._unrolls.items():
-                    self._graph("preprocess_in_graph", layout, unroll)
+                    self._graph("preprocess", layout, unroll)
                 for done, number, group in self.examples.values():
                     parts = self._parts(group, 0)
                     for place in range(0, number, len(group)):
@@ -198,10 +198,21 @@ class CompiledSteps(Stepper):
 
     def _made(self, name: str, example: Minibatches) -> Callable[[Batch], Any]:
         algorithm = self._algorithm
-        method, changed = getattr(type(algorithm), name), list(algorithm.model.state_tensors().values())
+        method = preprocess_in_graph if name == "preprocess" else getattr(type(algorithm), name)
+        changed = list(algorithm.model.state_tensors().values())
         if len(example) == 1:
             return compiled_method(algorithm, method, example.rows, changed)
         return recorded_calls(algorithm, method, example.rows, example.of, changed)
+
+
+def preprocess_in_graph(algorithm: Any, batch: Batch) -> Batch:
+    """`preprocess` as compiled code calls it.
+
+    Args:
+        algorithm: whose.
+        batch: what was drawn.
+    """
+    return algorithm.preprocess(batch, None)
 
 
 def _gist(text: str) -> str:

@@ -75,8 +75,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     stop_early: Any = None
     """`(metrics) -> bool`: whether an update ends after this gradient step, with minibatches left."""
     after_update: Any = None
-    """`(batch)`: after an update's last gradient step, on all that `preprocess` returned: running statistics. A GPU is
-    waited for: they may not learn from what is not finite."""
+    """`(batch)`: after an update's last step, on what `preprocess` returned: statistics. A GPU is waited for before."""
 
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
@@ -303,8 +302,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
             source: where it came from.
             generator: of the noise; by default the algorithm's own.
         """
-        steps = self._compiled
-        batch = self.preprocess(rewarded, source) if steps is None else steps.preprocessed(rewarded, source)
+        batch = (self._compiled.preprocessed if self._compiled else self.preprocess)(rewarded, source)
         if not self._has_prepared:
             self._require_batch("preprocess", batch)
         if "env_info" in vars(drawn) or "untransformed" in vars(drawn):
@@ -380,16 +378,6 @@ class GradientAlgorithm(Algorithm[PolicyT]):
         """
         if self._compiled is not None:
             self._compiled.prepare()
-
-    @final
-    def preprocess_in_graph(self, batch: Batch) -> Batch:
-        """`preprocess` as compiled code calls it.
-
-        Args:
-            batch: what was drawn.
-        """
-        nowhere: Any = None
-        return self.preprocess(batch, nowhere)
 
     @final
     def one_step(self, batch: Batch) -> tuple[tuple[dict[str, Tensor], Tensor | None, Tensor | int], Any]:
