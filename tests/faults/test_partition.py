@@ -167,9 +167,9 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 class Run:
     """A run with two workers on a cluster of both machines."""
 
-    def __init__(self, machines: Machines, folder: Path, wait_until: Any) -> None:
+    def __init__(self, machines: Machines, folder: Path, wait_until: Any, cpus: int = 1) -> None:
         self.machines, self.directory, self.log = machines, folder / "runs/run", folder / "log"
-        self.wait_until = wait_until
+        self.wait_until, self._cpus = wait_until, cpus
         self.head = f"{machines.addresses[0]}:6399"
         head = ("--head", "--port", "6399", "--include-dashboard", "false", "--temp-dir", machines.temporary)
         machines.ray(0, *head)
@@ -178,7 +178,7 @@ class Run:
 
     def join(self) -> None:
         """Makes the second machine a node of the cluster, which alone is said to have a GPU."""
-        self.machines.ray(1, "--address", self.head, "--num-gpus", "1")
+        self.machines.ray(1, "--address", self.head, "--num-gpus", "1", "--num-cpus", str(self._cpus))
 
     def begin(self, *arguments: str) -> None:
         with self.log.open("ab") as log:
@@ -193,7 +193,7 @@ class Run:
     def ended(self, code: int) -> None:
         assert self.process.wait(TIMEOUT_S) == code, self.log.read_text()[-3000:]
 
-    def so_many(self, workers: int, what: str, learners: int | None = None) -> None:
+    def so_many(self, workers: int, what: str, learners: int | None = None, steps: int = 500) -> None:
         """Waits until so many workers and learners are there, and until training has gone on with them."""
         wanted = {"workers/there": workers} | ({} if learners is None else {"learners/there": learners})
 
@@ -204,7 +204,7 @@ class Run:
 
         self.wait_until(there, TIMEOUT_S, what=what)
         reached = logged(self.directory)[-1]["env_steps"]
-        self.wait_until(lambda: there(reached + 500), TIMEOUT_S, what=f"steps {what}")
+        self.wait_until(lambda: there(reached + steps), TIMEOUT_S, what=f"steps {what}")
 
 
 @pytest.fixture
@@ -251,20 +251,21 @@ def test_a_slow_line_that_loses_packets_and_fails_for_half_a_minute_costs_what_w
 
 
 def test_a_learner_on_a_machine_that_is_cut_off_for_half_a_minute_comes_back_and_is_lost_with_it(
-    run, machines, wait_until
+    machines, tmp_path, wait_until
 ):
     """F15: 20 ms and 1% loss; rank 0 goes on alone, nothing is learned twice, each end and drop is named."""
+    run = Run(machines, tmp_path, wait_until, cpus=2)  # for a worker and the learner
     machines.line.delay_s, machines.line.loss = DELAY_S, LOSS
     run.train(20, "--distributed.num-learners", "2", "--distributed.gradient-shards", "2", *ON_THE_SECOND)
-    run.so_many(2, "with both", learners=2)
+    run.so_many(2, "with both", learners=2, steps=100)
     assert logged(run.directory)[-1]["learners/lost"] == 0, "a slow line alone loses none"
     machines.line.whole, began = False, time.monotonic()
-    run.so_many(1, "with one that is cut off", learners=1)
     wait_until(lambda: time.monotonic() - began >= CUT_OFF_S, TIMEOUT_S, what="the end of the failure")
     machines.line.whole = True
-    run.so_many(2, "with both again", learners=2)
+    run.so_many(2, "with both again", learners=2, steps=100)
+    assert logged(run.directory)[-1]["learners/lost"] >= 1
     machines.kill(1)
-    run.so_many(1, "with one that is lost", learners=1)
+    run.so_many(1, "with one that is lost", learners=1, steps=100)
     os.kill(run.process.pid, signal.SIGINT)
     run.ended(130)
     lost = logged(run.directory)[-1]["learners/lost"]
@@ -274,9 +275,9 @@ def test_a_learner_on_a_machine_that_is_cut_off_for_half_a_minute_comes_back_and
     machines.line.delay_s = machines.line.loss = 0.0
     run.join()
     saved = steps_of(run.directory)[-1]
-    run.begin("resume", "runs/run", "--until", str(saved + 500))
+    run.begin("resume", "runs/run", "--until", str(saved + 100))
     run.ended(0)
-    check_records(run.directory, saved + 500)
+    check_records(run.directory, saved + 100)
 
 
 def check_records(directory: Path, until: int) -> None:
