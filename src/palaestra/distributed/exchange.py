@@ -153,8 +153,8 @@ class Exchange:
             options._timeout = meeting
             options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_own_address(seat))]
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(seat.name, store), seat.rank, seat.size, options)
-            self._share_memory()
             self._group.set_timeout(limit)
+            self._share_memory()
         except RuntimeError as error:
             self._broken(error)
 
