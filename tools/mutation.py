@@ -50,7 +50,7 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/cli/help.py: width = min(120, shutil.get_terminal_size((120, 25)).columns)": (
         "the height of the terminal is not asked for"
     ),
-    "src/palaestra/buffers/reader.py: np.clip(most.max(initial=1), 2, _STRIDE),": (
+    "src/palaestra/buffers/reader.py: stride = np.clip(most.max(initial=1), 2, _STRIDE)": (
         "looks one row further than it goes"
     ),
     "src/palaestra/buffers/prioritized.py: self._drawn = np.empty(1)": "read only after a draw, which sets it",

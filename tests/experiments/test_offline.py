@@ -14,8 +14,8 @@ import palaestra
 from palaestra import EnvConfig, preset
 from palaestra.buffers import MixtureSource, ReplayBuffer, to_minari
 from palaestra.config.presets import tuned
-from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, ShapeError, TensorSpec
-from palaestra.experiments import DataConfig, collect_data, dry_run, evaluate_run, write_report
+from palaestra.core import POLICY, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.experiments import DataConfig, dry_run, evaluate_run, write_report
 from palaestra.rollout import OfflineData
 from palaestra.runs.lineage import for_new_run
 from palaestra.runs.single import SingleLearner
@@ -390,19 +390,3 @@ def test_what_cannot_go_on_says_why(name, settings, message, tmp_path):
 def test_updates_on_data_need_some():
     with pytest.raises(ConfigError, match=r"offline\.updates is 5, but there is no offline\.data"):
         DataConfig(updates=5)
-
-
-def test_data_and_own_rows_keep_what_the_environment_says_besides_or_leave_it_out(tmp_path):
-    """Of what only the data has, nothing is drawn; what only the run asks for is refused before it begins."""
-    plain, info = EnvConfig(name="FrozenLake-v1"), EnvConfig(name="FrozenLake-v1", info=("prob",))
-    for name, env in {"plain": plain, "info": info}.items():
-        collect_data(None, env, tmp_path / name, steps=40)
-    settings = {"offline__fraction": 0.5, "algorithm__learning_starts": 10, "trainer__total_env_steps": 20}
-    settings |= {"run__directory": str(tmp_path), "trainer__eval_episodes": 0, "algorithm__mini_batch_size": 8}
-    for data, kept, fits in (("info", ("prob",), True), ("info", (), True), ("plain", ("prob",), False)):
-        given = {**settings, "offline__data": str(tmp_path / data), "env__info": kept}
-        if fits:
-            assert palaestra.train("dqn", "FrozenLake-v1", **given).result.status == "done"
-        else:
-            with pytest.raises(ShapeError, match=r"collect the data with the same env.info"):
-                palaestra.train("dqn", "FrozenLake-v1", **given)

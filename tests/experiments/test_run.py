@@ -44,7 +44,8 @@ CHAIN = "palaestra.envs.tiny:Chain"
 
 
 def trained(folder: Path, name: str = "run", **settings: Any) -> palaestra.RunResult:
-    return palaestra.train("ppo", CHAIN, run__directory=str(folder), run__name=name, **(SMALL | settings))
+    env = settings.pop("env__name", CHAIN)
+    return palaestra.train("ppo", env, run__directory=str(folder), run__name=name, **(SMALL | settings))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 import palaestra
 from palaestra import EnvConfig
 from palaestra.buffers import ReplayBuffer, from_minari
-from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, StepType, TensorSpec, TimeStep
+from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, ShapeError, StepType, TensorSpec, TimeStep
 from palaestra.experiments import collect_data, export_data, export_minari, find_run, policy_of_run
 from palaestra.training import CheckpointStore
 from tests.experiments.data import HYBRID, PENDULUM, SMALL, saved
@@ -146,3 +146,19 @@ def test_pictures_do_not_go_to_minari(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^Minari stores uint8 arrays such as observation .* as JPEG"):
         export_minari(tmp_path / "data", "catch/test-v0")
     assert not (tmp_path / "datasets").exists()
+
+
+def test_data_and_own_rows_keep_what_the_environment_says_besides_or_leave_it_out(tmp_path):
+    """Of what only the data has, nothing is drawn; what only the run asks for is refused before it begins."""
+    plain, info = EnvConfig(name="FrozenLake-v1"), EnvConfig(name="FrozenLake-v1", info=("prob",))
+    for name, env in {"plain": plain, "info": info}.items():
+        collect_data(None, env, tmp_path / name, steps=40)
+    settings = {"offline__fraction": 0.5, "algorithm__learning_starts": 10, "trainer__total_env_steps": 20}
+    settings |= {"run__directory": str(tmp_path), "trainer__eval_episodes": 0, "algorithm__mini_batch_size": 8}
+    for data, kept, fits in (("info", ("prob",), True), ("info", (), True), ("plain", ("prob",), False)):
+        given = {**settings, "offline__data": str(tmp_path / data), "env__info": kept}
+        if fits:
+            assert palaestra.train("dqn", "FrozenLake-v1", **given).result.status == "done"
+        else:
+            with pytest.raises(ShapeError, match=r"collect the data with the same env.info"):
+                palaestra.train("dqn", "FrozenLake-v1", **given)

@@ -43,6 +43,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def stranger(made, tmp_path, monkeypatch):
     """A copy of the run, whose configuration may change, and code on the Python path that leaves a mark."""
+    monkeypatch.setattr(importing, "_trusted", set())
     run, code = tmp_path / "runs" / "stranger", tmp_path / "code"
     shutil.copytree(made, run)
     code.mkdir()
@@ -136,9 +137,8 @@ def test_f12_devices_and_plain_texts_name_no_code(stranger, monkeypatch):
     assert RunDirectory(run).config.run.device == "cuda:1"
 
 
-def test_f12_a_trusted_run_is_opened(stranger, capsys, monkeypatch):
+def test_f12_a_trusted_run_is_opened(stranger, capsys):
     run, mark = stranger
-    monkeypatch.setattr(importing, "_trusted", set())
     change(run, env__name="evil_code:run")
     assert exit_code("eval", str(run)) == 2
     assert "give --trust" in output(capsys)
@@ -305,9 +305,8 @@ def test_f12_a_terminal_shows_what_a_stranger_wrote_and_does_not_obey_it(strange
     assert not {"\x1b", "\x07"} & set(said)
 
 
-def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger, monkeypatch):
+def test_f12_a_report_shows_no_file_that_a_link_leads_to(stranger):
     run, _ = stranger
-    monkeypatch.setattr(importing, "_trusted", set())
     secret = run.parent / "secret"
     secret.write_text("the password")
     (run / "videos").mkdir(exist_ok=True)
