@@ -36,6 +36,8 @@ class Window(NamedTuple):
     """Whether the command, given again, goes on with what is there."""
     lowered: tuple[tuple[str, int], ...] = ()
     """Numbers of modules that the command has otherwise, by `module:NAME`, so that the window comes early."""
+    left_s: float = 30.0
+    """After which no process may be left: on a busy machine one imports for long before it sees that nobody waits."""
 
     def may_end(self, how: str) -> set[int]:
         """Exit codes, besides 0, of a command that was struck."""
@@ -59,6 +61,7 @@ TUNED = (
 )
 LOST = frozenset({3})  # a process that a run cannot do without
 OF_RAY = LOST | {1}  # Ray itself ends a program whose head is lost while it joins, after 60 s, and says so
+OF_RAY_S = 75.0  # its agents look a minute long for a head that was lost before this process knew of them
 WINDOWS = (
     Window("import", PPO, fresh=True, delay_s=4.0),
     Window("start", PPO, "palaestra.experiments.run:make_learner", most_visits=1, delay_s=0.05),
@@ -197,9 +200,23 @@ WINDOWS = (
     ),
     Window("the compiler", DQN, victim="palaestra: compiler", hows=("KILL",), delay_s=4.0, lowered=SOON),
     Window(
-        "Ray's head", (*PPO, *RAY), victim="ray/core/src/ray/gcs/gcs_server", hows=("KILL",), codes=OF_RAY, delay_s=3.0
+        "Ray's head",
+        (*PPO, *RAY),
+        victim="ray/core/src/ray/gcs/gcs_server",
+        hows=("KILL",),
+        codes=OF_RAY,
+        delay_s=3.0,
+        left_s=OF_RAY_S,
     ),
-    Window("Ray's helpers", (*PPO, *RAY), victim="ray/dashboard", hows=("KILL",), codes=OF_RAY, delay_s=3.0),
+    Window(
+        "Ray's helpers",
+        (*PPO, *RAY),
+        victim="ray/dashboard",
+        hows=("KILL",),
+        codes=OF_RAY,
+        delay_s=3.0,
+        left_s=OF_RAY_S,
+    ),
 )
 FIRST = 25
 """Windows of the first 500 trials; those that came later share the trials after these."""

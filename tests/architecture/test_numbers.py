@@ -225,7 +225,7 @@ ROOMS = {
     "robots": Room(9, 1373),
     "rollout": Room(9, 1618, "0044"),
     "runs": Room(15, 2768, "0044"),
-    "runtime": Room(12, 1714, "0033"),
+    "runtime": Room(12, 1717, "0043"),
     "testing": Room(4, 506, "0026"),
     "training": Room(16, 2385, "0040"),
 }

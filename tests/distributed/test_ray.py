@@ -19,6 +19,7 @@ from palaestra.core import Batch, ConfigError
 from palaestra.distributed import ShardMap
 from palaestra.runtime import RayRuntime, RestartPolicy, Shared, WorkerDiedError
 from palaestra.runtime.messages import Message
+from palaestra.runtime.ray_cluster import ClusterError
 from tests.contracts.workers import Counter
 from tests.distributed.runs import make_manager
 from tests.distributed.shards import LANES, Pair, assert_equal, plan_of, up_to_ends
@@ -213,9 +214,22 @@ def test_a_cluster_that_is_not_there_is_named_at_once():
     assert time.monotonic() - began < SOON
 
 
+def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_configuration(monkeypatch):
+    """F15: as where its head is killed meanwhile; Ray's own error is a plain `Exception`."""
+
+    def timed_out(**options: Any) -> None:
+        raise Exception("The current node timed out during startup")
+
+    monkeypatch.setattr("ray.init", timed_out)
+    with pytest.raises(ClusterError, match=r"Ray does not start on this machine: The current node timed out") as error:
+        RayRuntime()
+    assert error.value.exit_code == 3
+
+
 LISTENS = """
 from palaestra.runtime import RayRuntime
 from palaestra.runtime.messages import Message
+from palaestra.runtime.ray_cluster import ClusterError
 from tests.contracts.workers import Counter
 
 if __name__ == "__main__":

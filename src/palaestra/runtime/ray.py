@@ -46,6 +46,7 @@ class RayRuntime(Runtime):
     Raises:
         MissingExtraError: ray is not installed.
         ConfigError: the cluster cannot be joined.
+        ClusterError: Ray does not start on this machine.
 
     Every method raises `ClusterError` once the node of this machine, or the head, is gone. A node that ends while Ray
     stores something large takes this process with it: exit code 1.
@@ -234,9 +235,12 @@ def _imported(address: str | None) -> Any:
 
 def _join(ray: Any, address: str | None, num_cpus: int | None) -> RayProcesses | None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
-    try:
-        if address is None:  # which `ray.init` takes for whatever cluster runs on this machine
+    if address is None:  # which `ray.init` takes for whatever cluster runs on this machine
+        try:
             return RayProcesses(ray, address="local", include_dashboard=False, num_cpus=num_cpus, **quiet)
+        except Exception as error:  # Ray's own are of no other type
+            raise ClusterError(f"Ray does not start on this machine: {error}. Begin again") from error
+    try:
         reach(address)
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
