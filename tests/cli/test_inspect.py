@@ -44,7 +44,7 @@ def test_the_list_names_algorithms_presets_and_runs(capsys):
         assert f" {name} {(kind.__doc__ or '').splitlines()[0]}"[:20] in text
     train(name="first")
     capsys.readouterr()
-    assert exit_code("list") == 0
+    assert exit_code("list", "runs") == 0
     assert "runs/first done " in output(capsys)
 
 

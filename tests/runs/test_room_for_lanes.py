@@ -47,6 +47,13 @@ def test_the_memory_of_a_lane_is_measured():
     assert making.require_memory(EnvConfig(name=HERE, num_envs=2)) == 0, "a few are not worth a measurement"
 
 
+@pytest.fixture
+def measured(monkeypatch):
+    """What a measurement found, which takes seconds in a process as large as that of the tests."""
+    monkeypatch.setattr(making, "lane_bytes", lambda env: (40 * MIB, 8 * MIB))
+
+
+@pytest.mark.usefixtures("measured")
 def test_lanes_that_do_not_fit_are_refused_before_they_are_made(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(making, "available_bytes", lambda: 200 * MIB)
     told = (
@@ -65,6 +72,7 @@ def test_so_few_that_they_fit_anyway_are_not_measured(monkeypatch):
     making.require_room(EnvConfig(name=HERE, num_envs=64))
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_dry_run_says_what_they_take(capsys):
     sizes = ("--env.num-envs", "16", "--algorithm.unroll-length", "8")
     assert exit_code("train", "ppo", HERE, *sizes, "--dry-run") == 0

@@ -144,6 +144,7 @@ def _rules(kind: type[Any]) -> list[tuple[str, bool, Range | tuple[Any, ...]]]:
     return found
 
 
+@functools.cache
 def members_of(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, whatever annotates it.
 

@@ -302,12 +302,7 @@ class AlgorithmEntry:
 
 
 def algorithm_catalogue() -> list[AlgorithmEntry]:
-    """Every algorithm, made with its default settings for one space of each kind: what can be made is supported.
-
-    Examples:
-        >>> [entry.actions for entry in algorithm_catalogue() if entry.name == "dqn"]
-        [('discrete',)]
-    """
+    """Every algorithm, made with its default settings for one space of each kind: what can be made is supported."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for hundreds of small networks; beside a run several threads took six times as long
     try:
