@@ -1,4 +1,4 @@
-"""Puts into the site what the gallery runs: policies of the zoo as ONNX files, and onnxruntime-web from npm.
+"""Puts into the site what the gallery runs: policies of the zoo as ONNX files, and two packages from npm.
 
 python tools/gallery.py            # into site/, after `zensical build`; `make docs` does it
 python tools/gallery.py measure    # also writes docs/gallery_table.md: returns in a browser beside Python's
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 import palaestra
 from palaestra.deployment import check_shared
 from tools.browser import ask
@@ -25,11 +27,42 @@ ROOT = Path(__file__).resolve().parents[1]
 ZOO, SITE, TABLE = ROOT / "zoo", ROOT / "site", ROOT / "docs/gallery_table.md"
 RESULTS = ROOT / "benchmarks/learning/results"
 PLACE = Path("assets/gallery")
-PACKAGE = "onnxruntime-web@1.30.0"
-INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
-"""What the package has to be, as npm's lock files write it."""
-OF_PACKAGE = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+ROBOTS = Path(gymnasium.__file__).parent / "envs/mujoco/assets"
+MODELS = ("half_cheetah.xml", "hopper.xml")
 EPISODES, SEED = 20, 0
+
+
+@dataclass(frozen=True)
+class Package:
+    """Of npm, and what the gallery needs of it."""
+
+    name: str
+    version: str
+    integrity: str
+    """What it has to be, as npm's lock files write it."""
+    source: str
+    files: tuple[str, ...]
+    place: str
+
+
+PACKAGES = [
+    Package(
+        "onnxruntime-web",
+        "1.30.0",
+        "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+        "package/dist",
+        ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
+        "ort",
+    ),
+    Package(
+        "@mujoco/mujoco",
+        "3.14.0",
+        "sha512-WPUYidu4Fx8+uM4hQv80SOA0ifpWGrsNJguKs8JBV8SCTxjKQ2/rqsh880nUH0/Vwa8vuefghvCQkkoed3bkUg==",
+        "package",
+        ("mujoco.js", "mujoco.wasm"),
+        "mujoco",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +89,8 @@ ENTRIES = [
     Entry("pqn/MinAtarSpaceInvaders", "minatar_space_invaders", "Shoot aliens", 10),
     Entry("ppo/Catch", "catch", "Catch a ball", 6),
     Entry("ppo/Recall", "recall", "Remember a cue", 4),
+    Entry("ppo/Hopper-v5", "hopper", "Hop forward on a leg", 125),
+    Entry("ppo/HalfCheetah-v5", "half_cheetah", "Run", 20),
     Entry("ppo/connect_four_v3", "connect_four", "Connect four, against you", 1),
     Entry("ppo/tictactoe-v3", "tictactoe", "Tic-tac-toe, against you", 1),
     Entry("reinforce/CartPole-v1", "cartpole", "Balance a pole", 50),
@@ -75,7 +110,10 @@ def build(site: Path = SITE) -> list[Entry]:
     (site / PLACE / "policies").mkdir(parents=True, exist_ok=True)
     listed = [put(entry, site / PLACE / "policies") for entry in there]
     (site / PLACE / "policies/policies.json").write_text(json.dumps(listed), encoding="utf-8")
-    put_package(site / PLACE / "ort")
+    for package in PACKAGES:
+        put_package(package, site / PLACE / package.place)
+    for model in MODELS:
+        shutil.copyfile(ROBOTS / model, site / PLACE / "mujoco" / model)
     return there
 
 
@@ -117,24 +155,23 @@ def reached(facts: dict[str, Any]) -> str:
     return f"{mean}; random actions {random['return_mean']:,.1f}"
 
 
-def put_package(folder: Path) -> None:
-    """The three files of onnxruntime-web that run networks, and its licence."""
-    cache = ROOT / ".cache/gallery"
+def put_package(package: Package, folder: Path) -> None:
+    """The files of a package that run in a browser."""
+    cache, wanted = ROOT / ".cache/gallery", f"{package.name}@{package.version}"
     cache.mkdir(parents=True, exist_ok=True)
-    name, version = PACKAGE.split("@")
-    archive = cache / f"{name}-{version}.tgz"
+    archive = cache / f"{package.name.lstrip('@').replace('/', '-')}-{package.version}.tgz"
     if not archive.is_file():
         if shutil.which("npm") is None:
-            sys.exit(f"the gallery needs {PACKAGE}, which npm fetches: install Node.js, then `make docs` again")
-        subprocess.run(["npm", "pack", PACKAGE, "--silent", "--pack-destination", str(cache)], check=True, cwd=cache)
+            sys.exit(f"the gallery needs {wanted}, which npm fetches: install Node.js, then `make docs` again")
+        subprocess.run(["npm", "pack", wanted, "--silent", "--pack-destination", str(cache)], check=True, cwd=cache)
     digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-    if f"sha512-{digest}" != INTEGRITY:
+    if f"sha512-{digest}" != package.integrity:
         archive.unlink()
-        sys.exit(f"{PACKAGE} is not what it was when the gallery was written: sha512-{digest}")
+        sys.exit(f"{wanted} is not what it was when the gallery was written: sha512-{digest}")
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as package:
-        for name in OF_PACKAGE:
-            member = package.extractfile(f"package/dist/{name}")
+    with tarfile.open(archive) as packed:
+        for name in package.files:
+            member = packed.extractfile(f"{package.source}/{name}")
             assert member is not None, name
             (folder / name).write_bytes(member.read())
 
@@ -191,7 +228,8 @@ TEXT = f"""\
 Mean returns over {EPISODES} episodes each with 95% intervals of the means, and whether that of the difference holds 0,
 which one in twenty would not by chance. In a browser, headless Chromium, the policy is an ONNX file and its world a
 module in JavaScript. Starts are drawn by other generators there, so the episodes differ; the same starts and actions
-lead to the same observations (`tests/docs/test_gallery_worlds.py`). Written by `python -m tools.gallery measure`.
+lead to the same observations (`tests/docs/test_gallery_worlds.py`), of robots but for rounding. Written by `python -m
+tools.gallery measure`.
 
 """
 

@@ -18,8 +18,7 @@ from palaestra.envs import MinAtarBreakout, MinAtarSpaceInvaders
 from palaestra.envs.tiny import CartPoleSwingUp, Catch, Recall
 
 WORLDS = Path(__file__).resolve().parents[2] / "docs/assets/gallery/worlds"
-SCRIPT = """
-const { folder, cases } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+TOLD = """
 const told = async ({ world, numbers, state, actions }) => {
   const { begin, step, observe } = await import(`${folder}/${world}.js`);
   let now = state ?? begin(() => numbers.shift()), rows = [];
@@ -33,6 +32,10 @@ const told = async ({ world, numbers, state, actions }) => {
   }
   return { first, rows };
 };
+"""
+SCRIPT = f"""
+const {{ folder, cases }} = JSON.parse(require("fs").readFileSync(0, "utf8"));
+{TOLD}
 Promise.all(cases.map(told)).then((results) => console.log(JSON.stringify(results)));
 """
 Row = dict[str, Any]
@@ -73,6 +76,26 @@ def of_gymnasium(name: str, names: tuple[str, ...]) -> Callable[[np.random.Gener
         for action in actions:
             observation, reward, over, _, _ = env.step(action if discrete else np.array(action, np.float32))
             yield {"observation": observation, "reward": float(reward), "over": over}
+            if over:
+                return
+
+    return play
+
+
+def of_robot(name: str) -> Callable[[np.random.Generator], Iterator[Any]]:
+    """The same of a robot of MuJoCo, for 40 steps: contacts multiply differences of 1e-14, by a million in 100."""
+
+    def play(random: np.random.Generator) -> Iterator[Any]:
+        env: Any = gymnasium.make(name).unwrapped
+        first, _ = env.reset(seed=int(random.integers(1000)))
+        held = np.repeat(random.uniform(-1, 1, (5, env.model.nu)), 8, axis=0).astype(np.float32)
+        data = env.data
+        start = {"place": data.qpos.tolist(), "speed": data.qvel.tolist(), "warm": data.qacc_warmstart.tolist()}
+        yield {"state": start, "actions": held.tolist()}
+        yield first
+        for action in held:
+            observation, reward, over, _, _ = env.step(action)
+            yield {"observation": observation, "reward": float(reward), "over": bool(over)}
             if over:
                 return
 
@@ -154,16 +177,22 @@ PLAYS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="the worlds are programs for browsers: needs node")
-def test_the_same_actions_lead_to_the_same_observations():
-    plays, cases = [], []
-    for world, play in PLAYS.items():
+ROBOTS = {
+    "half_cheetah": of_robot("HalfCheetah-v5"),
+    "hopper": of_robot("Hopper-v5"),
+}
+
+
+def compare(plays: dict[str, Any], ask: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> dict[str, int]:
+    """Holds what `ask` says of cases against Python's rows of them; returns how many steps those were, by world."""
+    all_rows, cases = [], []
+    for world, play in plays.items():
         for seed in range(EPISODES):
             case, first, *rows = play(np.random.default_rng(seed))
             cases.append({"world": world, **case})
-            plays.append((first, rows))
-    steps = dict.fromkeys(PLAYS, 0)
-    for case, (first, rows), found in zip(cases, plays, answers(cases), strict=True):
+            all_rows.append((first, rows))
+    steps = dict.fromkeys(plays, 0)
+    for case, (first, rows), found in zip(cases, all_rows, ask(cases), strict=True):
         world, tolerance = case["world"], TOLERANCES.get(case["world"], TOLERANCES["float32"])
         expected = [first if isinstance(first, dict) else {"observation": first}, *rows]
         assert [row["over"] for row in found["rows"]] == [row["over"] for row in rows], world
@@ -173,4 +202,10 @@ def test_the_same_actions_lead_to_the_same_observations():
             ours = [np.ravel(row[name]) for row in [found["first"], *found["rows"]][some]]
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=f"{world}: {name}")
         steps[world] += len(rows)
+    return steps
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the worlds are programs for browsers: needs node")
+def test_the_same_actions_lead_to_the_same_observations():
+    steps = compare(PLAYS, answers)
     assert min(steps.values()) >= 15 and sum(steps.values()) > 2000, steps

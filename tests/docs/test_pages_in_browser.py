@@ -1,5 +1,6 @@
 """The built pages in a headless Chromium: what is in sight, what is cut, and the gallery at work."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from palaestra.deployment import check_shared
+from tests.docs.test_gallery_worlds import ROBOTS, TOLD, compare
 from tools import browser, gallery
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +119,17 @@ def test_every_policy_can_be_chosen_and_games_answer_a_click(site):
     found = browser.ask(site, CHOSEN, body=browser.framed("/gallery/index.html", 1280))
     assert list(found) == [entry.name for entry in gallery.ENTRIES if (gallery.ZOO / entry.name).is_dir()]
     assert found["ppo/connect_four_v3"] == found["ppo/tictactoe-v3"] == 2
+
+
+def test_robots_move_in_the_browser_as_in_python(site):
+    """MuJoCo's package for browsers and Python's, of another version, on the same starts and actions."""
+
+    def ask(cases):
+        begin = f'const folder = "/{gallery.PLACE}/worlds", cases = {json.dumps(cases)}; {TOLD}'
+        return browser.ask(site, f"{begin} return Promise.all(cases.map(told));")
+
+    steps = compare(ROBOTS, ask)
+    assert min(steps.values()) >= 100, steps
 
 
 def test_every_policy_of_the_gallery_plays_in_the_browser_as_its_receipt_says(site):

@@ -131,15 +131,16 @@ class Stage {
         if (this.looping === game) this.looping = null;
         return;
       }
-      if (now >= due) {
+      const waited = now < due;
+      while (now >= due && this.game === game) {
         due = Math.max(due + 1000 / entry.steps_per_s, now - 100);
         if (game.over) {
           this.returns.push(game.total);
           due = now + 600;
           game.begin();
         } else await game.next();
-        if (this.game === game) this.draw();
       }
+      if (!waited && this.game === game) this.draw();
       requestAnimationFrame(frame);
     };
     requestAnimationFrame(frame);
