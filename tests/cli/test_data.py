@@ -87,7 +87,7 @@ def test_options_reach_the_environment(capsys):
         ("", 2, "usage: palaestra data WHAT"),
         ("colect run demo", 2, "`palaestra data` has no 'colect' — did you mean 'collect'?"),
         ("collect random Pendulum-v1", 2, "the folder is missing: palaestra data collect"),
-        ("collect random Pendulm-v1 demo", 2, "Did you mean: `Pendulum`?"),
+        ("collect random Pendulm-v1 demo", 2, "did you mean 'Pendulum-v1'?"),
         ("collect nobody demo", 5, "there is no run 'nobody'"),
         ("export nobody demo", 5, "there is no run 'nobody'"),
         ("collect random Pendulum-v1 demo --steps 0", 2, "--steps is 0; it must be at least 1"),

@@ -211,7 +211,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
         "train ppo CartPol-v1",
         2,
         "ConfigError no environment 'CartPol-v1' in Gymnasium's registry: Environment `CartPol` doesn't "
-        'exist. Did you mean: `CartPole`? An environment of your own is named "my_package:MyEnvironment"',
+        "exist. — did you mean 'CartPole-v1'? An environment of your own is named \"my_package:MyEnvironment\"",
     ),
     "no such version": (
         "train ppo CartPole-v7",

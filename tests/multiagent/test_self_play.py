@@ -130,6 +130,28 @@ def test_scores_against_snapshots_are_reported():
     assert [match_score(1, 0), match_score(0, 0), match_score(0, 1)] == [1, 0.5, 0]
 
 
+class Winner(Meeting):
+    """The first of two agents always wins: 1 for it and -1 for the other, in every episode."""
+
+    def __init__(self):
+        super().__init__(num_agents=2, num_cells=3, max_moves=3)
+
+    def advance(self, actions):
+        outcome = super().advance(actions)
+        paid = {"agent_0": float(outcome.over), "agent_1": -float(outcome.over)}
+        steps = {name: step._replace(reward=np.float32(paid[name])) for name, step in outcome.time_steps.items()}
+        return outcome._replace(time_steps=steps)
+
+
+def test_a_return_against_a_snapshot_is_that_of_the_seat_that_the_policy_plays():
+    """Not the sum of both sides, which is 0 whoever wins; the score is of the same seat."""
+    for never, expected in ((0.0, {(1.0, 1.0, 1.0), (-1.0, -1.0, 0.0)}), (1.0, {(0.0, 0.0, None)})):
+        collector, _ = collector_of(SelfPlayConfig(pool_size=2, newest_probability=never), make=Winner)
+        episodes = [*collector.unroll(40).episodes, *collector.drain()]
+        seen = [(one.episode_return, one.info["all/return"], one.info.get("self_play/score")) for one in episodes]
+        assert len(seen) > 30 and set(seen) == expected
+
+
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     """F25: pool, seats, snapshots' generators and running episodes are in the checkpoint."""
 

@@ -253,7 +253,7 @@ class MultiAgentCollector:
         own: list[MultiAgentStep] = []
         for env, outcome in enumerate(outcomes):
             mine, told = self_play.take(env, outcome)
-            self._episodes.add(env, outcome._replace(info={**outcome.info, **told}) if told else outcome)
+            self._episodes.add(env, outcome._replace(info={**outcome.info, **told}), self_play.seats[env])
             own.append(mine)
         return own
 

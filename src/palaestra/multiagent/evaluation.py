@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ __all__ = ["check_multi_agent_env", "evaluate_agents", "play_multi_agent_envs"]
 class MultiAgentEpisodes:
     """Turns steps into finished episodes.
 
-    An episode's return is the sum over the agents of policies that are judged (`PolicySpec.judged`), its length the
-    steps that were executed. Its `info` has `<agent>/return` and `<agent>/length` (actions taken) of every agent that
-    took part, and `<policy>/return`, the mean over the agents of each policy, with the numbers that the environment
-    itself reports.
+    An episode's return is the sum over the agents of policies that are judged (`PolicySpec.judged`), without those that
+    another plays, such as a snapshot; its length the steps that were executed. Its `info` has `<agent>/return` and
+    `<agent>/length` (actions taken) of every agent that took part, and `<policy>/return`, the mean over the agents of
+    each policy, with the numbers that the environment itself reports.
 
     Args:
         num_envs: B.
@@ -45,12 +45,13 @@ class MultiAgentEpisodes:
         """Episodes that wait to be taken."""
         return len(self._finished)
 
-    def add(self, env: int, outcome: MultiAgentStep) -> None:
+    def add(self, env: int, outcome: MultiAgentStep, others: Collection[str] = ()) -> None:
         """Takes what happened.
 
         Args:
             env: its number.
             outcome: that it has come to.
+            others: agents that none of the policies plays in this episode; what they earn is said of them alone.
         """
         returns, actions = self._returns[env], self._actions[env]
         self._lengths[env] += 1
@@ -59,20 +60,20 @@ class MultiAgentEpisodes:
             acted = name in outcome.time_steps and outcome.time_steps[name].step_type != StepType.FIRST
             actions[name] = actions.get(name, 0) + acted
         if outcome.over:
-            self._finished.append(self._episode(env, outcome.info))
+            self._finished.append(self._episode(env, outcome.info, others))
             self.abandon(env)
 
-    def _episode(self, env: int, reported: Mapping[str, float]) -> Episode:
+    def _episode(self, env: int, reported: Mapping[str, float], others: Collection[str]) -> Episode:
         returns, actions = self._returns[env], self._actions[env]
         info = {f"{name}/return": value for name, value in returns.items()}
         info |= {f"{name}/length": float(count) for name, count in actions.items()}
+        episode_return = 0.0
         for policy, spec in self._policy_specs.items():
-            mine = [returns[name] for name in spec.agents if name in returns]
+            mine = [returns[name] for name in spec.agents if name in returns and name not in others]
             if mine:
                 info[f"{policy}/return"] = sum(mine) / len(mine)
+            episode_return += sum(mine) if spec.judged else 0.0
         info |= {name: float(value) for name, value in reported.items()}
-        judged = (spec.agents for spec in self._policy_specs.values() if spec.judged)
-        episode_return = sum(returns.get(name, 0.0) for name in itertools.chain(*judged))
         return Episode(episode_return, self._lengths[env], env, info)
 
     def abandon(self, env: int) -> None:

@@ -44,7 +44,8 @@ class SelfPlay:
         self._num_envs, self._seed = len(lane_seeds), int(lane_seeds[0])
         self._snapshots: dict[int, MappedPolicy] = {}
         self._pool: list[int] = []
-        self._seats: list[dict[str, int]] = [{} for _ in lane_seeds]
+        self.seats: list[dict[str, int]] = [{} for _ in lane_seeds]
+        """Of each environment's running episode: the agents that snapshots play, with the versions of these."""
         self._returns: list[dict[str, float]] = [{} for _ in lane_seeds]
 
     @property
@@ -62,7 +63,7 @@ class SelfPlay:
             return
         self._snapshots[version] = self._frozen(version)
         self._pool = [*self._pool, version][-self._config.pool_size :]
-        used = {*self._pool, *(version for seats in self._seats for version in seats.values())}
+        used = {*self._pool, *(version for seats in self.seats for version in seats.values())}
         self._snapshots = {version: one for version, one in self._snapshots.items() if version in used}
 
     def adopt(self, pool: Mapping[int, Sequence[Tensor]]) -> None:
@@ -95,7 +96,7 @@ class SelfPlay:
             return
         agents = self._spec.agents
         learner, opponents = rng.integers(len(agents)), rng.integers(len(self._pool), size=len(agents))
-        self._seats[env] = {name: self._pool[opponents[slot]] for slot, name in enumerate(agents) if slot != learner}
+        self.seats[env] = {name: self._pool[opponents[slot]] for slot, name in enumerate(agents) if slot != learner}
 
     def forget(self, env: int) -> None:
         """Forgets the episode of an environment, which is over or broke off.
@@ -105,7 +106,7 @@ class SelfPlay:
         """
         for snapshot in self._snapshots.values():
             snapshot.forget(env)
-        self._seats[env], self._returns[env] = {}, {}
+        self.seats[env], self._returns[env] = {}, {}
 
     def take(self, env: int, outcome: MultiAgentStep) -> tuple[MultiAgentStep, dict[str, float]]:
         """Gives snapshots the steps of the agents that they play.
@@ -119,7 +120,7 @@ class SelfPlay:
             it: `self_play/score`, the share of opponents that earned less, ties counted half, and `self_play/age`, how
             many versions older they are on average.
         """
-        seats = self._seats[env]
+        seats = self.seats[env]
         if not seats:
             return outcome, {}
         for version in set(seats.values()):
@@ -131,7 +132,7 @@ class SelfPlay:
         return _of(outcome, set(self._spec.agents) - set(seats)), self._result(env) if outcome.over else {}
 
     def _result(self, env: int) -> dict[str, float]:
-        seats, returns = self._seats[env], self._returns[env]
+        seats, returns = self.seats[env], self._returns[env]
         (own,) = (returns[name] for name in self._spec.agents if name not in seats)
         score = float(np.mean([match_score(own, returns[name]) for name in seats]))
         age = float(np.mean([self._policy.version - version for version in seats.values()]))
@@ -152,7 +153,7 @@ class SelfPlay:
         """Snapshots with their weights, generators and running episodes, and who is seated where."""
         return {
             "pool": list(self._pool),
-            "seats": [dict(seats) for seats in self._seats],
+            "seats": [dict(seats) for seats in self.seats],
             "returns": [dict(returns) for returns in self._returns],
             "snapshots": {
                 str(version): {
@@ -171,7 +172,7 @@ class SelfPlay:
             state: from `state`, of as many environments with the same policy.
         """
         self._pool = [int(version) for version in state["pool"]]
-        self._seats = [{name: int(version) for name, version in seats.items()} for seats in state["seats"]]
+        self.seats = [{name: int(version) for name, version in seats.items()} for seats in state["seats"]]
         self._returns = [dict(returns) for returns in state["returns"]]
         self._snapshots = {}
         for version, saved in state["snapshots"].items():

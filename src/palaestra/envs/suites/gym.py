@@ -128,10 +128,11 @@ def find_spec(name: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        known = _today(name) or (did_you_mean(name, gymnasium.registry) if "mean" not in str(error) else "")
+        said = str(error).partition(" Did you mean: `")[0]  # a name without a version is no id
+        known = _today(name) or did_you_mean(name, gymnasium.registry)
         known = known if known.startswith(" ") else ""
         raise ConfigError(
-            f"no environment {name!r} in Gymnasium's registry: {error}{known} "
+            f"no environment {name!r} in Gymnasium's registry: {said}{known} "
             'An environment of your own is named "my_package:MyEnvironment"'
         ) from error
 
