@@ -181,6 +181,12 @@ def test_a_dry_run_says_what_a_run_will_take_and_leaves_nothing(algorithm, capsy
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_says_once_what_it_warns_of(caplog):
+    words = ("train", "ppo", *CHAIN, "--dry-run", "--env.info", "nothing", "--trainer.total-env-steps", "64")
+    assert exit_code(*words) == 0
+    assert sum("has 'nothing'" in record.message for record in caplog.records) == 1
+
+
 def test_a_dry_run_of_several_seeds_speaks_of_each(capsys):
     assert exit_code("train", "ppo", *CHAIN, "--seeds", "3", "--dry-run") == 0
     assert "seeds all of this for each of 3" in output(capsys)

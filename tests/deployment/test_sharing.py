@@ -209,7 +209,11 @@ def test_a_run_that_only_learned_from_data_shows_its_evaluations(tmp_path):
     done = palaestra.train("behaviour_cloning", CHAIN, **sizes, **run)
     shared = share(done.directory, output=tmp_path / "cloned", episodes=2, film=False)
     assert shared.missing == ()
-    assert (tmp_path / "cloned/curve.csv").read_text().startswith("label,env_steps,eval/return_mean")
+    assert (tmp_path / "cloned/curve.csv").read_text().startswith("label,updates,eval/return_mean")
+    assert "run of 64 updates (seed" in (tmp_path / "cloned/README.md").read_text()
+    page = (done.directory / "report.html").read_text()
+    assert "done after 64 updates" in repr(done) and "updates per second" in page
+    assert "env steps" not in page and ">updates</text>" in page and "<dt>updates</dt>" in page
 
 
 def _resealed(folder):

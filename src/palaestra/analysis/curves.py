@@ -52,6 +52,8 @@ class Curve:
     """Upper end."""
     num_runs: np.ndarray
     """Runs that had come so far."""
+    unit: str = "env steps"
+    """What `x` counts, if it is neither seconds nor episodes: `updates` of runs that learn from data alone."""
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def curves_of(
         CheckpointError: no run has logged anything yet.
         ConfigError: there is no such metric.
     """
-    groups: dict[str, list[np.ndarray]] = {}
+    groups: dict[tuple[str, str], list[np.ndarray]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()
     missing: list[str] = []
@@ -142,7 +144,7 @@ def curves_of(
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
         if points:
-            groups.setdefault(label, []).append(np.asarray(points, np.float64).T)
+            groups.setdefault((label, run.config.unit), []).append(np.asarray(points, np.float64).T)
         else:
             missing.append(f"{run.path}")
     if not groups:
@@ -152,7 +154,7 @@ def curves_of(
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
     if missing:
         _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
-    return [_curve(label, members, statistic) for label, members in groups.items()]
+    return [dataclasses.replace(_curve(label, of, statistic), unit=unit) for (label, unit), of in groups.items()]
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
@@ -236,15 +238,26 @@ def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curv
     return Curve(label, grid, value, low, high, reached.sum(axis=0))
 
 
-def one_run(points: np.ndarray) -> Curve:
+def one_run(points: np.ndarray, unit: str) -> Curve:
     """The curve of a single run, thinned where it has more points than a picture can show.
 
     Args:
         points: [n, 2], each (x, value); the first and the last stay.
+        unit: what x counts.
     """
     index = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
     x, y = points[index].T
-    return Curve("", x, y, y, y, np.ones(len(x), int))
+    return Curve("", x, y, y, y, np.ones(len(x), int), unit)
+
+
+def x_label(curves: Sequence[Curve], x: Axis = "steps") -> str:
+    """What is written below the x axis.
+
+    Args:
+        curves: that have it.
+        x: what it is.
+    """
+    return _X_LABELS.get(x) or " or ".join(dict.fromkeys(curve.unit for curve in curves))
 
 
 @dataclass(frozen=True)
@@ -309,7 +322,7 @@ def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: 
     return dataclasses.replace(curves[0], label=str(name))
 
 
-_X_LABELS = {"steps": "env steps", "time": "training time (s)", "episodes": "episodes"}
+_X_LABELS = {"time": "training time (s)", "episodes": "episodes"}
 _COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue")
 # Dots of a braille character by column and row, the lowest row last.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -359,7 +372,7 @@ def require_plot_name(path: str | Path, *, or_table: bool = False) -> Path:
 def _write_csv(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
     with whole_file(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", _X_LABELS[x].replace(" ", "_"), metric, "low95", "high95", "runs"])
+        writer.writerow(["label", x_label(curves, x).replace(" ", "_"), metric, "low95", "high95", "runs"])
         for curve in curves:
             for row in zip(curve.x, curve.value, curve.low, curve.high, curve.num_runs, strict=True):
                 writer.writerow([curve.label, *(f"{number:.10g}" for number in row)])
@@ -371,7 +384,7 @@ def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
     for curve in curves:
         (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
         axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set_xlabel(_X_LABELS[x])
+    axes.set_xlabel(x_label(curves, x))
     axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
@@ -442,7 +455,8 @@ def terminal_plot(
             text.append(chr(0x2800 + cells[row, column]), style=_COLORS[colors[row, column] % len(_COLORS)])
         text.append("\n")
     end = _number(last)
-    text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  0{_X_LABELS[x]:^{columns - 1 - len(end)}}{end}\n")
+    label = f"{x_label(curves, x):^{columns - 1 - len(end)}}"
+    text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  0{label}{end}\n")
     for number, curve in enumerate(curves):
         text.append("  ━ ", style=_COLORS[number % len(_COLORS)])
         text.append(f"{curve.label}: {_legend(curve)}\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, thinned_metrics
+from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, thinned_metrics, x_label
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.files import replace_text
@@ -88,11 +88,13 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     return path
 
 
-_SUMMARY = ["best evaluation", "last evaluation", "status", "env steps", "training", "seed", "run"]
+def _heads(runs: Sequence[RunDirectory]) -> list[str]:
+    done = " or ".join(dict.fromkeys(run.config.unit for run in runs))
+    return ["best evaluation", "last evaluation", "status", done, "training", "seed", "run"]
 
 
 def _said(run: RunDirectory) -> list[str]:
-    """The main facts of a run, in the order of `_SUMMARY`."""
+    """The main facts of a run, in the order of `_heads`."""
     evaluations, best, train_s = read_evaluations(run.path), run.kept_return, run.info.get("train_s")
     trained = "–" if train_s is None else f"{train_s:.1f} s"
     reached = ["–" if best is None else f"{best:.1f}", _mean(evaluations[-1][1] if evaluations else None)]
@@ -101,13 +103,13 @@ def _said(run: RunDirectory) -> list[str]:
 
 
 def _facts(run: RunDirectory) -> str:
-    pairs = zip(_SUMMARY, _said(run), strict=True)
+    pairs = zip(_heads([run]), _said(run), strict=True)
     return f'<dl class="facts">{"".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in pairs)}</dl>'
 
 
 def _summary(runs: Sequence[RunDirectory]) -> str:
     rows = [_said(run) for run in runs]
-    return _table(["run", *_SUMMARY[:-1]], [[row[-1], *row[:-1]] for row in rows])
+    return _table(["run", *_heads(runs)[:-1]], [[row[-1], *row[:-1]] for row in rows])
 
 
 def _mean(evaluation: dict[str, Any] | None) -> str:
@@ -136,7 +138,7 @@ def _evaluated(runs: Sequence[RunDirectory]) -> list[Curve]:
         if evaluations := read_evaluations(run.path):
             rows = [(step, record["return_mean"], *record["return_ci95"]) for step, record in evaluations]
             x, value, low, high = np.array(rows, np.float64).T
-            found.append(Curve(label, x, value, low, high, np.ones(len(x), int)))
+            found.append(Curve(label, x, value, low, high, np.ones(len(x), int), run.config.unit))
     return found
 
 
@@ -146,7 +148,7 @@ def _evaluation(run: RunDirectory) -> Iterable[str]:
         return
     rows = [[f"{step:,}", _mean(record), f"{record['length_mean']:.1f}"] for step, record in evaluations]
     yield "<h2>Evaluations</h2>"
-    yield _table(["env steps", "return, 95% interval of the mean", "length"], rows)
+    yield _table([run.config.unit, "return, 95% interval of the mean", "length"], rows)
     yield histogram(evaluations[-1][1]["returns"], title="returns of the last evaluation")
 
 
@@ -171,7 +173,7 @@ def _health(run: RunDirectory) -> Iterable[str]:
         label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
         last = points[-1, 1]
         outside = limits and not limits[0] <= last <= limits[1]
-        chart = line_chart([one_run(points)], title=label, size=(300, 150))
+        chart = line_chart([one_run(points, run.config.unit)], title=label, size=(300, 150))
         note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
         charts.append(f"<div>{chart}{note}</div>")
     if charts:
@@ -179,7 +181,8 @@ def _health(run: RunDirectory) -> Iterable[str]:
 
 
 def _time(run: RunDirectory) -> Iterable[str]:
-    rows = [row for row in thinned_metrics(run.path) if all(is_number(row.get(name)) for name in _TIMES)]
+    rows, unit = thinned_metrics(run.path), run.config.unit
+    rows = [row for row in rows if all(is_number(row.get(name)) for name in _TIMES)]
     if not rows:
         return
     shares = acting_together({part: rows[-1].get(f"time/{part}") for part in PARTS})
@@ -188,7 +191,7 @@ def _time(run: RunDirectory) -> Iterable[str]:
         total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training
         yield bar(shares, title=f"where it went, of {total_s:.1f} s")
     points = np.array([(row["env_steps"], row["time/env_steps_per_s"]) for row in rows], np.float64)
-    yield line_chart([one_run(points)], title="env steps per second, from the start", size=(440, 150))
+    yield line_chart([one_run(points, unit)], title=f"{unit} per second, from the start", size=(440, 150))
 
 
 def _videos(run: RunDirectory) -> Iterable[str]:
@@ -212,7 +215,7 @@ def _faults(run: RunDirectory) -> Iterable[str]:
         return
     if faults:
         rows = [[escape(f.kind), "–" if f.env_steps is None else f"{f.env_steps:,}", escape(f.action)] for f in faults]
-        yield "<h2>Faults</h2>" + _table(["what", "env steps", "the run"], rows)
+        yield "<h2>Faults</h2>" + _table(["what", run.config.unit, "the run"], rows)
         yield "".join(f"<pre>{escape(fault.message)}</pre>" for fault in faults[-5:])
 
 
@@ -274,7 +277,7 @@ def run_html(run: RunDirectory) -> str:
 
 
 def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (440, 240), points: bool = False) -> str:
-    """Curves over env steps, with their intervals, as SVG.
+    """Curves over env steps or updates, with their intervals, as SVG.
 
     Args:
         curves: to draw; those of one label have one colour.
@@ -325,7 +328,7 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     for number, label in enumerate(labels if len(labels) > 1 else ()):
         y = top + 14 + 15 * number
         parts.append(f'<text x="{left + 10}" y="{y}" fill="{colors[label]}">— {escape(label)}</text>')
-    parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">env steps</text>')
+    parts.append(f'<text x="{right}" y="{height - 3}" text-anchor="end">{x_label(curves)}</text>')
     label = escape(title)
     head = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">'
     return f"{head}{''.join(parts)}</svg>"

@@ -113,11 +113,15 @@ def typed(arguments: Sequence[str]) -> str:
     return shlex.join([name, *words])
 
 
+def _unit(facts: Mapping[str, Any]) -> str:
+    return "updates" if facts.get("unit") == "updates" else "env steps"
+
+
 def _results(facts: Mapping[str, Any]) -> str:
     evaluation, seeds = facts["evaluation"], facts["seeds"]
     kind = "deterministic" if evaluation["deterministic"] else "stochastic"
     text = (
-        f"## Results\n\nThe best policy of a run of {facts['env_steps']:,} env steps (seed {facts['seed']}): "
+        f"## Results\n\nThe best policy of a run of {facts['env_steps']:,} {_unit(facts)} (seed {facts['seed']}): "
         f"**{evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f}** (mean and standard deviation of "
         f"{evaluation['episodes']} episodes, {kind}, none of those by which it was chosen)."
     )
@@ -165,7 +169,7 @@ def _origin(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     hashes = "\n".join(f"- `{name}`: `{value}`" for name, value in facts["weights_sha256"].items())
     changes = "\n".join(
-        f"- after {one['env_steps']:,} env steps: `{path}` from `{old}` to `{new}`"
+        f"- after {one['env_steps']:,} {_unit(facts)}: `{path}` from `{old}` to `{new}`"
         for one in facts.get("overrides", ())
         for path, (old, new) in one["changes"].items()
     )

@@ -316,6 +316,7 @@ def _facts(
         "environment": config.env.name,
         "seed": config.run.seed,
         "env_steps": run.steps_done,
+        "unit": config.unit,
         "evaluation": _short(evaluation) | {"seed": evaluation["seed"]},
         "seeds": seeds,
         "weights_sha256": hashes,

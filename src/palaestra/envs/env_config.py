@@ -158,11 +158,9 @@ class EnvConfig:
                 "env.variants are of single environments, and these are stepped as one; use vectorization=serial or "
                 "process, or give the differences to the environment by kwargs"
             )
-        if self.discount != 1 or not self.auto_reset:
-            yield (
-                f"env.discount is {self.discount} and env.auto_reset {self.auto_reset}, which are for single "
-                "environments, and these are stepped as one; leave them out"
-            )
+        odd = [f"discount {self.discount}"] * (self.discount != 1) + ["auto_reset False"] * (not self.auto_reset)
+        if odd:
+            yield f"env.{' and env.'.join(odd)} is for single environments, and these are stepped as one; leave it out"
         if self.chaos:
             yield "env.chaos strikes single environments; use vectorization=serial, thread or process"
         if self.on_fault != "raise":

@@ -56,10 +56,12 @@ class RunResult:
     policy: Policy | torch.nn.ModuleDict = field(repr=False)
     """As it is after the last update; the directory's `policy/` has the one of the best evaluation. Of several, a
     `ModuleDict` by name."""
+    unit: str = "env steps"
+    """What `result.env_steps` counts: `updates` of a run that learns from data alone."""
 
     def __repr__(self) -> str:
         end = "" if self.result.evaluation is None else f", {self.result.evaluation}"
-        status = f"{self.result.status} after {self.result.env_steps:,} env steps{end}"
+        status = f"{self.result.status} after {self.result.env_steps:,} {self.unit}{end}"
         return f"RunResult({str(self.directory)!r}, {status})"
 
     def _repr_html_(self) -> str:
@@ -373,7 +375,7 @@ def ended(directory: RunDirectory, trainer: Trainer, result: TrainResult) -> Run
     facts = {"env_steps": result.env_steps, "train_s": result.train_s, "best_return": result.best_return}
     facts |= {"reason": result.reason or None, "not_logged": list(result.not_logged) or None}
     _end(directory, {"status": result.status, "error": None, **facts})
-    return RunResult(directory.path, result, acting_policy(trainer.algorithms))
+    return RunResult(directory.path, result, acting_policy(trainer.algorithms), directory.config.unit)
 
 
 class _StillThere(Callback):

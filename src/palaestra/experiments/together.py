@@ -202,7 +202,7 @@ def group_summary(done: GroupResult) -> list[str]:
     lines: list[str] = []
     for seed in done.seeds:
         if seed.status != "done":
-            steps = f"{seed.status} after {seed.env_steps:,} env steps"
+            steps = f"{seed.status} after {seed.env_steps:,} {RunDirectory(seed.directory).config.unit}"
             status, detail = "has not begun" if seed.status == "created" else steps, seed.error and f": {seed.error}"
             lines.append(f"seed {seed.seed} {status}{detail or ''}")
     best = [seed.best_return for seed in done.seeds if seed.best_return is not None]

@@ -394,11 +394,11 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
             f"{now.updates} in a run that continues; an offline run goes online by a fraction alone, and never back"
         )
     if "trainer.total_env_steps" in changes and budget <= reached:
-        refused.append(f"the run has {reached:,} env steps already; --until must be above, {budget:,} was given")
+        refused.append(f"the run has {reached:,} {config.unit} already; --until must be above, {budget:,} was given")
     elif changes and not refused and budget <= reached:
         refused.append(
-            f"the run has used its budget of {budget:,} env steps, so nothing would be done with {', '.join(changes)}; "
-            "give --until as well, to train on"
+            f"the run has used its budget of {budget:,} {config.unit}, so nothing would be done with "
+            f"{', '.join(changes)}; give --until as well, to train on"
         )
     if refused:
         raise ConfigError("\n".join(refused))
