@@ -209,3 +209,12 @@ def test_bounds_that_nobody_looks_at_cannot_be_strict():
     config = EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2, strict=True)
     with pytest.raises(ConfigError, match=r"is a batched environment, .* not checked in a run; leave out env\.strict"):
         create_environment(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"discount": 0.9}, "discount 0.9 is"), ({"auto_reset": False}, "auto_reset False is")]
+)
+def test_what_single_environments_alone_have_is_refused_by_its_name(settings, said):
+    """And by no other, which nobody has given."""
+    with pytest.raises(ConfigError, match=f"^env.{said} for single environments"):
+        EnvConfig(vectorization="native", **settings)

@@ -312,7 +312,6 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
         ({"max_episode_steps": 2.5}, "env.max_episode_steps is 2.5; it must be a whole number of at least 0"),
         ({"max_episode_steps": -1, "vectorization": "native"}, "env.max_episode_steps is -1"),
         ({"vectorization": "native", "on_fault": "restart"}, "environments that are stepped as one fail as one"),
-        ({"vectorization": "native", "discount": 0.9}, "^env.discount 0.9 is for single environments, and these are"),
         ({"vectorization": "native", "chaos": "nan"}, "env.chaos strikes single environments"),
     ],
 )
