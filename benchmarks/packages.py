@@ -7,11 +7,13 @@ broken off goes on where it stopped.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -48,13 +50,13 @@ def tried(name: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         (site / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         (folder / "constraints.txt").write_text(_constraints(facts.get("family")))
         packages = [f"{name}=={facts['version']}", *facts.get("with", ())]
-        pip = [str(python), "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-q"]
-        done = _run([*pip, "-c", str(folder / "constraints.txt"), *packages], folder, timeout_s)
+        pip = [str(python), "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--disable-pip-version-check"]
+        done = ran([*pip, "-q", "-c", str(folder / "constraints.txt"), *packages], folder, timeout_s)
         found: dict[str, Any] = {"version": str(facts["version"]), "install": _outcome(done)}
         found["mib"] = _mib(site)
         if found["install"] == "yes" and facts["env"]:
             palaestra, options = [str(python), "-m", "palaestra"], facts.get("options", [])
-            done = _run([*palaestra, "check-env", facts["env"], *options], folder, timeout_s)
+            done = ran([*palaestra, "check-env", facts["env"], *options], folder, timeout_s)
             rules = re.search(r"\d+ rules: .*", done.stdout)
             found["check"] = rules[0] if rules else _outcome(done)
             train = [
@@ -66,7 +68,7 @@ def tried(name: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
                 *facts.get("train", []),
             ]
             short = ["--trainer.total-env-steps", "300", "--env.num-envs", "2", *SMALL]
-            found["train"] = _outcome(_run([*train, *short], folder, timeout_s))
+            found["train"] = _outcome(ran([*train, *short], folder, timeout_s))
     finally:
         shutil.rmtree(folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -82,15 +84,23 @@ def _constraints(family: str | None) -> str:
     return "\n".join(line for line in lines if line and not line.startswith(("#", "-")))
 
 
-def _run(command: Sequence[str], folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def ran(command: Sequence[str], folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    try:
-        return subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"not done in {timeout_s:.0f} s")
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:  # what is left behind holds no pipe
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=err, start_new_session=True)
+        try:
+            process.wait(timeout_s)
+            late = ""
+        except subprocess.TimeoutExpired:
+            late = f"not done in {timeout_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # with the programs of games that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, 124 if late else process.returncode, out.read(), late or err.read())
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,8 +1,11 @@
 """The table of packages: the page says what the results say, and rows that were not run say so."""
 
 import json
+import sys
 
-from benchmarks.packages import PAGE, RESULTS, ROOT, known, markdown
+import psutil
+
+from benchmarks.packages import PAGE, RESULTS, ROOT, known, markdown, ran
 
 
 def test_the_page_has_the_results():
@@ -18,3 +21,13 @@ def test_a_row_that_was_not_run_says_so():
     assert "| toy | 1.0 | `toy:Toy-v0` |  | not run |  |  | `palaestra env create jax`; tiny |" in markdown(facts, {})
     found = {"version": "1.0", "install": "yes", "mib": 3, "check": "27 rules: 0 broken", "train": "yes"}
     assert "| 3 | yes | 27 rules: 0 broken | yes |" in markdown(facts, {"toy": found})
+
+
+def test_programs_that_a_package_leaves_behind_are_ended_and_not_waited_for(tmp_path, wait_until):
+    sleeper = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']).pid"
+    done = ran([sys.executable, "-c", f"import subprocess, sys; print({sleeper}); sys.exit(3)"], tmp_path, 60.0)
+    assert done.returncode == 3
+    left = int(done.stdout)
+    wait_until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+    done = ran([sys.executable, "-c", f"import subprocess, sys, time; {sleeper}; time.sleep(99)"], tmp_path, 1.0)
+    assert (done.returncode, done.stderr) == (124, "not done in 1 s")
