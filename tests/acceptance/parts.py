@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import AlgorithmConfig, GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, DiscreteSpec, Plan, RunSeeds, TensorSpec
+from palaestra.core import Batch, DataSource, DiscreteSpec, Plan, SpecTree, TensorSpec
 from palaestra.nn import CoreModel, OptimizerOption
 from palaestra.policies import CategoricalPolicy
 
@@ -22,15 +22,17 @@ def counting_model(seed: int = 0) -> CoreModel:
 class CountingAlgorithm(GradientAlgorithm):
     """Learns from rows that say who they are, and notes which ones it has seen, minibatch by minibatch."""
 
+    config_class = AlgorithmConfig
     trains: ClassVar[dict[str, tuple[str, ...]]] = {"error": ("net",)}
 
     def __init__(self, plan: Plan, model: CoreModel | None = None) -> None:
-        policy = CategoricalPolicy.build(TensorSpec((1,)), DiscreteSpec(num=3))
-        super().__init__(
-            AlgorithmConfig(), policy=policy, model=model or counting_model(), plan=plan, seeds=RunSeeds(0)
-        )
+        self.model, self.plan = model or counting_model(), plan
+        super().__init__(TensorSpec((1,)), DiscreteSpec(num=3))
         self.seen: list[Tensor] = []
         """Observations of each minibatch."""
+
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: AlgorithmConfig) -> None:
+        self.policy = CategoricalPolicy.build(observation_spec, action_spec)
 
     def preprocess(self, batch: Batch, source: DataSource) -> Batch:
         """Leaves out the bootstrap row of an unroll, so that every field has T rows."""

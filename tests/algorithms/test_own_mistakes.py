@@ -27,7 +27,21 @@ class Loss(GradientAlgorithm):
         return None
 
 
-@pytest.mark.parametrize(("kind", "lacks"), [("Nameless", "config_class"), ("Loss", "losses")])
+class Unbuilt(Loss):
+    """Makes networks, and says so to nobody."""
+
+    losses = Loss.loss
+
+    def build(self, observation_spec, action_spec, config):
+        self.net = torch.nn.Linear(1, 1)
+
+
+def test_a_build_that_sets_nothing_is_told_what_to_set():
+    with pytest.raises(ConfigError, match=r"Unbuilt.build set no self.policy and no self.model; it has to set"):
+        Unbuilt(TensorSpec((1,)), TensorSpec((1,)))
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("Nameless", "config_class"), ("Nameless", "build"), ("Loss", "losses")])
 def test_what_an_algorithm_has_to_define_is_named(kind, lacks):
     with pytest.raises(ConfigError, match=rf"{kind} does not define .*{lacks}"):
         preset(f"{__name__}:{kind}", "CartPole-v1")

@@ -59,7 +59,7 @@ def test_a_setting_called_tau_changes_nothing_of_a_target_period():
 def test_targets_that_cannot_be_are_refused(follows, rule, message):
     model = CoreModel({"fast": nn.Linear(1, 1), "slow": nn.Linear(1, 1)}, {"fast": OptimizerOption()})
     with pytest.raises(ConfigError, match=message):
-        Targets(follows, **rule).attach(model)
+        Targets(model, follows, **rule)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,8 @@ def test_targets_begin_as_copies_and_follow_as_they_are_told(rule, expected):
     """`set_progress(1.0)` is the end of a schedule."""
     fast = nn.Linear(1, 1, bias=False)
     model = CoreModel({"fast": fast, "any name": nn.Linear(1, 1, bias=False)}, {"fast": OptimizerOption()})
-    targets = Targets({"any name": "fast"}, **rule)
     nn.init.zeros_(fast.weight)
-    targets.attach(model)
+    targets = Targets(model, {"any name": "fast"}, **rule)
     assert model.component["any name"].weight.item() == 0
     nn.init.constant_(fast.weight, 8.0)
     targets.set_progress(1.0)

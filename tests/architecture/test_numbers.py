@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4863, "0047"),
+    "algorithms": Room(55, 4450, "0051"),
     "analysis": Room(10, 2050, "0052"),
     "buffers": Room(15, 2813, "0049"),
     "cli": Room(16, 1368, "0036"),

@@ -19,7 +19,7 @@ CATCH = dataclasses.replace(KINDS["discrete"], num_envs=4)
 TRACK = dataclasses.replace(KINDS["continuous"], num_envs=4)
 
 
-def make_algorithm(name: str, env: EnvConfig, **settings: Any) -> Algorithm[Any]:
+def make_algorithm(name: str, env: EnvConfig, **settings: Any) -> Algorithm[Any, Any]:
     """A tiny algorithm for an environment."""
     kind: Any = ALGORITHMS[name]
     observation_spec, action_spec, _ = probe_specs(env)

@@ -31,7 +31,7 @@ def env_of(kind: str) -> EnvConfig:
     return dataclasses.replace(KINDS[kind], num_envs=NUM_ENVS)
 
 
-def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any]:
+def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any, Any]:
     """A tiny algorithm for actions of some kind; workers make theirs by it, too."""
     algorithm: Any = ALGORITHMS[name]
     observation_spec, action_spec, _ = probe_specs(env_of(kind))
@@ -40,7 +40,7 @@ def make_algorithm(name: str, kind: str, **settings: Any) -> Algorithm[Any]:
 
 
 def make_manager(
-    runtime: Runtime, algorithm: Algorithm[Any], env: EnvConfig, make: Any, *, slow_s: float = 0.0, **config: Any
+    runtime: Runtime, algorithm: Algorithm[Any, Any], env: EnvConfig, make: Any, *, slow_s: float = 0.0, **config: Any
 ) -> Any:
     """A manager whose workers act with what `make` makes; the first may step slowly."""
     distributed = DistributedConfig(**{"runtime": "local", "timeout_s": 60.0, "grace_timeout_s": 0.0, **config})

@@ -40,8 +40,10 @@ class NoisyCatch(gymnasium.ObservationWrapper[Any, Any, Any]):
         return (observation + self.noise * self.np_random.standard_normal(50)).astype(np.float32)
 
 
-class Foresight(GradientAlgorithm[Any]):
+class Foresight(GradientAlgorithm[Any, Any]):
     """Predicts the next observation from the features that a network of action values has."""
+
+    config_class = AlgorithmConfig
 
     def __init__(self, q: Any, policy: Any, seeds: RunSeeds, learning_rate: float) -> None:
         size, self.num_actions = policy.observation_spec.shape[0], policy.action_spec.num
@@ -49,9 +51,12 @@ class Foresight(GradientAlgorithm[Any]):
         self.perception = q.mlp
         self.head = nn.Sequential(nn.Linear(features + self.num_actions, 64), nn.ReLU(), nn.Linear(64, size))
         parts = nn.ModuleDict({"perception": q, "head": self.head})  # the same object, hence the same weights
-        model = CoreModel({"foresight": parts}, {"foresight": OptimizerOption("adam", {"lr": learning_rate})})
-        watches = RandomPolicy(policy.observation_spec, policy.action_spec)
-        super().__init__(AlgorithmConfig(), policy=watches, model=model, plan=Replay(**WARM_UP), seeds=seeds)
+        self.model = CoreModel({"foresight": parts}, {"foresight": OptimizerOption("adam", {"lr": learning_rate})})
+        self.plan = Replay(**WARM_UP)
+        super().__init__(policy.observation_spec, policy.action_spec, seeds=seeds)
+
+    def build(self, observation_spec: Any, action_spec: Any, config: AlgorithmConfig) -> None:
+        self.policy = RandomPolicy(observation_spec, action_spec)
 
     def losses(self, batch: Any) -> Losses:
         action = nn.functional.one_hot(batch.action, self.num_actions).float()

@@ -55,7 +55,7 @@ from palaestra.algorithms.trpo import *
 from palaestra.algorithms.vmpo import *
 from palaestra.algorithms.xqc import *
 
-ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
+ALGORITHMS: dict[str, type[Algorithm[Any, Any]]] = {
     "a2c": A2C,
     "alphazero": AlphaZero,
     "behaviour_cloning": BehaviourCloning,

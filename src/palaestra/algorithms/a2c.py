@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, masked_mean, policy_gradient
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
@@ -53,7 +53,7 @@ class A2CConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-class A2C(GradientAlgorithm[StochasticPolicy]):
+class A2C(GradientAlgorithm[StochasticPolicy, A2CConfig]):
     """Learns a stochastic policy and a state value, with one gradient step on each unroll of that policy.
 
     Raises:
@@ -65,23 +65,13 @@ class A2C(GradientAlgorithm[StochasticPolicy]):
     recurrent = True
     compiles_preprocess = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: A2CConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(A2CConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: A2CConfig) -> None:
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": self.policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        model = CoreModel({"a2c": networks}, {"a2c": option})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"a2c": networks}, {"a2c": option})
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.AdvantageBatch:
         """Adds advantages and value targets to an unroll."""

@@ -16,8 +16,20 @@ from torch import Tensor
 
 from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, OnPolicy, Plan, Prioritized, RunSeeds, StepType, require_device, to_device
-from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
+from palaestra.core import (
+    Batch,
+    DataSource,
+    OnPolicy,
+    Plan,
+    Prioritized,
+    RunSeeds,
+    SpecTree,
+    StepType,
+    require_device,
+    seeded_initialisation,
+    to_device,
+)
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses, require_kind
 from palaestra.core.schedule import Linear, Piecewise, schedule_value
 from palaestra.core.settings import (
     AboveOne,
@@ -31,7 +43,7 @@ from palaestra.core.settings import (
     require_ranges,
 )
 from palaestra.core.spec import TensorSpec, spec_leaves
-from palaestra.nn import CoreModel, Precision
+from palaestra.nn import CoreModel, EncoderOption, Precision, handed_over
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = [
@@ -50,6 +62,7 @@ __all__ = [
 ]
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
+ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,17 +189,19 @@ class UpdateInfo:
         return {name: float(torch.stack(values).float().mean()) for name, values in columns.items()}
 
 
-class Algorithm(ABC, Generic[PolicyT]):
-    """Anything that learns a policy from data.
-
-    Subclasses are constructed as `Name(observation_spec, action_spec, config, seeds, network)`; all but the specs are
-    optional, and `network` is the user's own encoder instead of the library's.
+class Algorithm(ABC, Generic[PolicyT, ConfigT]):
+    """Anything that learns a policy from data. A subclass says in `build` which one, and with which networks.
 
     Args:
-        config: its hyperparameters.
-        model: what is learned, with optimizers.
-        plan: the data it wants.
-        targets: which components of the model follow which others, and when; none by default.
+        observation_spec: of the environment.
+        action_spec: of the environment.
+        config: hyperparameters; those of `config_class` by default.
+        seeds: of the run; seed 0 by default.
+        network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`. A module
+            is not copied.
+
+    Raises:
+        ConfigError: the settings are another algorithm's, or cannot be with each other or with these spaces.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]]
@@ -206,16 +221,48 @@ class Algorithm(ABC, Generic[PolicyT]):
     batch_norm: ClassVar[bool] = False
     """Whether it learns networks with batch normalisation: its losses say which calls see a minibatch."""
 
+    policy: PolicyT
+    """The policy that learns."""
+    model: CoreModel
+    """The networks that learn, with optimizers."""
+    plan: Plan
+    """The data it learns from: what its settings ask for, unless `build` says otherwise."""
+    targets: Targets
+    """Which components of the model follow which others; none, unless `build` says otherwise."""
+
     def __init__(
         self,
-        config: Any,
-        *,
-        policy: PolicyT,
-        model: CoreModel,
-        plan: Plan,
+        observation_spec: SpecTree,
+        action_spec: SpecTree,
+        config: ConfigT | None = None,
         seeds: RunSeeds | None = None,
-        targets: Targets | None = None,
+        network: EncoderOption = None,
     ) -> None:
+        self.config, seeds = _settings(self.config_class, config, seeds, network)
+        with seeded_initialisation(seeds.integer("initialisation")):
+            self.build(observation_spec, action_spec, self.config)
+        if lacks := [name for name in ("policy", "model") if name not in vars(self)]:
+            raise ConfigError(
+                f"{type(self).__name__}.build set no self.{' and no self.'.join(lacks)}; it has to set the policy "
+                "that acts and the CoreModel that learns"
+            )
+        self.plan = vars(self).get("plan") or self.config.plan
+        self.targets = vars(self).get("targets") or Targets(self.model, {}, period=1)
+        self._begin(seeds)
+
+    @abstractmethod
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: ConfigT) -> None:
+        """Sets `policy` and `model`, and `targets` where there are target networks; the run's seed decides all weights.
+
+        Args:
+            observation_spec: of the environment.
+            action_spec: of the environment.
+            config: with the user's encoder in `config.network`, if there is one.
+        """
+
+    def _begin(self, seeds: RunSeeds) -> None:
+        """What follows `build`."""
+        config, policy, model = self.config, self.policy, self.model
         if policy.stored_state_spec and not self.recurrent:
             raise ConfigError(
                 f"{type(self).__name__} learns no policy with a hidden state; leave it out, or use an algorithm that "
@@ -226,19 +273,12 @@ class Algorithm(ABC, Generic[PolicyT]):
                 f"{type(self).__name__} does not learn with batch normalisation; leave out network.batch_norm, or use "
                 f"network.layer_norm, which every algorithm learns with, or {' or '.join(_with_batch_norm(Algorithm))}"
             )
-        seeds = seeds or RunSeeds(0)
-        self.config: Any = config
-        self.policy: PolicyT = policy
-        self.model, self.plan = model, plan
         # paths in observations and actions, by whose order inputs and outputs of networks count
         self._parts = str([list(spec_leaves(spec)) for spec in (policy.whole_spec, policy.action_spec)])
-        self.targets = targets or Targets({}, period=1)
-        """Which components of the model follow which others."""
-        self.targets.attach(model)
         model.extend({f"unseen_normalizer_{number}": one for number, one in enumerate(policy.unseen)})
         self.rewards = _reward_weights(config, model)
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
-        model.replace_optimizers(getattr(config, "optimizers", {}))
+        model.replace_optimizers(config.optimizers)
         self.device = torch.device("cpu")
         """The device on which it learns."""
         self._moves = False  # whether that is not the CPU
@@ -499,16 +539,29 @@ class _PartlyUpdated:
             self._policy.version = self._info.policy_version
 
 
-def _with_batch_norm(kind: type[Algorithm[Any]]) -> list[str]:
+def _with_batch_norm(kind: type[Algorithm[Any, Any]]) -> list[str]:
     """Names of the algorithms that learn with batch normalisation."""
     below = [name for one in kind.__subclasses__() for name in _with_batch_norm(one)]
     return sorted({*below, *([kind.__name__] if kind.batch_norm else [])})
 
 
-def _reward_weights(config: Any, model: CoreModel) -> RewardWeights | None:
-    settings: RewardConfig | None = getattr(config, "rewards", None)
-    if settings is None or not settings.weights:
+def _settings(
+    kind: Any, config: ConfigT | None, seeds: RunSeeds | None, network: EncoderOption
+) -> tuple[ConfigT, RunSeeds]:
+    """What an algorithm is made with, of what it was given."""
+    found: Any = kind() if config is None else config
+    seeds = RunSeeds(0) if seeds is None else seeds
+    require_kind(found, kind, "an algorithm, as config,", f"a {kind.__name__}(...)")
+    require_kind(seeds, RunSeeds, "an algorithm, as seeds,", "a RunSeeds(...)")
+    if network is not None:
+        encoded = dataclasses.replace(found.network, encoder=handed_over(network))
+        found = dataclasses.replace(found, network=encoded)
+    return found, seeds
+
+
+def _reward_weights(config: AlgorithmConfig, model: CoreModel) -> RewardWeights | None:
+    if not config.rewards.weights:
         return None
-    weights = RewardWeights(settings)
+    weights = RewardWeights(config.rewards)
     model.extend({"reward_weights": weights})
     return weights

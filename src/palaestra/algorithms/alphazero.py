@@ -15,8 +15,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
 from palaestra.ops import lambda_returns, masked_mean, valid_starts
 from palaestra.policies import SearchPolicy
 
@@ -93,7 +93,7 @@ class AlphaZeroBatch(Batch):
     valid: Tensor
 
 
-class AlphaZero(GradientAlgorithm[SearchPolicy]):
+class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
     """Learns policy and value of states from searches with a simulator, of games against itself or tasks alone.
 
     Raises:
@@ -102,22 +102,12 @@ class AlphaZero(GradientAlgorithm[SearchPolicy]):
 
     config_class = AlphaZeroConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: AlphaZeroConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(AlphaZeroConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: AlphaZeroConfig) -> None:
         (layers,) = config.network.parts("network")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SearchPolicy.build(observation_spec, action_spec, layers, planning=config.planning)
+        self.policy = SearchPolicy.build(observation_spec, action_spec, layers, planning=config.planning)
         settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
         adam = OptimizerOption("adamw", settings, config.max_grad_norm)
-        model = CoreModel({"network": policy.network}, {"network": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"network": self.policy.network}, {"network": adam})
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:

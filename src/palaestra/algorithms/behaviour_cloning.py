@@ -7,11 +7,10 @@ likelihood estimation.
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["BehaviourCloning", "BehaviourCloningBatch", "BehaviourCloningConfig"]
@@ -44,7 +43,7 @@ class BehaviourCloningBatch(Batch):
     action: Any
 
 
-class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
+class BehaviourCloning(GradientAlgorithm[StochasticPolicy, BehaviourCloningConfig]):
     """Learns to act as the data does; rewards are not looked at.
 
     Raises:
@@ -54,20 +53,12 @@ class BehaviourCloning(GradientAlgorithm[StochasticPolicy]):
     config_class = BehaviourCloningConfig
     imitates = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: BehaviourCloningConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(BehaviourCloningConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: BehaviourCloningConfig) -> None:
         (layers,) = config.network.parts("policy")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-        model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.model = CoreModel(
+            {"policy": self.policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})}
+        )
 
     def preprocess(self, batch: Any, source: DataSource) -> BehaviourCloningBatch:
         """Observations and actions; what followed does not matter."""

@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution, in_full_precision
+from palaestra.core import DataSource, Linear, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution, in_full_precision
 from palaestra.ops import categorical_projection, greedy_action
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -75,7 +75,7 @@ class C51Config(AlgorithmConfig):
     plan_class = Replay
 
 
-class C51(GradientAlgorithm[ValueGreedyPolicy]):
+class C51(GradientAlgorithm[ValueGreedyPolicy, C51Config]):
     """Learns the probability of every possible return; acts greedily on the means, with probability 1 - epsilon.
 
     Raises:
@@ -84,28 +84,18 @@ class C51(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = C51Config
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: Any,
-        config: C51Config | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(C51Config, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: Any, config: C51Config) -> None:
         returns = ReturnDistribution("atoms", config.num_atoms, config.min_return, config.max_return)
         (q,) = config.network.parts("q")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
-            )
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
-        self.network: Any = policy.network
+        self.policy = ValueGreedyPolicy.build(
+            observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
+        )
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
+        self.network: Any = self.policy.network
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, period=config.target_period)
+        self.target_network: Any = self.model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

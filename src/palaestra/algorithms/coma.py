@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, TensorSpec, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, OnPolicy, Schedule, SpecTree, TensorSpec
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import lambda_returns, policy_gradient, row_weights, weighted_sum
 from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view
 
@@ -110,7 +109,7 @@ class CounterfactualCritic(nn.Module):
         return self.network(Batch.of({"state": state, "others": others.flatten(-2), "who": who}))
 
 
-class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
+class COMA(GradientAlgorithm[TeamCategoricalPolicy, COMAConfig]):
     """Learns the policies of a team, each from how much better its action was than its others would have been.
 
     Args:
@@ -126,29 +125,19 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy]):
     config_class = COMAConfig
     team = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: COMAConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(COMAConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: COMAConfig) -> None:
         actor, critic = config.network.parts("actor", team="critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = TeamCategoricalPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            sizes = policy.num_agents, policy.num_actions
-            self.critic, self.target_critic = (CounterfactualCritic(observation_spec, *sizes, critic) for _ in range(2))
+        self.policy = TeamCategoricalPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        sizes = self.policy.num_agents, self.policy.num_actions
+        self.critic, self.target_critic = (CounterfactualCritic(observation_spec, *sizes, critic) for _ in range(2))
         self.target_critic.load_state_dict(self.critic.state_dict())
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({**networks, "target_critic": self.target_critic}, dict.fromkeys(networks, adam))
+        self.model = CoreModel({**networks, "target_critic": self.target_critic}, dict.fromkeys(networks, adam))
         self.term_periods = {"actor": config.num_epochs}
-        targets = Targets({"target_critic": "critic"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.targets = Targets(self.model, {"target_critic": "critic"}, period=config.target_period)
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> COMABatch:

@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -68,7 +68,7 @@ class CQLBatch(parts.SoftBatch):
     """[N, 2S, A] standard normal, for actions of the policy at `observation` and at `next_observation`."""
 
 
-class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
+class CQL(GradientAlgorithm[SquashedGaussianPolicy, CQLConfig]):
     """Learns lower bounds of the values of actions outside the data, and a soft policy on them.
 
     Raises:
@@ -77,32 +77,22 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy]):
 
     config_class = CQLConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: CQLConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(CQLConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: CQLConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+        self.policy = SquashedGaussianPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self.temperature}, options)
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel({**networks, "temperature": self.temperature}, options)
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

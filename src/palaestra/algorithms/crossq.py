@@ -15,8 +15,8 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -65,7 +65,7 @@ class CrossQConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class CrossQ(GradientAlgorithm[SquashedGaussianPolicy]):
+class CrossQ(GradientAlgorithm[SquashedGaussianPolicy, CrossQConfig]):
     """Learns a soft policy from critics that say their own targets, in one call with what they are compared with.
 
     Raises:
@@ -75,28 +75,18 @@ class CrossQ(GradientAlgorithm[SquashedGaussianPolicy]):
     config_class = CrossQConfig
     batch_norm = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: CrossQConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(CrossQConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: CrossQConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+        self.policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "betas": (0.5, 0.999)})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": policy.network, "critic": self.critic, "temperature": self.temperature}
-        model = CoreModel(networks, {"actor": adam, "critic": adam, "temperature": slow})
+        networks = {"actor": self.policy.network, "critic": self.critic, "temperature": self.temperature}
+        self.model = CoreModel(networks, {"actor": adam, "critic": adam, "temperature": slow})
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -18,12 +18,12 @@ from palaestra import policies
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, Linear, RunSeeds, Schedule, import_object, seeded_initialisation
+from palaestra.core import Batch, Linear, Schedule, import_object
 from palaestra.core.errors import ConfigError, SpecError
 from palaestra.core.plan import DataSource, Plan, Replay
 from palaestra.core.spec import BoundedSpec, SpecTree, spec_layout, spec_leaves
 from palaestra.core.tree import device_of, to_device, tree_leaves, tree_map, tree_paths
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, valid_starts, weighted_sum
 
 __all__ = ["DAgger", "DAggerBatch", "DAggerConfig"]
@@ -77,7 +77,7 @@ class DAggerBatch(Batch):
     """Whether a row is learned from."""
 
 
-class DAgger(GradientAlgorithm[policies.StochasticPolicy]):
+class DAgger(GradientAlgorithm[policies.StochasticPolicy, DAggerConfig]):
     """Learns to act as a teacher does, on the student's own steps. Rewards are not looked at.
 
     Without a teacher it imitates the actions that are stored, for a loop of your own in which somebody else acts.
@@ -93,25 +93,17 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy]):
         "teacher": "a teacher: the folder of a run or of a saved policy, or a function as my_package:rule"
     }
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DAggerConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DAggerConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DAggerConfig) -> None:
         (layers,) = config.network.parts("policy")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            normalize = config.normalize_observation
-            policy = policies.stochastic_policy(observation_spec, action_spec, layers, normalize=normalize)
+        normalize = config.normalize_observation
+        self.policy = policies.stochastic_policy(observation_spec, action_spec, layers, normalize=normalize)
         self.teacher = None if config.teacher is None else _teacher(config.teacher, observation_spec, action_spec)
         """The teacher, which stays on the CPU."""
         if self.teacher is not None:
-            policy.exploration = _TeacherActs(self.taught, config.beta)
-        model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+            self.policy.exploration = _TeacherActs(self.taught, config.beta)
+        self.model = CoreModel(
+            {"policy": self.policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})}
+        )
 
     @torch.no_grad()
     def taught(self, observation: Any) -> Any:

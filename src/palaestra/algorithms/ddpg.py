@@ -12,8 +12,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
@@ -65,7 +65,7 @@ class DDPGConfig(AlgorithmConfig):
         return parts.replay_plan(self)
 
 
-class DDPG(GradientAlgorithm[DeterministicPolicy]):
+class DDPG(GradientAlgorithm[DeterministicPolicy, DDPGConfig]):
     """Learns one action for each state by ascending a learned value.
 
     Raises:
@@ -75,37 +75,27 @@ class DDPG(GradientAlgorithm[DeterministicPolicy]):
     config_class = DDPGConfig
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DDPGConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DDPGConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DDPGConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.remembered = parts.Remembered(policy, config)
-            actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
-            self.target_actor = Network(policy.feature_spec, size, actor)
-            self.critic = EnsembleNetwork(policy.feature_spec, 1, 1, critic, action_size=size)
+        self.policy = DeterministicPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.remembered = parts.Remembered(self.policy, config)
+        actor, critic = (layers.on_features() if self.policy.splits else layers for layers in (actor, critic))
+        self.target_actor = Network(self.policy.feature_spec, size, actor)
+        self.critic = EnsembleNetwork(self.policy.feature_spec, 1, 1, critic, action_size=size)
         networks = {"actor": self.remembered.head, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         memory = self.remembered.components
         trained = [*networks, *(["memory"] if memory else [])]
-        model = CoreModel(networks | {"target_actor": self.target_actor} | memory, dict.fromkeys(trained, adam))
-        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        self.model = CoreModel(networks | {"target_actor": self.target_actor} | memory, dict.fromkeys(trained, adam))
+        self.policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.trains = self.remembered.trains
-        targets = Targets(
-            {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows, tau=config.tau
+        self.targets = Targets(
+            self.model, {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows, tau=config.tau
         )
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

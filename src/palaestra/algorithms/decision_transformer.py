@@ -20,10 +20,10 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Offline, Plan, RunSeeds, Schedule, StepType, seeded_initialisation
+from palaestra.core import Batch, DataSource, Offline, Plan, Schedule, StepType
 from palaestra.core.errors import ConfigError, ShapeError
 from palaestra.core.spec import DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, spec_leaves
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import masked_mean
 from palaestra.policies import ReturnConditionedPolicy
 
@@ -102,7 +102,7 @@ class DecisionTransformerBatch(Batch):
     index: Tensor
 
 
-class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
+class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTransformerConfig]):
     """Learns which actions led to which returns, by attention over the steps before; acts for the return asked for.
 
     Raises:
@@ -113,15 +113,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
     config_class = DecisionTransformerConfig
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DecisionTransformerConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DecisionTransformerConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DecisionTransformerConfig) -> None:
         if config.network.recurrent is None or config.rewards.weights:
             raise ConfigError(
                 f"DecisionTransformer was given network.recurrent={config.network.recurrent} and rewards.weights="
@@ -129,19 +121,17 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy]):
                 "for its policy adds them up while it acts"
             )
         (layers,) = config.network.parts("policy")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ReturnConditionedPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation
-            )
+        self.policy = ReturnConditionedPolicy.build(
+            observation_spec, action_spec, layers, normalize=config.normalize_observation
+        )
         self.temperature = parts.Temperature(config.initial_temperature)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"policy": policy.network, "temperature": self.temperature}
-        model = CoreModel(networks, {"policy": adam, "temperature": slow})
-        least = sum(_least_entropy(leaf) for leaf in spec_leaves(policy.raw_action_spec).values())
+        networks = {"policy": self.policy.network, "temperature": self.temperature}
+        self.model = CoreModel(networks, {"policy": adam, "temperature": slow})
+        least = sum(_least_entropy(leaf) for leaf in spec_leaves(self.policy.raw_action_spec).values())
         self.target_entropy = least if config.target_entropy is None else config.target_entropy
         """Nats."""
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
 
     @property
     def _online(self) -> bool:

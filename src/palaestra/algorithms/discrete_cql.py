@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import ConfigError, DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -52,7 +52,7 @@ class DiscreteCQLConfig(AlgorithmConfig):
     plan_class = Offline
 
 
-class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
+class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy, DiscreteCQLConfig]):
     """Learns lower bounds of the values of actions that the data seldom takes, and acts greedily on them.
 
     Raises:
@@ -61,26 +61,16 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = DiscreteCQLConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DiscreteCQLConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DiscreteCQLConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DiscreteCQLConfig) -> None:
         (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("discrete CQL does not explore with noisy layers; leave network.noisy off")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel({"q": policy.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self._target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.policy.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, tau=config.tau)
+        self._target_network: Any = self.model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import CategoricalPolicy
 
@@ -64,7 +64,7 @@ class DiscreteSACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
+class DiscreteSAC(GradientAlgorithm[CategoricalPolicy, DiscreteSACConfig]):
     """Learns a stochastic policy among discrete actions; expectations over actions are exact, so no noise is needed.
 
     Raises:
@@ -73,30 +73,20 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy]):
 
     config_class = DiscreteSACConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DiscreteSACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DiscreteSACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DiscreteSACConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = CategoricalPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            self._critic = EnsembleNetwork(observation_spec, policy.raw_action_spec.num, config.num_critics, critic)
+        self.policy = CategoricalPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        self._critic = EnsembleNetwork(observation_spec, self.policy.raw_action_spec.num, config.num_critics, critic)
         self._temperature = parts.Temperature(config.initial_temperature)
-        networks = {"actor": policy.network, "critic": self._critic}
+        networks = {"actor": self.policy.network, "critic": self._critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self._temperature}, options)
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self._target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel({**networks, "temperature": self._temperature}, options)
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self._target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

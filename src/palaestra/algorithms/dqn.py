@@ -17,8 +17,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Linear, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import double_q_target, huber, q_target
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -74,7 +74,7 @@ class DQNConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class DQN(GradientAlgorithm[ValueGreedyPolicy]):
+class DQN(GradientAlgorithm[ValueGreedyPolicy, DQNConfig]):
     """Learns action values from replayed transitions; acts greedily with probability 1 - epsilon.
 
     Args:
@@ -90,25 +90,15 @@ class DQN(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = DQNConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DQNConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DQNConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DQNConfig) -> None:
         (q,) = config.network.parts("q")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
-        self.network: Any = policy.network
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
+        self.network: Any = self.policy.network
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, period=config.target_period)
+        self.target_network: Any = self.model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

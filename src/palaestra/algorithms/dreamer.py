@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType
 from palaestra.nn import CoreModel, Decoder, LatentSequence, OptimizerOption, SymexpHead, mlp_of
-from palaestra.nn.config import EncoderOption, NetworkConfig
+from palaestra.nn.config import NetworkConfig
 from palaestra.ops import lambda_returns, masked_mean
 from palaestra.policies import LatentPolicy
 
@@ -157,7 +156,7 @@ class ReturnRange(nn.Module):
             old.lerp_(torch.quantile(returns.flatten(), percentile), share)
 
 
-class Dreamer(GradientAlgorithm[LatentPolicy]):
+class Dreamer(GradientAlgorithm[LatentPolicy, DreamerConfig]):
     """Learns a recurrent world model from replayed sequences, and actor and critic from sequences that it imagines.
 
     Raises:
@@ -167,35 +166,25 @@ class Dreamer(GradientAlgorithm[LatentPolicy]):
     config_class = DreamerConfig
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: DreamerConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(DreamerConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: DreamerConfig) -> None:
         (layers,) = config.network.parts("world_model")
         sizes = {name: getattr(config, name) for name in ("memory_size", "num_latents", "num_classes")}
         bins = (config.num_bins, config.max_return)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = LatentPolicy.build(observation_spec, action_spec, layers, **sizes)
-            size, inner = policy.network.world.feature_size, layers.on_features()
-            self.decoder = Decoder(observation_spec, size, inner)
-            self.reward, self.critic = SymexpHead(size, *bins, inner), SymexpHead(size, *bins, inner)
-            self.continuation = mlp_of(size, inner.hidden_sizes, 1, inner)
+        self.policy = LatentPolicy.build(observation_spec, action_spec, layers, **sizes)
+        size, inner = self.policy.network.world.feature_size, layers.on_features()
+        self.decoder = Decoder(observation_spec, size, inner)
+        self.reward, self.critic = SymexpHead(size, *bins, inner), SymexpHead(size, *bins, inner)
+        self.continuation = mlp_of(size, inner.hidden_sizes, 1, inner)
         self.return_range = ReturnRange()
-        world = {"world": policy.network.world, "decoder": self.decoder}
+        world = {"world": self.policy.network.world, "decoder": self.decoder}
         world |= {"reward": self.reward, "continuation": self.continuation}
-        components = {"world_model": nn.ModuleDict(world), "actor": policy.network.head, "critic": self.critic}
+        components = {"world_model": nn.ModuleDict(world), "actor": self.policy.network.head, "critic": self.critic}
         components |= {"return_range": self.return_range}
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.behaviour_learning_rate}, config.max_grad_norm)
-        model = CoreModel(components, {"world_model": adam, "actor": slow, "critic": slow})
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel(components, {"world_model": adam, "actor": slow, "critic": slow})
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
         length, self._burn_in = config.mini_batch_length, config.burn_in
         self._starts = torch.linspace(0, length - 1, min(config.num_starts, length)).long() + config.burn_in
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive, UpdateInfo
-from palaestra.core import Batch, ConfigError, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.core import Batch, ConfigError, Schedule, SpecTree, StepType
 from palaestra.core.plan import DataSource, OnPolicy
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.policies import Phase, PopulationPolicy
 
@@ -44,7 +44,7 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-class EvolutionStrategies(Algorithm[PopulationPolicy]):
+class EvolutionStrategies(Algorithm[PopulationPolicy, EvolutionStrategiesConfig]):
     """Moves the parameters towards those perturbations that got more return than others.
 
     Raises:
@@ -55,24 +55,14 @@ class EvolutionStrategies(Algorithm[PopulationPolicy]):
     usual_lanes = 32
     stored_fields = ("seed",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: EvolutionStrategiesConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(EvolutionStrategiesConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: EvolutionStrategiesConfig) -> None:
         (layers,) = config.network.parts("policy")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = PopulationPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation
-            )
-        policy.noise_std = config.noise_std
+        self.policy = PopulationPolicy.build(
+            observation_spec, action_spec, layers, normalize=config.normalize_observation
+        )
+        self.policy.noise_std = config.noise_std
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "weight_decay": config.weight_decay})
-        model = CoreModel({"policy": policy.network}, {"policy": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"policy": self.policy.network}, {"policy": adam})
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One step: g = 1 / (B sigma) times the sum of u_b eps_b, with centred ranks u of the returns.

@@ -19,8 +19,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.policies import HeldNoise, SquashedGaussianPolicy
 
 __all__ = ["FlashSAC", "FlashSACConfig"]
@@ -82,7 +82,7 @@ class FlashSACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class FlashSAC(GradientAlgorithm[SquashedGaussianPolicy]):
+class FlashSAC(GradientAlgorithm[SquashedGaussianPolicy, FlashSACConfig]):
     """Learns a soft policy from distributions of scaled returns, exploring with noise that is held.
 
     Raises:
@@ -92,39 +92,27 @@ class FlashSAC(GradientAlgorithm[SquashedGaussianPolicy]):
     config_class = FlashSACConfig
     batch_norm = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: FlashSACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(FlashSACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: FlashSACConfig) -> None:
         self.returns = parts.ScaledReturns(config)
         actor, critic = config.network.parts("actor", "critic")
         actor = dataclasses.replace(actor, hidden_sizes=config.actor_hidden_sizes)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor, log_std_range=_LOG_STD_RANGE)
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(
-                observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
-            )
+        self.policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor, log_std_range=_LOG_STD_RANGE)
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(observation_spec, config.num_atoms, config.num_critics, critic, action_size=size)
         if config.longest_noise > 1:
-            policy.exploration = HeldNoise(config.longest_noise)
+            self.policy.exploration = HeldNoise(config.longest_noise)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.reward_scale = parts.RewardScale(self.returns.largest)
         self.target_entropy = size / 2 * math.log(2 * math.pi * math.e * config.target_std**2)
         """Nats."""
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         others = {"temperature": self.temperature, "reward_scale": self.reward_scale}
-        model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
+        self.model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

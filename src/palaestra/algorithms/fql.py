@@ -17,8 +17,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, ConfigError, DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import n_step_end, td_target
 from palaestra.policies import OneStepPolicy
 
@@ -92,7 +92,7 @@ class FQLBatch(parts.TransitionBatch):
     """[N] what values are divided by; the same number in every row."""
 
 
-class FQL(GradientAlgorithm[OneStepPolicy]):
+class FQL(GradientAlgorithm[OneStepPolicy, FQLConfig]):
     """Imitates the data with a flow, and distils from it a policy of one step that seeks values as well.
 
     Raises:
@@ -101,30 +101,20 @@ class FQL(GradientAlgorithm[OneStepPolicy]):
 
     config_class = FQLConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: FQLConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(FQLConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: FQLConfig) -> None:
         actor, flow, critic = config.network.parts("actor", "flow", "critic")
         actor, flow = (dataclasses.replace(one, layer_norm=False) for one in (actor, flow))
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = OneStepPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation, chunk=config.action_chunk
-            )
-            size = config.action_chunk * policy.raw_action_spec.size
-            self.flow = EnsembleNetwork(observation_spec, size, 1, flow, action_size=size + 1)
-            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
-        networks = {"actor": policy.network, "flow": self.flow, "critic": self.critic}
+        self.policy = OneStepPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation, chunk=config.action_chunk
+        )
+        size = config.action_chunk * self.policy.raw_action_spec.size
+        self.flow = EnsembleNetwork(observation_spec, size, 1, flow, action_size=size + 1)
+        self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+        networks = {"actor": self.policy.network, "flow": self.flow, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks, dict.fromkeys(networks, adam))
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel(networks, dict.fromkeys(networks, adam))
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:

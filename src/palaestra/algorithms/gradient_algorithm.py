@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, ConfigT, PolicyT, UpdateInfo
 from palaestra.algorithms.compiled_steps import CompiledSteps
 from palaestra.algorithms.imitation import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_rows
-from palaestra.core import Batch, ConfigError, DataSource, Minibatches, Plan, RunSeeds, equal_minibatches
-from palaestra.nn import CoreModel, Precision, bfloat16_products, combine_gradients, set_products
+from palaestra.core import Batch, ConfigError, DataSource, Minibatches, RunSeeds, equal_minibatches
+from palaestra.nn import Precision, bfloat16_products, combine_gradients, set_products
 from palaestra.policies import Phase
 
 __all__ = ["GradientAlgorithm", "Gradients", "Losses"]
@@ -52,7 +52,7 @@ class Gradients(NamedTuple):
     """By component, what its batch normalisations saw."""
 
 
-class GradientAlgorithm(Algorithm[PolicyT]):
+class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     """An algorithm that states `losses`; everything else about gradient steps is here.
 
     Whatever mixes rows belongs in `preprocess`, every random number a loss needs in `noise`, so that shards of a
@@ -80,12 +80,12 @@ class GradientAlgorithm(Algorithm[PolicyT]):
     _bfloat16 = False
     _compiled: CompiledSteps | None = None
 
-    def __init__(self, config: Any, *, policy: PolicyT, model: CoreModel, plan: Plan, **given: Any) -> None:
-        self.bonus = bonus_of(config, policy, model, plan, given.get("seeds") or RunSeeds(0))
-        super().__init__(config, policy=policy, model=model, plan=plan, **given)
+    def _begin(self, seeds: RunSeeds) -> None:
+        self.bonus = bonus_of(self.config, self.policy, self.model, self.plan, seeds)
+        super()._begin(seeds)
         self._together: dict[tuple[str, ...], list[tuple[tuple[str, ...], list[str]]]] = {}
         self._has_prepared = False  # and what `preprocess` and `noise` return was looked at
-        self.mixes_rows = model.has_batch_norm
+        self.mixes_rows = self.model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
 
     # -- what an algorithm file defines
@@ -445,7 +445,7 @@ class GradientAlgorithm(Algorithm[PolicyT]):
 class UpdateData:
     """The data of one update: drawn once, and prepared once, or again before each pass."""
 
-    def __init__(self, algorithm: GradientAlgorithm[Any], source: DataSource, info: UpdateInfo) -> None:
+    def __init__(self, algorithm: GradientAlgorithm[Any, Any], source: DataSource, info: UpdateInfo) -> None:
         self._algorithm, self._source = algorithm, source
         self.drawn = algorithm.draw(source)
         self.empty = _nothing_valid(self.drawn)  # asked first: later a GPU would be waited for

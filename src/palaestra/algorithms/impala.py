@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import VTraceClip, approximate_kl, masked_mean, policy_gradient, vtrace
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
@@ -86,7 +86,7 @@ class IMPALABatch(Batch):
     """[T, B]."""
 
 
-class IMPALA(GradientAlgorithm[StochasticPolicy]):
+class IMPALA(GradientAlgorithm[StochasticPolicy, IMPALAConfig]):
     """Learns a stochastic policy and a state value from unrolls of that policy or an older one.
 
     Raises:
@@ -98,23 +98,13 @@ class IMPALA(GradientAlgorithm[StochasticPolicy]):
     recurrent = True
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: IMPALAConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(IMPALAConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: IMPALAConfig) -> None:
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": self.policy.network, "value": self.value.network})
         option = OptimizerOption("rmsprop", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        model = CoreModel({"impala": networks}, {"impala": option})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"impala": networks}, {"impala": option})
 
     def preprocess(self, batch: Any, source: DataSource) -> IMPALABatch:
         """Keeps what V-trace needs; it is computed in `losses`, with the weights of the gradient step."""

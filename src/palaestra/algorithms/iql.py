@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import expectile_loss, squared_errors, td_target
 from palaestra.policies import GaussianPolicy
 
@@ -53,7 +53,7 @@ class IQLConfig(AlgorithmConfig):
     plan_class = Offline
 
 
-class IQL(GradientAlgorithm[GaussianPolicy]):
+class IQL(GradientAlgorithm[GaussianPolicy, IQLConfig]):
     """Learns values without ever asking for an action that the data does not have, then imitates its better actions.
 
     Raises:
@@ -62,28 +62,18 @@ class IQL(GradientAlgorithm[GaussianPolicy]):
 
     config_class = IQLConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: IQLConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(IQLConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: IQLConfig) -> None:
         actor, critic, value = config.network.parts("actor", "critic", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
-            size = policy.raw_action_spec.size
-            self._critic, self._target_critic = (
-                EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
-            )
-            self._value = Network(observation_spec, 1, value)
-        components = {"actor": policy.network, "critic": self._critic, "value": self._value}
+        self.policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
+        size = self.policy.raw_action_spec.size
+        self._critic, self._target_critic = (
+            EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
+        )
+        self._value = Network(observation_spec, 1, value)
+        components = {"actor": self.policy.network, "critic": self._critic, "value": self._value}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel({**components, "target_critic": self._target_critic}, dict.fromkeys(components, adam))
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
+        self.model = CoreModel({**components, "target_critic": self._target_critic}, dict.fromkeys(components, adam))
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -16,8 +16,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import td_target
 from palaestra.policies import GaussianNoise, TeamDeterministicPolicy, central_spec, central_view, team_size
 
@@ -58,7 +58,7 @@ class MADDPGConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
+class MADDPG(GradientAlgorithm[TeamDeterministicPolicy, MADDPGConfig]):
     """Learns one action of every member for each state, by ascending a learned value of its own.
 
     Args:
@@ -73,31 +73,21 @@ class MADDPG(GradientAlgorithm[TeamDeterministicPolicy]):
     config_class = MADDPGConfig
     team = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: MADDPGConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(MADDPGConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: MADDPGConfig) -> None:
         actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = TeamDeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(central_spec(observation_spec), 1, self.num_agents, critic, action_size=size)
-        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
-        networks = {"actor": policy.network, "critic": self.critic}
+        self.policy = TeamDeterministicPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(central_spec(observation_spec), 1, self.num_agents, critic, action_size=size)
+        self.policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks, dict.fromkeys(networks, adam))
-        targets = Targets({"target_actor": "actor", "target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_actor: Any = model.component["target_actor"]
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel(networks, dict.fromkeys(networks, adam))
+        self.targets = Targets(self.model, {"target_actor": "actor", "target_critic": "critic"}, tau=config.tau)
+        self.target_actor: Any = self.model.component["target_actor"]
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

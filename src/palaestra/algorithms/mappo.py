@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, explained_variance, row_weights, weighted_sum
 from palaestra.policies import TeamCategoricalPolicy, central_spec, central_view
 
@@ -65,7 +65,7 @@ class MAPPOBatch(parts.AdvantageBatch):
     """[N, G] nats."""
 
 
-class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
+class MAPPO(GradientAlgorithm[TeamCategoricalPolicy, MAPPOConfig]):
     """Learns the policies of a team and a central value of their common reward, from unrolls.
 
     Args:
@@ -81,25 +81,15 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy]):
     team = True
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: MAPPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(MAPPOConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: MAPPOConfig) -> None:
         members, central = config.network.parts("policy", team="value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = TeamCategoricalPolicy.build(
-                observation_spec, action_spec, members, normalize=config.normalize_observation
-            )
-            self.value_network = Network(central_spec(observation_spec), 1, central)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value_network})
+        self.policy = TeamCategoricalPolicy.build(
+            observation_spec, action_spec, members, normalize=config.normalize_observation
+        )
+        self.value_network = Network(central_spec(observation_spec), 1, central)
+        networks = nn.ModuleDict({"policy": self.policy.network, "value": self.value_network})
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        model = CoreModel({"mappo": networks}, {"mappo": option})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"mappo": networks}, {"mappo": option})
 
     def value(self, observation: Any) -> Tensor:
         """What a team's state is worth.

@@ -16,8 +16,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors, td_target
 from palaestra.policies import TeamSquashedGaussianPolicy, central_spec, central_view, team_size
 
@@ -64,7 +64,7 @@ class MASACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
+class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy, MASACConfig]):
     """Learns stochastic policies of a team's members, each for its own return plus entropy, held near a target.
 
     Args:
@@ -80,33 +80,23 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy]):
     config_class = MASACConfig
     team = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: MASACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(MASACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: MASACConfig) -> None:
         actor, critic = config.network.parts("actor", team="critic")
         self.num_agents = team_size(observation_spec, action_spec)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = TeamSquashedGaussianPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size, count = policy.raw_action_spec.size, self.num_agents * config.num_critics
-            self.critic = EnsembleNetwork(central_spec(observation_spec), 1, count, critic, action_size=size)
+        self.policy = TeamSquashedGaussianPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size, count = self.policy.raw_action_spec.size, self.num_agents * config.num_critics
+        self.critic = EnsembleNetwork(central_spec(observation_spec), 1, count, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -size / self.num_agents if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self.temperature}, options)
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel({**networks, "temperature": self.temperature}, options)
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows to transitions, the reward of every member by itself."""

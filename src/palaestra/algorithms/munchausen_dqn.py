@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import ConfigError, DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, allowed_logits
+from palaestra.core import ConfigError, DataSource, Linear, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, allowed_logits
 from palaestra.ops import huber, td_target
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -67,7 +67,7 @@ class MunchausenDQNConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy]):
+class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy, MunchausenDQNConfig]):
     """Learns soft action values from replayed transitions, with the log-probability of actions as a reward.
 
     Args:
@@ -80,26 +80,16 @@ class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = MunchausenDQNConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: MunchausenDQNConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(MunchausenDQNConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: MunchausenDQNConfig) -> None:
         (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("Munchausen DQN does not explore with noisy layers; leave network.noisy off")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": policy.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self._target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.policy.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, period=config.target_period)
+        self._target_network: Any = self.model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -18,9 +18,9 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
+from palaestra.core import Batch, Schedule, SpecTree, StepType
 from palaestra.core.plan import DataSource, Plan, Replay
-from palaestra.nn import CoreModel, EncoderOption, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
+from palaestra.nn import CoreModel, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy
 
@@ -118,7 +118,7 @@ class MuZeroBatch(Batch):
     """[K, N] 1 where the same player moves again after an action; not there where nobody says who moves."""
 
 
-class MuZero(GradientAlgorithm[SearchPolicy]):
+class MuZero(GradientAlgorithm[SearchPolicy, MuZeroConfig]):
     """Learns a model in which a search predicts rewards, values and policies, from replayed sequences.
 
     Raises:
@@ -127,26 +127,16 @@ class MuZero(GradientAlgorithm[SearchPolicy]):
 
     config_class = MuZeroConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: MuZeroConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(MuZeroConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: MuZeroConfig) -> None:
         (layers,) = config.network.parts("network")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SearchPolicy.build(
-                observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
-            )
+        self.policy = SearchPolicy.build(
+            observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
+        )
         settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
         adam = OptimizerOption("adamw", settings, config.max_grad_norm)
-        model = CoreModel({"network": policy.network}, {"network": adam})
-        targets = Targets({"target_network": "network"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_network: Any = model.component["target_network"]
+        self.model = CoreModel({"network": self.policy.network}, {"network": adam})
+        self.targets = Targets(self.model, {"target_network": "network"}, tau=config.tau)
+        self.target_network: Any = self.model.component["target_network"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> MuZeroBatch:

@@ -16,9 +16,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, UpdateInfo
 from palaestra.core import Batch, CheckpointError, Schedule, SpecTree, minibatches, tree_paths
 from palaestra.core.plan import DataSource, OnPolicy
-from palaestra.core.seeding import RunSeeds, seeded_initialisation
 from palaestra.core.settings import Annealed, Finite, Fraction, Limit, NotNegative, Positive
-from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import approximate_kl, clipped_surrogate, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
@@ -64,7 +63,7 @@ class PPGConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-class PPG(Algorithm[StochasticPolicy]):
+class PPG(Algorithm[StochasticPolicy, PPGConfig]):
     """Learns a stochastic policy and a state value; the policy's own layers learn the value in a phase apart.
 
     Rows for the auxiliary phase are kept here, with their value targets, and are part of a checkpoint.
@@ -79,25 +78,15 @@ class PPG(Algorithm[StochasticPolicy]):
 
     _kept: Any = None
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: PPGConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(PPGConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: PPGConfig) -> None:
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
-            self._torso = next(part for part in policy.network.modules() if isinstance(part, Network))
-            self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network, shares=False)
+        self._torso = next(part for part in self.policy.network.modules() if isinstance(part, Network))
+        self._auxiliary = nn.Linear(self._torso.hidden_size, 1)
         option = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
-        components = {"policy": policy.network, "value": self.value.network, "auxiliary": self._auxiliary}
-        model = CoreModel(components, dict.fromkeys(components, option))
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        components = {"policy": self.policy.network, "value": self.value.network, "auxiliary": self._auxiliary}
+        self.model = CoreModel(components, dict.fromkeys(components, option))
 
     def auxiliary_value(self, observation: Any) -> Tensor:
         """State values by the policy's own layers.

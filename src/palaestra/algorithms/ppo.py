@@ -26,8 +26,8 @@ from palaestra.algorithms.algorithm import (
     Positive,
 )
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import ConfigError, DataSource, OnPolicy, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import ConfigError, DataSource, OnPolicy, Plan, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import clipped_surrogate, clipped_value_error, explained_variance, row_weights, weighted_sum
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
@@ -110,7 +110,7 @@ class PPOBatch(parts.AdvantageBatch):
     log_prob: Tensor
 
 
-class PPO(GradientAlgorithm[StochasticPolicy]):
+class PPO(GradientAlgorithm[StochasticPolicy, PPOConfig]):
     """Learns a stochastic policy and a state value from unrolls of that same policy.
 
     Args:
@@ -130,26 +130,16 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
     compiles_preprocess = True
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: PPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(PPOConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: PPOConfig) -> None:
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": self.policy.network, "value": self.value.network})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         self.return_scale = parts.ReturnScale() if config.normalize_return else None
         scale = {} if self.return_scale is None else {"return_scale": self.return_scale}
-        model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
-        self.symmetry = parts.symmetry_of(config, policy)
+        self.model = CoreModel({"ppo": networks, **scale}, {"ppo": adam})
+        self.symmetry = parts.symmetry_of(config, self.policy)
         self.preprocesses_each_epoch = config.recompute_advantage
         if config.target_kl is not None and self.stop_early is None:
             self.stop_early = self._moved_too_far
@@ -197,7 +187,8 @@ class PPO(GradientAlgorithm[StochasticPolicy]):
         return Losses({"ppo": total}, metrics)
 
     def _moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
-        return float(metrics["kl"]) > self.config.target_kl
+        most = self.config.target_kl
+        return most is not None and float(metrics["kl"]) > most
 
     def diagnostics(self, batch: PPOBatch) -> dict[str, Tensor]:
         """How well the values before the update explained their targets: 1 is perfectly, 0 not at all."""

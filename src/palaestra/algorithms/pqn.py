@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Linear, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, DataSource, Linear, OnPolicy, Schedule, SpecTree
 from palaestra.core.errors import ConfigError
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, lambda_returns, masked_mean
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -66,7 +65,7 @@ class PQNBatch(Batch):
     valid: Tensor
 
 
-class PQN(GradientAlgorithm[ValueGreedyPolicy]):
+class PQN(GradientAlgorithm[ValueGreedyPolicy, PQNConfig]):
     """Learns action values of the greedy policy from each unroll of an exploring one, then discards it.
 
     Raises:
@@ -75,24 +74,14 @@ class PQN(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = PQNConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: PQNConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(PQNConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: PQNConfig) -> None:
         if config.network.noisy:
             raise ConfigError("PQN explores by epsilon-greedy actions, without noisy layers; leave network.noisy off")
         (q,) = config.network.parts("q")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": policy.network}, {"q": adam})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"q": self.policy.network}, {"q": adam})
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> PQNBatch:

@@ -18,8 +18,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, Network, NetworkConfig, OptimizerOption
+from palaestra.core import DataSource, Linear, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, td_target
 from palaestra.policies import EpsilonGreedy, TeamGreedyPolicy, central_spec, central_view
 
@@ -127,7 +127,7 @@ class _Sum(nn.Module):
         return q.sum(-1)
 
 
-class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
+class QMIX(GradientAlgorithm[TeamGreedyPolicy, QMIXConfig]):
     """Learns action values of a team's members through the value of what they do together.
 
     Args:
@@ -142,30 +142,20 @@ class QMIX(GradientAlgorithm[TeamGreedyPolicy]):
     config_class = QMIXConfig
     team = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: QMIXConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(QMIXConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: QMIXConfig) -> None:
         adds = config.mixing == "sum"
         members, *mixer = config.network.parts("members", team=None if adds else "mixer")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = TeamGreedyPolicy.build(
-                observation_spec, action_spec, members, normalize=config.normalize_observation
-            )
-            state_spec, count = central_spec(observation_spec), policy.num_agents
-            self.mixer = _Sum() if adds else Mixer(state_spec, count, config.mixing_size, *mixer)
-        policy.exploration = EpsilonGreedy(policy.num_actions, config.epsilon)
-        networks = nn.ModuleDict({"members": policy.network, "mixer": self.mixer})
+        self.policy = TeamGreedyPolicy.build(
+            observation_spec, action_spec, members, normalize=config.normalize_observation
+        )
+        state_spec, count = central_spec(observation_spec), self.policy.num_agents
+        self.mixer = _Sum() if adds else Mixer(state_spec, count, config.mixing_size, *mixer)
+        self.policy.exploration = EpsilonGreedy(self.policy.num_actions, config.epsilon)
+        networks = nn.ModuleDict({"members": self.policy.network, "mixer": self.mixer})
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"qmix": networks}, {"qmix": option})
-        targets = Targets({"target_qmix": "qmix"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target: Any = model.component["target_qmix"]
+        self.model = CoreModel({"qmix": networks}, {"qmix": option})
+        self.targets = Targets(self.model, {"target_qmix": "qmix"}, period=config.target_period)
+        self.target: Any = self.model.component["target_qmix"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         """Reduces n-step windows of the team's mean reward to transitions."""

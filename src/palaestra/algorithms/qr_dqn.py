@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import DataSource, Linear, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption, ReturnDistribution
+from palaestra.core import DataSource, Linear, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, ReturnDistribution
 from palaestra.ops import greedy_action, quantile_huber
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -72,7 +72,7 @@ class QRDQNConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
+class QRDQN(GradientAlgorithm[ValueGreedyPolicy, QRDQNConfig]):
     """Learns quantiles of every action's return; acts greedily on their means, with probability 1 - epsilon.
 
     Raises:
@@ -81,28 +81,18 @@ class QRDQN(GradientAlgorithm[ValueGreedyPolicy]):
 
     config_class = QRDQNConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: Any,
-        config: QRDQNConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(QRDQNConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: Any, config: QRDQNConfig) -> None:
         returns = ReturnDistribution("quantiles", config.num_quantiles)
         (q,) = config.network.parts("q")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(
-                observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
-            )
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
-        self.network: Any = policy.network
+        self.policy = ValueGreedyPolicy.build(
+            observation_spec, action_spec, q, normalize=config.normalize_observation, returns=returns
+        )
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
+        self.network: Any = self.policy.network
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, period=config.target_period)
+        self.target_network: Any = self.model.component["target_q"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.ValueBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"), parts.ValueBatch)

@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, ConfigError, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import quantile_huber
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -68,7 +68,7 @@ class QuantileSACConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
+class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy, QuantileSACConfig]):
     """Learns a soft policy from quantiles of the return, pooled over critics and cut off at the top.
 
     Raises:
@@ -77,39 +77,29 @@ class QuantileSAC(GradientAlgorithm[SquashedGaussianPolicy]):
 
     config_class = QuantileSACConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: QuantileSACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(QuantileSACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: QuantileSACConfig) -> None:
         if not 0 <= config.num_dropped < config.num_quantiles:
             raise ConfigError(
                 f"algorithm.num_dropped is {config.num_dropped} of {config.num_quantiles} quantiles; it must be at "
                 "least 0 and below their number"
             )
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(
-                observation_spec, config.num_quantiles, config.num_critics, critic, action_size=size
-            )
+        self.policy = SquashedGaussianPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(
+            observation_spec, config.num_quantiles, config.num_critics, critic, action_size=size
+        )
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self.temperature}, options)
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.model = CoreModel({**networks, "temperature": self.temperature}, options)
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

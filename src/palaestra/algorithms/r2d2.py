@@ -18,9 +18,9 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, ConfigError, Linear, Schedule, SpecTree
 from palaestra.core.plan import DataSource, Replay
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -104,7 +104,7 @@ class R2D2Batch(Batch):
     """[N] importance weight. Only where sequences are drawn by priority."""
 
 
-class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
+class R2D2(GradientAlgorithm[ValueGreedyPolicy, R2D2Config]):
     """Learns action values of a recurrent network from replayed sequences; acts greedily with probability 1 - epsilon.
 
     Raises:
@@ -114,15 +114,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
     config_class = R2D2Config
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: Any,
-        config: R2D2Config | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(R2D2Config, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: Any, config: R2D2Config) -> None:
         if config.network.recurrent is None or config.mini_batch_length < 2:
             raise ConfigError(
                 f"R2D2 was given network.recurrent={config.network.recurrent} and mini_batch_length="
@@ -130,15 +122,13 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy]):
                 "2 steps, else use DQN"
             )
         (q,) = config.network.parts("q")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(policy.raw_action_spec.num, config.epsilon)
-        self.network: Any = policy.network
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(self.policy.raw_action_spec.num, config.epsilon)
+        self.network: Any = self.policy.network
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": self.network}, {"q": adam})
-        targets = Targets({"target_q": "q"}, period=config.target_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_network: Any = model.component["target_q"]
+        self.model = CoreModel({"q": self.network}, {"q": adam})
+        self.targets = Targets(self.model, {"target_q": "q"}, period=config.target_period)
+        self.target_network: Any = self.model.component["target_q"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:

@@ -17,8 +17,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Offline, Plan, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Offline, Plan, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import row_weights, td_target, weighted_sum
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
@@ -87,7 +87,7 @@ class ReBRACBatch(Batch):
     """Clipped."""
 
 
-class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
+class ReBRAC(GradientAlgorithm[DeterministicPolicy, ReBRACConfig]):
     """Learns actions of high value, with two separate penalties on leaving the data's actions.
 
     Raises:
@@ -96,33 +96,23 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy]):
 
     config_class = ReBRACConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: ReBRACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(ReBRACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: ReBRACConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
         actor = dataclasses.replace(actor, layer_norm=False)
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.target_actor = Network(observation_spec, size, actor)
-            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
-        networks = {"actor": policy.network, "critic": self.critic}
+        self.policy = DeterministicPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.target_actor = Network(observation_spec, size, actor)
+        self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
-        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        self.model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
+        self.policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         follows = {"target_actor": "actor", "target_critic": "critic"}
-        targets = Targets(follows, tau=config.tau, period=config.policy_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, follows, tau=config.tau, period=config.policy_period)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:

@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, ConfigError, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -73,7 +73,7 @@ class REDQBatch(parts.SoftBatch):
     """[N, M] int64 in 0 ... K - 1; the same in all rows of a minibatch."""
 
 
-class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
+class REDQ(GradientAlgorithm[SquashedGaussianPolicy, REDQConfig]):
     """Learns a soft policy from the mean of many critics, each of which learns from the minimum of a random few.
 
     Raises:
@@ -82,38 +82,28 @@ class REDQ(GradientAlgorithm[SquashedGaussianPolicy]):
 
     config_class = REDQConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: REDQConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(REDQConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: REDQConfig) -> None:
         if not 1 <= config.subset_size <= config.num_critics:
             raise ConfigError(
                 f"algorithm.subset_size is {config.subset_size} of {config.num_critics} critics; it must be at least 1 "
                 "and at most their number"
             )
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
+        self.policy = SquashedGaussianPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
         options = {"actor": adam, "critic": adam, "temperature": slow}
-        model = CoreModel({**networks, "temperature": self.temperature}, options)
+        self.model = CoreModel({**networks, "temperature": self.temperature}, options)
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

@@ -15,8 +15,8 @@ from palaestra import ops
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, StepType, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, OnPolicy, Schedule, SpecTree, StepType
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import StochasticPolicy, stochastic_policy
 
 __all__ = ["Reinforce", "ReinforceBatch", "ReinforceConfig"]
@@ -49,27 +49,19 @@ class ReinforceBatch(Batch):
     valid: Tensor
 
 
-class Reinforce(GradientAlgorithm[StochasticPolicy]):
+class Reinforce(GradientAlgorithm[StochasticPolicy, ReinforceConfig]):
     """Raises the probability of actions by the return that followed them; the smallest algorithm of the library."""
 
     config_class = ReinforceConfig
     usual_lanes = 8
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: ReinforceConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(ReinforceConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: ReinforceConfig) -> None:
         (layers,) = config.network.parts("policy")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers)
-        model = CoreModel({"policy": policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.policy = stochastic_policy(observation_spec, action_spec, layers)
+        self.model = CoreModel(
+            {"policy": self.policy.network}, {"policy": OptimizerOption("adam", {"lr": config.learning_rate})}
+        )
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> ReinforceBatch:

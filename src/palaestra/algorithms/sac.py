@@ -14,8 +14,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import SquashedGaussianPolicy
 
@@ -73,7 +73,7 @@ class SACConfig(AlgorithmConfig):
         return parts.replay_plan(self)
 
 
-class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
+class SAC(GradientAlgorithm[SquashedGaussianPolicy, SACConfig]):
     """Learns a stochastic policy that maximises return and entropy; the temperature holds its entropy near a target.
 
     Args:
@@ -87,24 +87,15 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
     config_class = SACConfig
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: SACConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(SACConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: SACConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.remembered = parts.Remembered(policy, config)
-            actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
-            self.critic = EnsembleNetwork(policy.feature_spec, 1, config.num_critics, critic, action_size=size)
+        self.policy = SquashedGaussianPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.remembered = parts.Remembered(self.policy, config)
+        actor, critic = (layers.on_features() if self.policy.splits else layers for layers in (actor, critic))
+        self.critic = EnsembleNetwork(self.policy.feature_spec, 1, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
         networks = {"actor": self.remembered.head, "critic": self.critic}
@@ -113,11 +104,10 @@ class SAC(GradientAlgorithm[SquashedGaussianPolicy]):
         options = {"actor": adam, "critic": adam, "temperature": slow}
         memory = self.remembered.components
         options |= {"memory": adam} if memory else {}
-        model = CoreModel({**networks, **memory, "temperature": self.temperature}, options)
+        self.model = CoreModel({**networks, **memory, "temperature": self.temperature}, options)
         self.trains = self.remembered.trains
-        targets = Targets({"target_critic": "critic"} | self.remembered.follows, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, {"target_critic": "critic"} | self.remembered.follows, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

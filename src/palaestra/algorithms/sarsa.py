@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, Linear, RunSeeds, Schedule, SpecTree, seeded_initialisation
+from palaestra.core import Batch, ConfigError, Linear, Schedule, SpecTree
 from palaestra.core.plan import DataSource, OnPolicy
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import huber, lambda_returns, masked_mean, valid_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -62,7 +61,7 @@ class SarsaBatch(Batch):
     valid: Tensor
 
 
-class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
+class Sarsa(GradientAlgorithm[ValueGreedyPolicy, SarsaConfig]):
     """Learns the action values of its own epsilon-greedy policy from each unroll, then discards it.
 
     Raises:
@@ -72,24 +71,14 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy]):
     config_class = SarsaConfig
     usual_lanes = 8
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: Any,
-        config: SarsaConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(SarsaConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: Any, config: SarsaConfig) -> None:
         (q,) = config.network.parts("q")
         if config.network.noisy:
             raise ConfigError("SARSA values the epsilon-greedy policy, without noisy layers; leave network.noisy off")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
-        policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
+        self.policy = ValueGreedyPolicy.build(observation_spec, action_spec, q, normalize=config.normalize_observation)
+        self.policy.exploration = EpsilonGreedy(action_spec.num, config.epsilon)
         option = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
-        model = CoreModel({"q": policy.network}, {"q": option})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"q": self.policy.network}, {"q": option})
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> SarsaBatch:

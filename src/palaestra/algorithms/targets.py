@@ -20,26 +20,34 @@ class Targets:
     each step, or with both after each `period` of them.
 
     Args:
+        model: has them; those that it lacks are added.
         follows: by the name of a component, that of the one it follows: `{"target_q": "q"}`.
         period: gradient steps from one move to the next, at least 1.
         tau: share of the way in each move, in [0, 1]; a number or a schedule.
 
     Raises:
-        ConfigError: neither `period` nor `tau` is given, or `period` is below 1.
+        ConfigError: neither `period` nor `tau` is given, or `period` is below 1, or the model lacks what they follow.
+        ShapeError: a target network differs from what it follows.
 
     Examples:
-        >>> Targets({"target_q": "q"}, period=250).period
+        >>> model = CoreModel({"q": torch.nn.Linear(4, 2)}, {})
+        >>> Targets(model, {"target_q": "q"}, period=250).period
         250
-        >>> Targets({"target_actor": "actor", "target_critic": "critic"}, tau=0.005).period
-        1
+        >>> sorted(model.component)
+        ['q', 'target_q']
     """
 
-    def __init__(self, follows: Mapping[str, str], *, period: int | None = None, tau: Schedule | None = None) -> None:
+    def __init__(
+        self, model: CoreModel, follows: Mapping[str, str], *, period: int | None = None, tau: Schedule | None = None
+    ) -> None:
         if (period is None and tau is None) or (period is not None and period < 1):
             raise ConfigError(
                 f"Targets were given period={period} and tau={tau}; say after how many gradient steps they become "
                 "copies again, at least 1, or which share of the way they go after each"
             )
+        if missing := sorted(set(follows.values()) - set(model.component)):
+            raise ConfigError(f"Targets follow {missing}, but the components are {sorted(model.component)}")
+        self._model = model
         self.follows = dict(follows)
         self.period = 1 if period is None else int(period)
         """Gradient steps from one move to the next."""
@@ -49,20 +57,9 @@ class Targets:
         """Share of the way that each move goes now; a 0-dim tensor where it follows a schedule."""
         if isinstance(self.tau, Linear | Piecewise):
             self.share = torch.tensor(schedule_value(self.tau, 0.0))
-
-    def attach(self, model: CoreModel) -> None:
-        """Says in which model they are, and makes them copies; those that it lacks are added.
-
-        Raises:
-            ConfigError: it lacks what is to be followed.
-            ShapeError: a target network differs from what it follows.
-        """
-        if missing := sorted(set(self.follows.values()) - set(model.component)):
-            raise ConfigError(f"Targets follow {missing}, but the components are {sorted(model.component)}")
         for target, source in self.follows.items():
             if target not in model.component:
                 model.extend({target: copy.deepcopy(model.component[source])})
-        self._model = model
         self.copy()
 
     def copy(self) -> None:

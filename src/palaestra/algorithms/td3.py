@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Plan, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
@@ -81,7 +81,7 @@ class TD3Batch(parts.TransitionBatch):
     """[N, A] clipped, raw units."""
 
 
-class TD3(GradientAlgorithm[DeterministicPolicy]):
+class TD3(GradientAlgorithm[DeterministicPolicy, TD3Config]):
     """Learns one action for each state by ascending a learned value, with targets from the lesser of two.
 
     Raises:
@@ -91,37 +91,27 @@ class TD3(GradientAlgorithm[DeterministicPolicy]):
     config_class = TD3Config
     recurrent = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: TD3Config | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(TD3Config, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: TD3Config) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.remembered = parts.Remembered(policy, config)
-            actor, critic = (layers.on_features() if policy.splits else layers for layers in (actor, critic))
-            self.target_actor = Network(policy.feature_spec, size, actor)
-            self.critic = EnsembleNetwork(policy.feature_spec, 1, 2, critic, action_size=size)
+        self.policy = DeterministicPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.remembered = parts.Remembered(self.policy, config)
+        actor, critic = (layers.on_features() if self.policy.splits else layers for layers in (actor, critic))
+        self.target_actor = Network(self.policy.feature_spec, size, actor)
+        self.critic = EnsembleNetwork(self.policy.feature_spec, 1, 2, critic, action_size=size)
         networks = {"actor": self.remembered.head, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         memory = self.remembered.components
         trained = [*networks, *(["memory"] if memory else [])]
-        model = CoreModel(networks | {"target_actor": self.target_actor} | memory, dict.fromkeys(trained, adam))
-        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        self.model = CoreModel(networks | {"target_actor": self.target_actor} | memory, dict.fromkeys(trained, adam))
+        self.policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         self.trains = self.remembered.trains
         follows = {"target_actor": "actor", "target_critic": "critic"} | self.remembered.follows
-        targets = Targets(follows, tau=config.tau, period=config.policy_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, follows, tau=config.tau, period=config.policy_period)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> Batch:
         return self.remembered.prepared(batch, self.value_of("gamma"))

@@ -15,8 +15,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Offline, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Offline, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, Network, NetworkConfig, OptimizerOption
 from palaestra.ops import squared_errors
 from palaestra.policies import DeterministicPolicy, GaussianNoise
 
@@ -66,7 +66,7 @@ class TD3BCBatch(parts.TransitionBatch):
     """[N] mean size of the action values; the same number in every row."""
 
 
-class TD3BC(GradientAlgorithm[DeterministicPolicy]):
+class TD3BC(GradientAlgorithm[DeterministicPolicy, TD3BCConfig]):
     """Learns actions of high value close to those of the data.
 
     Raises:
@@ -75,32 +75,22 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy]):
 
     config_class = TD3BCConfig
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: TD3BCConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(TD3BCConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: TD3BCConfig) -> None:
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = DeterministicPolicy.build(
-                observation_spec, action_spec, actor, normalize=config.normalize_observation
-            )
-            size = policy.raw_action_spec.size
-            self.target_actor = Network(observation_spec, size, actor)
-            self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
-        networks = {"actor": policy.network, "critic": self.critic}
+        self.policy = DeterministicPolicy.build(
+            observation_spec, action_spec, actor, normalize=config.normalize_observation
+        )
+        size = self.policy.raw_action_spec.size
+        self.target_actor = Network(observation_spec, size, actor)
+        self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
-        model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
-        policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
+        self.model = CoreModel(networks | {"target_actor": self.target_actor}, dict.fromkeys(networks, adam))
+        self.policy.exploration = GaussianNoise(config.exploration_std, minimum=-1.0, maximum=1.0)
         self.term_periods = {"actor": config.policy_period}
         follows = {"target_actor": "actor", "target_critic": "critic"}
-        targets = Targets(follows, tau=config.tau, period=config.policy_period)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, follows, tau=config.tau, period=config.policy_period)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> Batch:

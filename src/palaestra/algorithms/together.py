@@ -69,7 +69,7 @@ class _Made(NamedTuple):
 class _Functional(nn.Module):
     """Methods of an algorithm as functions of its weights, buffers and numbers: for `functional_call`."""
 
-    def __init__(self, algorithm: GradientAlgorithm[Any]) -> None:
+    def __init__(self, algorithm: GradientAlgorithm[Any, Any]) -> None:
         super().__init__()
         self.model, self.policy, self.numbers = algorithm.model, algorithm.policy, algorithm.numbers
         self._methods = {"losses": algorithm.losses, "act_with": getattr(algorithm.policy, "act_with", None)}
@@ -92,13 +92,13 @@ class Together:
         ConfigError: they differ in something else, or learn in a way that cannot be had side by side.
     """
 
-    def __init__(self, members: Sequence[GradientAlgorithm[Any]]) -> None:
+    def __init__(self, members: Sequence[GradientAlgorithm[Any, Any]]) -> None:
         self.members, first = list(members), members[0]
         self._fields = _numbers_of(members)
         begin = {name: schedule_value(getattr(first.config, name), 0.0) for name in self._fields}
         settings = dataclasses.replace(first.config, **{name: Linear(now, now) for name, now in begin.items()})
         kind: Any = type(first)
-        self.pattern: GradientAlgorithm[Any] = kind(
+        self.pattern: GradientAlgorithm[Any, Any] = kind(
             first.policy.observation_spec, first.policy.action_spec, settings, RunSeeds(0)
         )
         """An algorithm of their kind whose numbers are tensors; only its methods are used."""
@@ -371,7 +371,7 @@ def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:
     return numbers.reshape(-1, *[1] * (tensor.ndim - 1))
 
 
-def _numbers_of(members: Sequence[GradientAlgorithm[Any]]) -> list[str]:
+def _numbers_of(members: Sequence[GradientAlgorithm[Any, Any]]) -> list[str]:
     """Settings that the members' losses read as tensors: numbers that differ, and those that follow schedules."""
     first = members[0]
     hints = typing.get_type_hints(type(first.config))
@@ -389,7 +389,7 @@ def _numbers_of(members: Sequence[GradientAlgorithm[Any]]) -> list[str]:
     return found
 
 
-def _require_possible(pattern: GradientAlgorithm[Any]) -> None:
+def _require_possible(pattern: GradientAlgorithm[Any, Any]) -> None:
     """Refuses what cannot be learned side by side, by the name of the setting."""
     optimizers = pattern.model.optimizers.values()
     refused = {

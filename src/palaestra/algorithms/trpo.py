@@ -15,9 +15,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive, UpdateInfo
-from palaestra.core import DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, minibatches, seeded_initialisation
+from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree, minibatches
 from palaestra.core.errors import ConfigError
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy
 
@@ -59,7 +59,7 @@ class TRPOConfig(AlgorithmConfig):
     plan_class = OnPolicy
 
 
-class TRPO(Algorithm[StochasticPolicy]):
+class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
     Raises:
@@ -70,30 +70,20 @@ class TRPO(Algorithm[StochasticPolicy]):
     usual_lanes = 8
     stored_fields = ("log_prob",)
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: TRPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(TRPOConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: TRPOConfig) -> None:
         if "policy" in config.optimizers:
             raise ConfigError(
                 "TRPO takes the natural step of its policy as it is; leave out algorithm.optimizers.policy, or give "
                 "algorithm.optimizers.value, of the value network"
             )
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network, shares=False)
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network, shares=False)
         options = {
             "policy": OptimizerOption("sgd", {"lr": 1.0}),  # the natural step is taken as it is
             "value": OptimizerOption("adam", {"lr": config.value_learning_rate}),
         }
-        model = CoreModel({"policy": policy.network, "value": self.value.network}, options)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"policy": self.policy.network, "value": self.value.network}, options)
 
     def update(self, source: DataSource) -> UpdateInfo:
         """One natural gradient step of the policy on the whole unroll, then many steps of the value network.

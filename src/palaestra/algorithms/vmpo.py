@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, OnPolicy, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, OnPolicy, Schedule, SpecTree
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import explained_variance, row_weights, weighted_sum
 from palaestra.policies import CategoricalPolicy, StochasticPolicy, stochastic_policy
 from palaestra.policies.actions import head_of
@@ -81,7 +81,7 @@ class VMPOBatch(parts.AdvantageBatch):
     """`numbers` [..., D] and, where there are boxes, `log_std` [..., S]: the network's outputs before the update."""
 
 
-class VMPO(GradientAlgorithm[StochasticPolicy]):
+class VMPO(GradientAlgorithm[StochasticPolicy, VMPOConfig]):
     """Learns a stochastic policy by weighted imitation of itself, and a state value, from unrolls of that same policy.
 
     Raises:
@@ -91,26 +91,16 @@ class VMPO(GradientAlgorithm[StochasticPolicy]):
     config_class = VMPOConfig
     usual_lanes = 8
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: VMPOConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(VMPOConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: VMPOConfig) -> None:
         layers, _ = config.network.parts("policy", "value")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
-            self.value = parts.StateValue(policy, observation_spec, config.network)
-        networks = nn.ModuleDict({"policy": policy.network, "value": self.value.network})
-        bounds = ("mean", "std") if head_of(policy.raw_action_spec).num_std else ("mean",)
+        self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
+        self.value = parts.StateValue(self.policy, observation_spec, config.network)
+        networks = nn.ModuleDict({"policy": self.policy.network, "value": self.value.network})
+        bounds = ("mean", "std") if head_of(self.policy.raw_action_spec).num_std else ("mean",)
         self.multipliers = nn.ModuleDict({name: parts.Temperature(config.initial_multiplier) for name in bounds})
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "eps": 1e-5}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.multiplier_learning_rate})
-        model = CoreModel({"vmpo": networks, "multipliers": self.multipliers}, {"vmpo": adam, "multipliers": slow})
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds)
+        self.model = CoreModel({"vmpo": networks, "multipliers": self.multipliers}, {"vmpo": adam, "multipliers": slow})
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> VMPOBatch:

@@ -19,8 +19,8 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Replay, RunSeeds, Schedule, SpecTree, seeded_initialisation
-from palaestra.nn import CoreModel, EncoderOption, EnsembleNetwork, NetworkConfig, OptimizerOption
+from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
+from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.policies import SquashedGaussianPolicy
 
 __all__ = ["XQC", "XQCConfig"]
@@ -76,7 +76,7 @@ class XQCConfig(AlgorithmConfig):
     plan_class = Replay
 
 
-class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
+class XQC(GradientAlgorithm[SquashedGaussianPolicy, XQCConfig]):
     """Learns a soft policy from distributions of scaled returns.
 
     Raises:
@@ -86,35 +86,23 @@ class XQC(GradientAlgorithm[SquashedGaussianPolicy]):
     config_class = XQCConfig
     batch_norm = True
 
-    def __init__(
-        self,
-        observation_spec: SpecTree,
-        action_spec: SpecTree,
-        config: XQCConfig | None = None,
-        seeds: RunSeeds | None = None,
-        network: EncoderOption = None,
-    ) -> None:
-        config, seeds = parts.settings(XQCConfig, config, seeds, network)
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: XQCConfig) -> None:
         self.returns = parts.ScaledReturns(config)
         actor, critic = config.network.parts("actor", "critic")
-        with seeded_initialisation(seeds.integer("initialisation")):
-            policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
-            size = policy.raw_action_spec.size
-            self.critic = EnsembleNetwork(
-                observation_spec, config.num_atoms, config.num_critics, critic, action_size=size
-            )
+        self.policy = SquashedGaussianPolicy.build(observation_spec, action_spec, actor)
+        size = self.policy.raw_action_spec.size
+        self.critic = EnsembleNetwork(observation_spec, config.num_atoms, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.reward_scale = parts.RewardScale(self.returns.largest)
         self.target_entropy = -size / 2 if config.target_entropy is None else config.target_entropy
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": policy.network, "critic": self.critic}
+        networks = {"actor": self.policy.network, "critic": self.critic}
         others = {"temperature": self.temperature, "reward_scale": self.reward_scale}
-        model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
+        self.model = CoreModel({**networks, **others}, {"actor": adam, "critic": adam, "temperature": slow})
         self.term_periods = {"actor": config.policy_period, "temperature": config.policy_period}
-        targets = Targets({"target_critic": "critic"}, tau=config.tau)
-        super().__init__(config, policy=policy, model=model, plan=config.plan, seeds=seeds, targets=targets)
-        self.target_critic: Any = model.component["target_critic"]
+        self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
+        self.target_critic: Any = self.model.component["target_critic"]
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.TransitionBatch:
         return parts.n_step_transitions(batch, self.value_of("gamma"))

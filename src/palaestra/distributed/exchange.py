@@ -188,7 +188,7 @@ class Exchange:
         self._group._allgather_base(said, torch.tensor([numbers])).wait(_limit(self.seat.timeout_s))
         return said.tolist()
 
-    def step(self, algorithm: GradientAlgorithm[Any], minibatch: Batch) -> StepResult:
+    def step(self, algorithm: GradientAlgorithm[Any, Any], minibatch: Batch) -> StepResult:
         """One gradient step.
 
         Args:
@@ -333,7 +333,7 @@ def _unpacked(data: Tensor, told: Tensor) -> list[Gradients]:
     return parts
 
 
-def fingerprint(algorithm: GradientAlgorithm[Any]) -> int:
+def fingerprint(algorithm: GradientAlgorithm[Any, Any]) -> int:
     """A number that tells states of an algorithm apart: made of every bit of its weights, and of its counters.
 
     Args:

@@ -79,7 +79,7 @@ class GradientWorkers:
 
     def __init__(
         self,
-        algorithms: Mapping[str, Algorithm[Any]],
+        algorithms: Mapping[str, Algorithm[Any, Any]],
         runtime: Runtime,
         num_workers: int,
         *,
@@ -414,13 +414,13 @@ class GradientWorkers:
             _log.warning("%s", fault)
 
 
-def require_gradients(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, GradientAlgorithm[Any]]:
+def require_gradients(algorithms: Mapping[str, Algorithm[Any, Any]]) -> dict[str, GradientAlgorithm[Any, Any]]:
     """The algorithms, if gradient workers can compute for them.
 
     Raises:
         ConfigError: one states no losses.
     """
-    found: dict[str, GradientAlgorithm[Any]] = {}
+    found: dict[str, GradientAlgorithm[Any, Any]] = {}
     for name, algorithm in algorithms.items():
         if not isinstance(algorithm, GradientAlgorithm):
             raise ConfigError(

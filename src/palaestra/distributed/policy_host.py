@@ -16,7 +16,7 @@ from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat
 __all__ = ["PolicyHost"]
 
 
-def host_factory(algorithms: Mapping[str, Algorithm[Any]]) -> Any:
+def host_factory(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Any:
     """What makes a host, with copies of algorithms on the devices that they are on.
 
     They are sent as they are on the CPU, and so is everything that follows; a host places what arrives. It computes
@@ -27,7 +27,7 @@ def host_factory(algorithms: Mapping[str, Algorithm[Any]]) -> Any:
     return functools.partial(_placed, sent, devices, torch.get_num_threads())
 
 
-def _placed(algorithms: Mapping[str, Algorithm[Any]], devices: Mapping[str, str], threads: int) -> Any:
+def _placed(algorithms: Mapping[str, Algorithm[Any, Any]], devices: Mapping[str, str], threads: int) -> Any:
     torch.set_num_threads(threads)
     return PolicyHost({name: one.to(_here(devices[name])) for name, one in algorithms.items()})
 
@@ -99,7 +99,7 @@ class PolicyHost:
         algorithms: by policy name; they are the host's own from now on.
     """
 
-    def __init__(self, algorithms: Mapping[str, Algorithm[Any]]) -> None:
+    def __init__(self, algorithms: Mapping[str, Algorithm[Any, Any]]) -> None:
         self._algorithms = dict(algorithms)
         self._versions: dict[str, int] = {}
         self._running: dict[str, _Running] = {}

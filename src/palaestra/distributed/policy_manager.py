@@ -63,7 +63,7 @@ class DistributedPolicyManager(PolicyManager):
 
     def __init__(
         self,
-        algorithms: Mapping[str, Algorithm[Any]],
+        algorithms: Mapping[str, Algorithm[Any, Any]],
         runtime: Runtime,
         *,
         num_hosts: int | None = None,
@@ -98,7 +98,7 @@ class DistributedPolicyManager(PolicyManager):
         """By policy: when its last update began and ended, in `time.monotonic()` seconds of its host's machine."""
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         """By policy name: this process's copies, with the newest weights."""
         return self._algorithms
 

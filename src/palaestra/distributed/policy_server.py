@@ -27,7 +27,7 @@ _REPLAY_FRAGMENT_STEPS = 16
 
 
 def _misfits(
-    name: str, algorithm: Algorithm[Any], buffer: Any, num_actors: int, config: AsynchronousConfig
+    name: str, algorithm: Algorithm[Any, Any], buffer: Any, num_actors: int, config: AsynchronousConfig
 ) -> Iterator[str]:
     """Says why actors cannot feed a policy."""
     plan = algorithm.plan
@@ -68,7 +68,7 @@ class Pace:
 
     def __init__(
         self,
-        algorithms: Mapping[str, Algorithm[Any]],
+        algorithms: Mapping[str, Algorithm[Any, Any]],
         buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         num_actors: int,
         config: AsynchronousConfig,
@@ -216,7 +216,7 @@ class PolicyServer(WorkerStreams):
         self,
         runtime: Runtime,
         make: Callable[[int], ActingParts],
-        algorithms: Mapping[str, Algorithm[Any]],
+        algorithms: Mapping[str, Algorithm[Any, Any]],
         buffers: Mapping[str, ReplayBuffer | ShardedReplay],
         config: DistributedConfig,
         asynchronous: AsynchronousConfig | None = None,
@@ -399,7 +399,7 @@ def _histogram(lags: Counter[int]) -> dict[str, int]:
 def worker_streams(
     runtime: Runtime,
     make: Callable[[int], ActingParts],
-    algorithms: Mapping[str, Algorithm[Any]],
+    algorithms: Mapping[str, Algorithm[Any, Any]],
     buffers: Mapping[str, ReplayBuffer],
     config: DistributedConfig,
     asynchronous: AsynchronousConfig,

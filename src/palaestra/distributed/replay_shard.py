@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer, RowOptions
 from palaestra.buffers.saving import beside, fields_of
 from palaestra.core import Batch, ConfigError, OnPolicy, Replay, files
@@ -22,7 +21,7 @@ from palaestra.runtime import Parcel, ParcelLostError
 __all__ = ["ShardMap", "require_replay_shards"]
 
 
-def require_replay_shards(algorithms: Mapping[str, Algorithm[Any]], config: DistributedConfig, num_envs: int) -> None:
+def require_replay_shards(algorithms: Mapping[str, Any], config: DistributedConfig, num_envs: int) -> None:
     """Refuses shards where nothing is replayed, or where a shard would have no lane.
 
     Args:

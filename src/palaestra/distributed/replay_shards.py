@@ -48,7 +48,7 @@ class ReplayShards:
     def __init__(
         self,
         runtime: Runtime,
-        algorithms: Mapping[str, Algorithm[Any]],
+        algorithms: Mapping[str, Algorithm[Any, Any]],
         templates: Mapping[str, ReplayBuffer],
         config: DistributedConfig,
     ) -> None:

@@ -117,7 +117,7 @@ class CollectorFactory(_Shares):
         ConfigError: the environments cannot be shared out evenly, or would need processes of their own.
     """
 
-    algorithm: Callable[[], Algorithm[Any]]
+    algorithm: Callable[[], Algorithm[Any, Any]]
 
     def __call__(self, worker: int) -> ActingParts:
         """The parts of one worker.
@@ -147,7 +147,7 @@ class AgentsFactory(_Shares):
         ConfigError: the environments cannot be shared out evenly.
     """
 
-    actors: Callable[[], tuple[Mapping[str, PolicySpec], Mapping[str, Algorithm[Any] | Policy]]]
+    actors: Callable[[], tuple[Mapping[str, PolicySpec], Mapping[str, Algorithm[Any, Any] | Policy]]]
     self_play: SelfPlayConfig | None = None
 
     def __call__(self, worker: int) -> ActingParts:

@@ -57,7 +57,7 @@ class MultiAgentCollector:
         self,
         envs: MultiAgentEnvs,
         policy_specs: Mapping[str, PolicySpec],
-        algorithms: Mapping[str, Algorithm[Any] | Policy],
+        algorithms: Mapping[str, Algorithm[Any, Any] | Policy],
         *,
         fragments: bool = False,
         records: Mapping[str, ReplayBuffer] | None = None,

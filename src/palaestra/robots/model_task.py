@@ -85,10 +85,16 @@ class ModelPolicy(NetworkPolicy):
 
 
 @final
-class ModelAlgorithm(GradientAlgorithm[ModelPolicy]):
+class ModelAlgorithm(GradientAlgorithm[ModelPolicy, AlgorithmConfig]):
+    config_class = AlgorithmConfig
+
     def __init__(self, policy: ModelPolicy, optimizer: OptimizerOption, plan: Any, seeds: RunSeeds) -> None:
-        model = CoreModel({"model": policy.network}, {"model": optimizer})
-        super().__init__(AlgorithmConfig(), policy=policy, model=model, plan=plan, seeds=seeds)
+        self.policy, self.plan = policy, plan
+        self.model = CoreModel({"model": policy.network}, {"model": optimizer})
+        super().__init__(policy.observation_spec, policy.action_spec, seeds=seeds)
+
+    def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: AlgorithmConfig) -> None:
+        """What is needed is there."""
 
     def losses(self, batch: Any) -> Losses:
         network: Any = self.policy.network

@@ -127,7 +127,7 @@ class Robot(ABC):
     # -- a policy manager
 
     @property
-    def algorithms(self) -> dict[str, Algorithm[Any]]:
+    def algorithms(self) -> dict[str, Algorithm[Any, Any]]:
         """Of the tasks, by name."""
         return {name: task.algorithm for name, task in self.tasks.items()}
 

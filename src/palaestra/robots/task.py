@@ -111,7 +111,7 @@ class ComputationTask:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm[Any, Any],
         *,
         period_steps: int | None = 1,
         learning: LearningMode = "store",

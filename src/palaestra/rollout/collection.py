@@ -306,7 +306,7 @@ def require_fit(env: Any, policy: Any, called: str, *, changed: bool = False) ->
 
 
 def buffer_for(
-    algorithm: Algorithm[Any],
+    algorithm: Algorithm[Any, Any],
     num_lanes: int,
     *,
     observation_spec: SpecTree,
@@ -357,7 +357,7 @@ def buffer_for(
     )
 
 
-def require_compression(algorithm: Algorithm[Any], compression: str) -> None:
+def require_compression(algorithm: Algorithm[Any, Any], compression: str) -> None:
     """Refuses compression where there is nothing to compress, or no codec; no buffer has been made then.
 
     Args:
@@ -410,7 +410,7 @@ def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:
     return left
 
 
-def episode_discount(algorithm: Algorithm[Any]) -> float | None:
+def episode_discount(algorithm: Algorithm[Any, Any]) -> float | None:
     """The discount that episodes are reported with: the algorithm's at the end of its schedule, if it has one.
 
     Args:

@@ -96,7 +96,7 @@ class Collector:
     def of(
         cls,
         env: Environment,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm[Any, Any],
         *,
         complete_episodes_only: bool = False,
         compression: str = "none",

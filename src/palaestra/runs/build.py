@@ -89,7 +89,7 @@ def require_fit(config: ExperimentConfig) -> None:
     learner_of(on_cpu(config)).require()
 
 
-def make_algorithm(config: ExperimentConfig) -> Algorithm[Any]:
+def make_algorithm(config: ExperimentConfig) -> Algorithm[Any, Any]:
     """The algorithm of a configuration with one policy, on the specs of its environment.
 
     Raises:

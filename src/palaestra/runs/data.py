@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def load_for(
-    algorithm: Algorithm[Any], config: ExperimentConfig, data: str | None, name: str, reward_shape: tuple[int, ...] = ()
+    algorithm: Any, config: ExperimentConfig, data: str | None, name: str, reward_shape: tuple[int, ...] = ()
 ) -> ReplayBuffer | None:
     """Loaded data for an algorithm, with actions as its policy samples them and the sampler that its plan asks for.
 
@@ -116,7 +116,7 @@ def mixed(config: ExperimentConfig, buffer: Any, data: ReplayBuffer) -> MixtureS
     return MixtureSource([(buffer, 1 - config.offline.share), (data, config.offline.share)])
 
 
-def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str) -> None:
+def going_online(algorithm: Algorithm[Any, Any], config: ExperimentConfig, name: str) -> None:
     """Lets an algorithm go on with steps of its own after `offline.updates` updates, where the run asks for it.
 
     An algorithm that learns from data alone gets a plan to replay: a step from every environment between two updates,
@@ -154,7 +154,7 @@ def going_online(algorithm: Algorithm[Any], config: ExperimentConfig, name: str)
 
 
 @refuses(ConfigError)
-def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any], name: str) -> Iterator[str]:
+def _require_use(config: ExperimentConfig, algorithm: Algorithm[Any, Any], name: str) -> Iterator[str]:
     """Refuses data where the algorithm's plan has no use for it."""
     plan = algorithm.plan
     if plan.data == "on-policy":

@@ -82,7 +82,7 @@ class Learner(ABC):
 
     @property
     @abstractmethod
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         """What learns, by policy name."""
 
     @property

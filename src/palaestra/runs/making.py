@@ -214,7 +214,7 @@ def _resident_bytes() -> int:
     return 0 if used is None else used.memory_bytes
 
 
-def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping[str, int]) -> None:
+def choose_products(algorithms: Mapping[str, Algorithm[Any, Any]], num_lanes: Mapping[str, int]) -> None:
     """Chooses the library that multiplies matrices on the CPU, by the largest product of their gradient steps.
 
     Args:
@@ -224,7 +224,7 @@ def choose_products(algorithms: Mapping[str, Algorithm[Any]], num_lanes: Mapping
     choose_library(max((_largest_product(one, num_lanes[name]) for name, one in algorithms.items()), default=0))
 
 
-def _largest_product(algorithm: Algorithm[Any], num_lanes: int) -> int:
+def _largest_product(algorithm: Algorithm[Any, Any], num_lanes: int) -> int:
     """Floating-point operations, about: the weights see every row of a minibatch once."""
     if not isinstance(algorithm, GradientAlgorithm):
         return 0
@@ -242,7 +242,7 @@ def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None
     prefer_onednn(info.get("onednn", prefers_onednn()))
 
 
-def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any] | Collector) -> None:
+def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any, Any] | Collector) -> None:
     """Compiles gradient steps, or acting and stepping, where the run asks for it and this machine can.
 
     Args:
@@ -351,7 +351,7 @@ def suitable_algorithms(observation_spec: SpecTree, action_spec: SpecTree, *, te
         return [name for name, kind in kinds if kind.team == team and attempt(kind, observation_spec, action_spec)]
 
 
-def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Algorithm[Any] | None:
+def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config: Any = None) -> Any:
     """An algorithm for these spaces; `None` if it refuses them.
 
     Args:

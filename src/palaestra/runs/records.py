@@ -85,7 +85,7 @@ def provenance(env: str = "") -> dict[str, Any]:
     }
 
 
-def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
+def networks_of(algorithms: Mapping[str, Algorithm[Any, Any]]) -> dict[str, str]:
     """What was built: layers and parameters of every network that learns, by its name.
 
     Args:
@@ -98,7 +98,7 @@ def networks_of(algorithms: Mapping[str, Algorithm[Any]]) -> dict[str, str]:
     }
 
 
-def _acts_on(algorithm: Algorithm[Any]) -> str:
+def _acts_on(algorithm: Algorithm[Any, Any]) -> str:
     """What a policy sees of what by its name is for learning alone; empty where there is nothing."""
     spec, config = without_mask(algorithm.policy.observation_spec), algorithm.config
     keys = [*spec] if isinstance(spec, dict) and not algorithm.team else []
@@ -353,7 +353,7 @@ class NoteLeaks(Callback):
                 write_fault(self._path, FaultRecord("EnvError", text, env_steps=steps, action="warned", details=kind))
 
 
-def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any, Any]]) -> bool:
     """Whether the policies of the best evaluation are there and whole; else there is a warning.
 
     Args:

@@ -36,7 +36,7 @@ class RobotLearner(Learner):
         return making.make_from_specs(self.config)[0]
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         return self.robot.algorithms
 
     @cached_property

@@ -36,18 +36,18 @@ class SingleLearner(PolicyLearner):
     has_window: ClassVar[bool] = True
 
     @cached_property
-    def _made(self) -> tuple[Algorithm[Any], tuple[SpecTree, SpecTree, TensorSpec]]:
+    def _made(self) -> tuple[Algorithm[Any, Any], tuple[SpecTree, SpecTree, TensorSpec]]:
         algorithm, specs = making.make_from_specs(self.config)
         going_online(algorithm, self.config, self.config.algorithm_name)
         return algorithm, specs
 
     @property
-    def algorithm(self) -> Algorithm[Any]:
+    def algorithm(self) -> Algorithm[Any, Any]:
         """What learns."""
         return self._made[0]
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         return {POLICY: self.algorithm}
 
     @cached_property
@@ -206,7 +206,7 @@ class _Played(NamedTuple):
     """[2, T]."""
 
 
-def hindsight_sampler(config: ExperimentConfig, algorithm: Algorithm[Any]) -> Callable[..., HindsightSampler] | None:
+def hindsight_sampler(config: ExperimentConfig, algorithm: Any) -> Callable[..., HindsightSampler] | None:
     """What makes the sampler of every buffer that a run learns from, given the buffer's own one as `base`.
 
     One environment is made and plays an episode of at most 50 random steps, from which the reward function has to give
@@ -248,7 +248,7 @@ def hindsight_sampler(config: ExperimentConfig, algorithm: Algorithm[Any]) -> Ca
     )
 
 
-def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any]) -> str:
+def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any, Any]) -> str:
     """Why nothing could be replayed with other goals; empty where it can."""
     name, data = config.algorithm_name, algorithm.plan.data
     if data != "replay":

@@ -32,7 +32,7 @@ class TeamLearner(PolicyLearner):
     """The policies of all agents of a run: algorithms, and rules that do not learn."""
 
     @cached_property
-    def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
+    def _made(self) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any, Any] | Policy]]:
         making.require_parts(self.config)
         return _make_agents(self.config)
 
@@ -42,12 +42,12 @@ class TeamLearner(PolicyLearner):
         return self._made[0]
 
     @property
-    def actors(self) -> dict[str, Algorithm[Any] | Policy]:
+    def actors(self) -> dict[str, Algorithm[Any, Any] | Policy]:
         """What learns, and rules that do not, by policy name."""
         return self._made[1]
 
     @property
-    def algorithms(self) -> dict[str, Algorithm[Any]]:
+    def algorithms(self) -> dict[str, Algorithm[Any, Any]]:
         return {name: one for name, one in self.actors.items() if isinstance(one, Algorithm)}
 
     @property
@@ -186,7 +186,7 @@ def _evaluation_envs(config: ExperimentConfig, seed: int, num_envs: int) -> tupl
     return create_multi_agent_envs(config.env.for_evaluation(num_envs), lane_seeds=lanes), lanes
 
 
-def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
+def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any, Any] | Policy]]:
     """The specs of all policies, and what acts by them.
 
     Raises:
@@ -201,7 +201,7 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
     chosen = {name: _chosen(config, name) for name in names}
     teams = [name for name, (kind, _) in chosen.items() if isinstance(kind, str) and algorithm_class(kind).team]
     policy_specs = config.agents.policy_specs(agents, teams=teams, state_spec=state_spec)
-    actors: dict[str, Algorithm[Any] | Policy] = {}
+    actors: dict[str, Algorithm[Any, Any] | Policy] = {}
     seeds = RunSeeds(config.run.seed)
     for number, name in enumerate(names):
         (kind, settings), spec = chosen[name], policy_specs[name]
@@ -228,7 +228,7 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
     return {name: dataclasses.replace(spec, judged=name in judged) for name, spec in policy_specs.items()}, actors
 
 
-def _make_in_worker(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Algorithm[Any] | Policy]]:
+def _make_in_worker(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], dict[str, Any]]:
     """`_make_agents` with as many threads as the worker has."""
     run = dataclasses.replace(config.run, num_threads=torch.get_num_threads())
     return _make_agents(dataclasses.replace(config, run=run))

@@ -254,7 +254,7 @@ class _raises:  # noqa: N801 - reads as what it does
         return isinstance(error, self.kind)
 
 
-def prepared(algorithm: GradientAlgorithm[Any], collector: Collector) -> Batch:
+def prepared(algorithm: GradientAlgorithm[Any, Any], collector: Collector) -> Batch:
     """All the data of one update, ready for `losses`."""
     generator = torch.Generator().manual_seed(1)
     with algorithm.policy.in_phase(Phase.UPDATE):
@@ -262,22 +262,22 @@ def prepared(algorithm: GradientAlgorithm[Any], collector: Collector) -> Batch:
         return algorithm.noise(algorithm.preprocess(drawn, collector.buffer), generator)
 
 
-def minibatches_of(algorithm: GradientAlgorithm[Any], batch: Batch) -> list[Batch]:
+def minibatches_of(algorithm: GradientAlgorithm[Any, Any], batch: Batch) -> list[Batch]:
     """The minibatches of an update, in an order of their own."""
     return list(minibatches(batch, algorithm.plan, generator=torch.Generator().manual_seed(2)))
 
 
-def first_minibatch(algorithm: GradientAlgorithm[Any], collector: Collector) -> Batch:
+def first_minibatch(algorithm: GradientAlgorithm[Any, Any], collector: Collector) -> Batch:
     """One of them."""
     return minibatches_of(algorithm, prepared(algorithm, collector))[0]
 
 
-def cut(algorithm: GradientAlgorithm[Any], batch: Batch, rows: slice) -> Batch:
+def cut(algorithm: GradientAlgorithm[Any, Any], batch: Batch, rows: slice) -> Batch:
     """Some rows of [N, ...], or some sequences of [T, N, ...]."""
     return batch.map(lambda leaf: leaf[rows] if _flat(algorithm) or leaf.ndim == 1 else leaf[:, rows])
 
 
-def width(algorithm: GradientAlgorithm[Any], batch: Batch) -> int:
+def width(algorithm: GradientAlgorithm[Any, Any], batch: Batch) -> int:
     """N."""
     leaf = batch.values()[0]
     while isinstance(leaf, Batch):
@@ -285,7 +285,7 @@ def width(algorithm: GradientAlgorithm[Any], batch: Batch) -> int:
     return leaf.shape[0 if _flat(algorithm) else 1]
 
 
-def _flat(algorithm: GradientAlgorithm[Any]) -> bool:
+def _flat(algorithm: GradientAlgorithm[Any, Any]) -> bool:
     return getattr(algorithm.plan, "mini_batch_length", None) == 1
 
 
@@ -298,7 +298,7 @@ def shaken(algorithm: Any) -> Any:
     return algorithm
 
 
-def whole_state(algorithm: Algorithm[Any]) -> dict[str, Any]:
+def whole_state(algorithm: Algorithm[Any, Any]) -> dict[str, Any]:
     """Everything that an algorithm and its policy hold, copied."""
     state = {**algorithm.state_tensors(), **{f"policy.{k}": v for k, v in algorithm.policy.state_dict().items()}}
     return copy.deepcopy(state)
@@ -310,7 +310,7 @@ def global_generators() -> list[Any]:
     return [torch.get_rng_state().tolist(), numbers[1].tolist(), numbers[2], random.getstate()]
 
 
-def parameters(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
+def parameters(algorithm: Algorithm[Any, Any]) -> dict[str, Tensor]:
     """Copies of all parameters and buffers."""
     return {name: value.detach().clone() for name, value in algorithm.model.state_dict().items()}
 

@@ -167,7 +167,7 @@ class CompiledLater(Callback):
             _log.warning("the process that compiles %s; training waits while this one does", ended)
         self.end()
 
-    def _switch(self, name: str, algorithm: GradientAlgorithm[Any], trainer: TrainingRun) -> None:
+    def _switch(self, name: str, algorithm: GradientAlgorithm[Any, Any], trainer: TrainingRun) -> None:
         began = time.monotonic()
         try:
             algorithm.prepare()
@@ -184,7 +184,7 @@ class CompiledLater(Callback):
         steps, seconds = algorithm.num_gradient_steps, time.monotonic() - began
         _log.info("policy %r learns compiled after %d gradient steps; the switch took %.1f s", name, steps, seconds)
 
-    def _stay_eager(self, name: str, algorithm: GradientAlgorithm[Any], why: str) -> None:
+    def _stay_eager(self, name: str, algorithm: GradientAlgorithm[Any, Any], why: str) -> None:
         self._after.pop(name)
         self._stays[name] = why
         algorithm.leave_eager()
@@ -209,8 +209,8 @@ class CompiledLater(Callback):
         self._stays = {name: why for name, why in reasons.items() if name not in self._after}
 
 
-def _gradient_algorithm(trainer: TrainingRun, name: str) -> GradientAlgorithm[Any]:
-    algorithm: Algorithm[Any] = trainer.algorithms[name]
+def _gradient_algorithm(trainer: TrainingRun, name: str) -> GradientAlgorithm[Any, Any]:
+    algorithm: Algorithm[Any, Any] = trainer.algorithms[name]
     if not isinstance(algorithm, GradientAlgorithm):
         raise ConfigError(f"policy {name!r} learns by {type(algorithm).__name__}, which makes no gradient steps")
     return algorithm
@@ -224,7 +224,7 @@ def _acting(trainer: TrainingRun) -> CompiledStep | None:
     return CompiledStep.of(collector.env, collector.policy)
 
 
-def _rows(algorithm: Algorithm[Any]) -> int:
+def _rows(algorithm: Algorithm[Any, Any]) -> int:
     return max(1, int(getattr(algorithm.plan, "unroll_length", 1)))
 
 

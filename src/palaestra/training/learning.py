@@ -108,7 +108,7 @@ class PolicyRecord:
         directory: where to write `non_finite_<gradient steps>_<number>/`; `None` writes nothing.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], most_skipped: int, directory: Path | None) -> None:
+    def __init__(self, algorithm: Algorithm[Any, Any], most_skipped: int, directory: Path | None) -> None:
         self._algorithm, self._most_skipped, self._directory = algorithm, most_skipped, directory
         self.averages = Averages()
         self._rows: int | Tensor = 0  # on a GPU where they were counted there
@@ -373,7 +373,7 @@ class LearningRecord:
             self._records[name].load_state(saved)
 
 
-def _unroll_length(algorithms: Mapping[str, Algorithm[Any]]) -> float:
+def _unroll_length(algorithms: Mapping[str, Algorithm[Any, Any]]) -> float:
     """That of the on-policy plans, which must agree; else that of the others; none is collected offline."""
     lengths: dict[str, dict[str, float]] = {}
     for name, algorithm in algorithms.items():
@@ -436,7 +436,7 @@ def _of_whole_episodes(source: Any) -> bool:
     return bool(getattr(source, "options", {}).get("complete_episodes_only"))
 
 
-def is_best(evaluation: Evaluation, before: float | None, algorithms: Mapping[str, Algorithm[Any]]) -> bool:
+def is_best(evaluation: Evaluation, before: float | None, algorithms: Mapping[str, Algorithm[Any, Any]]) -> bool:
     """Whether an evaluation counts as the best. With constraints the newest does: returns do not tell how they are met.
 
     Where its policies played those of the best before it, the winner does. Of returns that are equal but for rounding

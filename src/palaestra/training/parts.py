@@ -101,7 +101,7 @@ class PolicyManager(Protocol):
     """Contract of what the policies of a run learn in: this process, others, or other machines."""
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         """By policy name, in an order that never changes: this process's copies, with the newest weights."""
         ...
 
@@ -207,7 +207,7 @@ class SimplePolicyManager(PolicyManager):
     """
 
     def __init__(
-        self, algorithms: Mapping[str, Algorithm[Any]], *, gradient_workers: GradientSteps | None = None
+        self, algorithms: Mapping[str, Algorithm[Any, Any]], *, gradient_workers: GradientSteps | None = None
     ) -> None:
         if not algorithms:
             raise ConfigError("a run needs at least one policy that learns")
@@ -216,7 +216,7 @@ class SimplePolicyManager(PolicyManager):
         """Compute gradients; `None` where they are computed here."""
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         """See `PolicyManager.algorithms`."""
         return self._algorithms
 
@@ -275,7 +275,7 @@ class TrainingRun(Protocol):
         ...
 
     @property
-    def algorithms(self) -> Mapping[str, Algorithm[Any]]:
+    def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
         """What learns, by policy name."""
         ...
 
@@ -359,7 +359,7 @@ class Histogram:
         return kind(min=self.edges[0], max=self.edges[-1], bucket_limit=self.edges[1:], bucket=self.counts, **sums)
 
 
-def acting_policy(algorithms: Mapping[str, Algorithm[Any]]) -> Policy | torch.nn.ModuleDict:
+def acting_policy(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Policy | torch.nn.ModuleDict:
     """What acts for a run: the policy, or all of them by name where there are several.
 
     Args:

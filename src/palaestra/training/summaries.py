@@ -150,7 +150,7 @@ class Histograms(Callback):
                 prefix = part_name("histogram", policy, "/")
                 row |= self._of_policy(prefix, algorithm, trainer.collector.sources[policy])
 
-    def _of_policy(self, prefix: str, algorithm: GradientAlgorithm[Any], source: DataSource) -> dict[str, Histogram]:
+    def _of_policy(self, prefix: str, algorithm: Any, source: DataSource) -> dict[str, Histogram]:
         drawn: Any = algorithm.on_device(source.draw(algorithm.plan, self._generator))
         if algorithm.rewards is not None:
             drawn = drawn.replace(reward=algorithm.rewards(drawn["reward"]))

@@ -51,7 +51,7 @@ class Trainer:
     def __init__(
         self,
         collector: DataCollector,
-        learner: Algorithm[Any] | PolicyManager,
+        learner: Algorithm[Any, Any] | PolicyManager,
         config: TrainerConfig | None = None,
         *,
         evaluate: Callable[[Any], Evaluation] | None = None,
@@ -62,7 +62,7 @@ class Trainer:
         self.collector, self.config = collector, config or TrainerConfig()
         self.learner = manager_of(learner, collector, self.config.eval_epsilon)
         """The policies' learners."""
-        self.algorithms: Mapping[str, Algorithm[Any]] = self.learner.algorithms
+        self.algorithms: Mapping[str, Algorithm[Any, Any]] = self.learner.algorithms
         """What learns, by policy name."""
         self.callbacks: list[Callback] = list(callbacks)
         self.metrics: list[Metric] = default_metrics()
@@ -87,7 +87,7 @@ class Trainer:
         self._finished, self._stopping, self._stop_reason = False, False, ""
 
     @property
-    def algorithm(self) -> Algorithm[Any]:
+    def algorithm(self) -> Algorithm[Any, Any]:
         """What learns in a run of one policy.
 
         Raises:

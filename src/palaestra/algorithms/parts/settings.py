@@ -1,40 +1,10 @@
 """Settings of a constructor, and the plan of a replayed algorithm."""
 
-import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig
-from palaestra.core import RunSeeds
-from palaestra.core.errors import require_kind
-from palaestra.nn import EncoderOption, PlanningOptions, handed_over
-
-_ConfigT = TypeVar("_ConfigT", bound=AlgorithmConfig)
-
-
-def settings(
-    kind: type[_ConfigT], config: _ConfigT | None, seeds: RunSeeds | None, network: EncoderOption
-) -> tuple[_ConfigT, RunSeeds]:
-    """Resolves what a constructor was given: the first line of every algorithm's `__init__`.
-
-    Args:
-        kind: the algorithm's configuration, with a field `network`.
-        config: hyperparameters; those of `kind` by default.
-        seeds: of the run; seed 0 by default.
-        network: the user's encoder, or a mapping with one for each part; goes into `config.network.encoder`. A module
-            is not copied.
-
-    Raises:
-        ConfigError: settings of another algorithm, or something else than seeds.
-    """
-    config, seeds = kind() if config is None else config, RunSeeds(0) if seeds is None else seeds
-    require_kind(config, kind, "an algorithm, as config,", f"a {kind.__name__}(...)")
-    require_kind(seeds, RunSeeds, "an algorithm, as seeds,", "a RunSeeds(...)")
-    if network is not None:
-        own: Any = {"network": dataclasses.replace(config.network, encoder=handed_over(network))}  # pyright: ignore
-        config = dataclasses.replace(config, **own)
-    return config, seeds
+from palaestra.nn import PlanningOptions
 
 
 def by_parameter(optimizer: Any, vector: Tensor) -> dict[str, Tensor]:
