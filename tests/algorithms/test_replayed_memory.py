@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import palaestra
 from palaestra import NetworkConfig
 from palaestra.algorithms import SACConfig
-from palaestra.algorithms.parts import replay_plan
+from palaestra.algorithms.config import replay_plan
 from palaestra.core import ConfigError, StepType, shards
 from tests.algorithms.parts import ATTENTION, collected, environment, first_minibatch, make
 

@@ -206,7 +206,7 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4450, "0051"),
+    "algorithms": Room(55, 4447, "0051"),
     "analysis": Room(10, 2050, "0052"),
     "buffers": Room(15, 2813, "0049"),
     "cli": Room(16, 1368, "0036"),
@@ -218,11 +218,11 @@ ROOMS = {
     "envs": Room(58, 7157, "0045"),
     "experiments": Room(10, 1774, "0052"),
     "multiagent": Room(14, 1991, "0045"),
-    "nn": Room(20, 2942, "0036"),
+    "nn": Room(20, 2947, "0051"),
     "ops": Room(11, 738),
     "palaestra": Room(2, 102, "0029"),
     "policies": Room(15, 2029, "0044"),
-    "robots": Room(9, 1373),
+    "robots": Room(9, 1376, "0051"),
     "rollout": Room(9, 1618, "0044"),
     "runs": Room(15, 2768, "0044"),
     "runtime": Room(12, 1717, "0043"),

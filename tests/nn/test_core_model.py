@@ -162,6 +162,15 @@ def test_applying_one_gradient_is_a_step():
     assert norms["actor"].item() == pytest.approx(actor.norm().item(), rel=1e-5)
 
 
+def test_a_step_along_a_vector_is_that_of_its_parts_as_gradients():
+    model, twin = ac_model(), ac_model()
+    gradients = {name: value for name, value in model.get_gradients(sum(losses(model))).items() if "actor" in name}
+    vector = torch.cat([value.flatten() for value in gradients.values()])
+    model.apply_gradients([gradients])
+    assert twin.apply_vector("actor", vector).keys() == {"actor"}
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
 def test_gradients_of_several_sources_are_averaged():
     """MARO-39: the document's snippet; apply([g0, g1]) equals one step on the mean of the losses."""
     ac_model_0, ac_model_1, model, twin = (ac_model() for _ in range(4))

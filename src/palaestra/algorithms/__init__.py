@@ -8,6 +8,7 @@ from palaestra.algorithms.alphazero import *
 from palaestra.algorithms.behaviour_cloning import *
 from palaestra.algorithms.c51 import *
 from palaestra.algorithms.coma import *
+from palaestra.algorithms.config import *
 from palaestra.algorithms.cql import *
 from palaestra.algorithms.crossq import *
 from palaestra.algorithms.dagger import *

@@ -1,27 +1,26 @@
-"""What an algorithm is: `Algorithm`, anything that learns a policy from data, and `AlgorithmConfig`, its settings.
+"""What an algorithm is: `Algorithm`, anything that learns a policy from data.
 
 Nothing here knows a loss, a buffer or an environment.
 """
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
+from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.rewards import RewardConfig, RewardWeights, learned_rows
+from palaestra.algorithms.config import AlgorithmConfig, ConfigT, resolved
+from palaestra.algorithms.rewards import RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
 from palaestra.core import (
     Batch,
     DataSource,
     OnPolicy,
     Plan,
-    Prioritized,
     RunSeeds,
     SpecTree,
     StepType,
@@ -29,118 +28,15 @@ from palaestra.core import (
     seeded_initialisation,
     to_device,
 )
-from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses, require_kind
+from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
 from palaestra.core.schedule import Linear, Piecewise, schedule_value
-from palaestra.core.settings import (
-    AboveOne,
-    Annealed,
-    Finite,
-    Fraction,
-    InsideFraction,
-    Limit,
-    NotNegative,
-    Positive,
-    require_ranges,
-)
 from palaestra.core.spec import TensorSpec, spec_leaves
-from palaestra.nn import CoreModel, EncoderOption, Precision, handed_over
+from palaestra.nn import CoreModel, EncoderOption, Precision
 from palaestra.policies import NetworkPolicy, Policy
 
-__all__ = [
-    "AboveOne",
-    "Algorithm",
-    "AlgorithmConfig",
-    "Annealed",
-    "BonusConfig",
-    "Finite",
-    "Fraction",
-    "InsideFraction",
-    "Limit",
-    "NotNegative",
-    "Positive",
-    "UpdateInfo",
-]
+__all__ = ["Algorithm", "UpdateInfo"]
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """Base of every algorithm's hyperparameters: one flat dataclass for each, with each field's range in its type.
-
-    Raises:
-        ConfigError: numbers are out of range; the message has all of them.
-
-    Examples:
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class MyConfig(AlgorithmConfig):
-        ...     gamma: Fraction[float] = 0.99
-        >>> MyConfig(gamma=1.5)
-        Traceback (most recent call last):
-            ...
-        palaestra.core.errors.ConfigError: algorithm.gamma is 1.5; it must lie in [0, 1]
-    """
-
-    optimizers: dict[str, Any] = field(default_factory=dict)
-    """Other optimizers for components of the model, or parts of them: a name, or cls, params and max_grad_norm."""
-    rewards: RewardConfig = field(default_factory=RewardConfig)
-    """Weights and constraints, where the environment's reward is a vector."""
-
-    plan_class: ClassVar[type[Plan] | None] = None
-    """The kind of data that it asks for: `OnPolicy`, `Replay` or `Offline`."""
-
-    @property
-    def plan(self) -> Plan:
-        """The data these settings ask for."""
-        return self.plan_with()
-
-    def plan_with(self, **more: Any) -> Plan:
-        """A plan of `plan_class` with the values of all settings that are called as its fields are.
-
-        A switch `prioritized` stands for `Prioritized` with the settings `priority_alpha` and `priority_beta`. A plan
-        counts sequences: settings that do call them `mini_batch_sequences`, and `mini_batch_size` is rows.
-
-        Args:
-            more: fields that no setting says, or that a setting of the same name says otherwise.
-        """
-        if self.plan_class is None:
-            raise NotImplementedError(f"{type(self).__name__} states no plan; define `plan_class` or `plan`")
-        settings: Any = self
-        names = [field.name for field in dataclasses.fields(self.plan_class) if hasattr(self, field.name)]
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if hasattr(self, "mini_batch_sequences"):
-            values["mini_batch_size"] = settings.mini_batch_sequences
-        if isinstance(values.get("prioritized"), bool):
-            alpha, beta = settings.priority_alpha, settings.priority_beta
-            values["prioritized"] = Prioritized(alpha=alpha, beta=beta) if settings.prioritized else None
-        return self.plan_class(**{**values, **more})
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "algorithm.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BonusConfig:
-    """A reward that is learned beside the algorithm: for novelty, or for what looks demonstrated; none by default."""
-
-    kind: Literal["rnd", "icm", "gail", "airl"] | None = None
-    """For novelty, beside the environment's rewards: random network distillation, or the intrinsic curiosity module. To
-    imitate offline.data, in their place: generative adversarial imitation, or adversarial inverse reinforcement
-    learning."""
-    weight: Positive[float] = 0.1
-    """Reward for a novelty of one running standard deviation."""
-    learning_rate: Positive[float] = 1e-3
-    """Step size of Adam for what gives the reward."""
-    hidden_sizes: tuple[int, ...] = (64,)
-    """Units of each hidden layer of its networks."""
-    feature_size: Positive[int] = 32
-    """Features into which observations are encoded, for novelty."""
-    gradient_penalty: NotNegative[float] = 1.0
-    """Lambda of imitation: how much slopes of the discriminator other than 1 cost."""
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "bonus.")
 
 
 @dataclass(slots=True)
@@ -238,7 +134,7 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         seeds: RunSeeds | None = None,
         network: EncoderOption = None,
     ) -> None:
-        self.config, seeds = _settings(self.config_class, config, seeds, network)
+        self.config, seeds = resolved(self.config_class, config, seeds, network)
         with seeded_initialisation(seeds.integer("initialisation")):
             self.build(observation_spec, action_spec, self.config)
         if lacks := [name for name in ("policy", "model") if name not in vars(self)]:
@@ -543,20 +439,6 @@ def _with_batch_norm(kind: type[Algorithm[Any, Any]]) -> list[str]:
     """Names of the algorithms that learn with batch normalisation."""
     below = [name for one in kind.__subclasses__() for name in _with_batch_norm(one)]
     return sorted({*below, *([kind.__name__] if kind.batch_norm else [])})
-
-
-def _settings(
-    kind: Any, config: ConfigT | None, seeds: RunSeeds | None, network: EncoderOption
-) -> tuple[ConfigT, RunSeeds]:
-    """What an algorithm is made with, of what it was given."""
-    found: Any = kind() if config is None else config
-    seeds = RunSeeds(0) if seeds is None else seeds
-    require_kind(found, kind, "an algorithm, as config,", f"a {kind.__name__}(...)")
-    require_kind(seeds, RunSeeds, "an algorithm, as seeds,", "a RunSeeds(...)")
-    if network is not None:
-        encoded = dataclasses.replace(found.network, encoder=handed_over(network))
-        found = dataclasses.replace(found, network=encoded)
-    return found, seeds
 
 
 def _reward_weights(config: AlgorithmConfig, model: CoreModel) -> RewardWeights | None:

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import (
+    AboveOne,
+    AlgorithmConfig,
+    Fraction,
+    Limit,
+    NotNegative,
+    Positive,
+    planning_options,
+)
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, PlanningOptions, allowed_logits
@@ -79,7 +86,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """The options of the network and of the search."""
-        return parts.planning_options(self, simulator=self.simulator)
+        return planning_options(self, simulator=self.simulator)
 
 
 class AlphaZeroBatch(Batch):

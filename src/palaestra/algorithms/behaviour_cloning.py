@@ -7,7 +7,7 @@ likelihood estimation.
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, Finite, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Finite, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, Schedule, SpecTree
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from palaestra import policies
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive, replay_plan
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, Linear, Schedule, import_object
 from palaestra.core.errors import ConfigError, SpecError
@@ -64,7 +64,7 @@ class DAggerConfig(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
-        return parts.replay_plan(self)
+        return replay_plan(self)
 
 
 class DAggerBatch(Batch):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive, replay_plan
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
@@ -62,7 +62,7 @@ class DDPGConfig(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
-        return parts.replay_plan(self)
+        return replay_plan(self)
 
 
 class DDPG(GradientAlgorithm[DeterministicPolicy, DDPGConfig]):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Offline, Plan, Schedule, StepType
 from palaestra.core.errors import ConfigError, ShapeError

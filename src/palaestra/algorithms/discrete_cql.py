@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import ConfigError, DataSource, Offline, Schedule, SpecTree

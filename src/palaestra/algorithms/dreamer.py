@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AboveOne, AlgorithmConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, NotNegative, Positive, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
+from palaestra.algorithms.config import AlgorithmConfig, NotNegative, Positive
 from palaestra.core import Batch, ConfigError, Schedule, SpecTree, StepType
 from palaestra.core.plan import DataSource, OnPolicy
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
@@ -97,7 +97,7 @@ class EvolutionStrategies(Algorithm[PopulationPolicy, EvolutionStrategiesConfig]
         """The step, from the seeds [B] of perturbations and their scores [B]; returns its metrics."""
         noise = self.policy.noise(seed)  # [B, P]
         ascent = centered_ranks(score) @ noise / (len(score) * self.config.noise_std)
-        norm = self.model.apply_gradients([parts.by_parameter(self.model.optimizers["policy"], -ascent)])["policy"]
+        norm = self.model.apply_vector("policy", -ascent)["policy"]
         return {"score_mean": score.mean(), "score_max": score.max(), "gradient_norm/policy": norm}
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.algorithms.algorithm import BonusConfig
+from palaestra.algorithms.config import BonusConfig
 from palaestra.algorithms.parts import RunningMoments
 from palaestra.core import Batch, SpecTree, TensorSpec, spec_leaves
 from palaestra.nn import CompositeNetwork, Network, NetworkConfig

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import Algorithm, ConfigT, PolicyT, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, PolicyT, UpdateInfo
 from palaestra.algorithms.compiled_steps import CompiledSteps
+from palaestra.algorithms.config import ConfigT
 from palaestra.algorithms.imitation import bonus_of
 from palaestra.algorithms.parts import kept_besides
 from palaestra.algorithms.steppers import EagerSteps, Stepper, StepResult, num_rows

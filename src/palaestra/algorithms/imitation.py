@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from palaestra.algorithms.algorithm import BonusConfig
+from palaestra.algorithms.config import BonusConfig
 from palaestra.algorithms.exploration_bonus import (
     CuriosityModule,
     LearnedReward,

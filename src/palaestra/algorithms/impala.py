@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule, SpecTree
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption

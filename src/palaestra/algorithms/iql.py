@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, InsideFraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Fraction, InsideFraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import DataSource, Offline, Schedule, SpecTree

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Annealed, Finite, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Annealed, Finite, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption

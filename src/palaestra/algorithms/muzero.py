@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Fraction, Limit, NotNegative, Positive, planning_options
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, Schedule, SpecTree, StepType
@@ -90,7 +89,7 @@ class MuZeroConfig(AlgorithmConfig):
     @property
     def planning(self) -> PlanningOptions:
         """The options of the networks and of the search."""
-        return parts.planning_options(self, state_size=self.state_size)
+        return planning_options(self, state_size=self.state_size)
 
 
 class MuZeroBatch(Batch):

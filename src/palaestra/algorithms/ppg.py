@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
+from palaestra.algorithms.config import AlgorithmConfig
 from palaestra.core import Batch, CheckpointError, Schedule, SpecTree, minibatches, tree_paths
 from palaestra.core.plan import DataSource, OnPolicy
 from palaestra.core.settings import Annealed, Finite, Fraction, Limit, NotNegative, Positive

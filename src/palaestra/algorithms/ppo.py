@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import (
+from palaestra.algorithms.config import (
     AboveOne,
     AlgorithmConfig,
     Annealed,

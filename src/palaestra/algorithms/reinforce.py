@@ -13,7 +13,7 @@ from torch import Tensor
 
 from palaestra import ops
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, OnPolicy, Schedule, SpecTree, StepType
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive, replay_plan
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
@@ -70,7 +70,7 @@ class SACConfig(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
-        return parts.replay_plan(self)
+        return replay_plan(self)
 
 
 class SAC(GradientAlgorithm[SquashedGaussianPolicy, SACConfig]):

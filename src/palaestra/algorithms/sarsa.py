@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, Linear, Schedule, SpecTree
 from palaestra.core.plan import DataSource, OnPolicy

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive, replay_plan
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
@@ -71,7 +71,7 @@ class TD3Config(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: rows, or sequences where the network is recurrent."""
-        return parts.replay_plan(self)
+        return replay_plan(self)
 
 
 class TD3Batch(parts.TransitionBatch):

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.algorithm import Algorithm, AlgorithmConfig, Fraction, NotNegative, Positive, UpdateInfo
+from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
+from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive
 from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree, minibatches
 from palaestra.core.errors import ConfigError
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
@@ -132,7 +133,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
         self.require_finite_gradients({"gradient_norm/policy": longest.norm()})
         share, gain_after, kl_after = self._line_search(measured, parameters, longest, float(gain.detach()))
         if share:
-            self.model.apply_gradients([parts.by_parameter(self.model.optimizers["policy"], -share * longest)])
+            self.model.apply_vector("policy", -share * longest)
         return {
             "surrogate": gain_after,
             "surrogate_gain": gain_after - gain.detach(),

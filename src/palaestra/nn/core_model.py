@@ -211,6 +211,21 @@ class CoreModel(MovableModule):
             self._trained[components] = names, parameters
         return names, parameters
 
+    def apply_vector(self, component: str, vector: Tensor) -> dict[str, Tensor]:
+        """One step of a component's optimizer along a vector, with no other gradient.
+
+        Args:
+            component: that is trained.
+            vector: [P], taken as the gradient of all its parameters, flattened and one after another.
+
+        Returns:
+            As `apply_gradients`.
+        """
+        parameters = self.optimizers[component].parameters
+        parts = vector.split([parameter.numel() for parameter in parameters])
+        named = zip(self.optimizers[component].names, parts, parameters, strict=True)
+        return self.apply_gradients([{name: part.view_as(parameter) for name, part, parameter in named}])
+
     def apply_gradients(
         self, gradients: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
     ) -> dict[str, Tensor]:

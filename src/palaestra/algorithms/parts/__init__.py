@@ -1,8 +1,7 @@
-"""What algorithms share: functions and small objects, from the settings of a constructor to targets and noise."""
+"""What algorithms share: functions and small objects, from unrolls to targets and noise."""
 
 from palaestra.algorithms.parts.actor_critic import *
 from palaestra.algorithms.parts.memory import *
-from palaestra.algorithms.parts.settings import *
 from palaestra.algorithms.parts.symmetry import *
 from palaestra.algorithms.parts.transitions import *
 from palaestra.algorithms.parts.unrolls import *
