@@ -3,9 +3,12 @@
 import importlib.util
 import tomllib
 from pathlib import Path
+from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from palaestra.core import ConfigError, MissingExtraError
 from palaestra.envs import EnvConfig, check, load
@@ -146,6 +149,22 @@ def test_dm_control_goes_through_shimmy():
     report = check("dm_control/cartpole-balance-v0", steps=60)
     assert report.ok, report
     assert set(load("dm_control/cartpole-balance-v0").observation_spec) == {"position", "velocity"}
+
+
+def test_films_of_shimmys_tasks_have_the_pictures_of_a_second():
+    """Shimmy says a step's milliseconds, in the dictionary of the class: findings/shimmy_frames_per_second_*."""
+
+    class Wrapped(CartPoleEnv):
+        __module__ = "shimmy.dm_control_compatibility"
+        metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10.0}
+        dt = 0.01
+
+    gymnasium.register("toys/Wrapped-v0", lambda **kwargs: Wrapped(**kwargs))
+    try:
+        assert load("toys/Wrapped-v0").gym_env.metadata["render_fps"] == 100
+    finally:
+        del gymnasium.registry["toys/Wrapped-v0"]
+    assert Wrapped.metadata["render_fps"] == 10.0
 
 
 def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypatch, caplog, capfd):

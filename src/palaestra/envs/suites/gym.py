@@ -84,6 +84,8 @@ def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
     bare.order_enforce = False
     own: dict[str, Any] = {"max_episode_steps": -1, "disable_env_checker": True}
     env = _made(spec, kwargs, lambda: gymnasium.make(bare, **own, **kwargs))
+    if type(env.unwrapped).__module__ == "shimmy.dm_control_compatibility":  # milliseconds of a step
+        env.metadata = {**env.metadata, "render_fps": round(1 / env.unwrapped.dt)}
     return Single(env, (spec.max_episode_steps or 0) if limit is None else limit)
 
 
