@@ -216,7 +216,7 @@ ROOMS = {
     "deployment": Room(9, 1630, "0052"),
     "distributed": Room(14, 2518, "0043"),
     "envs": Room(58, 7157, "0045"),
-    "experiments": Room(10, 1774, "0052"),
+    "experiments": Room(10, 1775, "0052"),
     "multiagent": Room(14, 1991, "0045"),
     "nn": Room(20, 2947, "0051"),
     "ops": Room(11, 738),
