@@ -3,10 +3,13 @@
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
+import palaestra
+from palaestra import PPO, PPOConfig, RunSeeds
 from palaestra.cli import commands
 from palaestra.config.config import config_from_mapping
-from palaestra.core import ConfigError, EnvError
+from palaestra.core import ConfigError, DiscreteSpec, EnvError, TensorSpec
 from palaestra.envs import EnvConfig, NativeVectorEnvironment, create_environment
 from palaestra.envs.check import check
 from palaestra.experiments import ExperimentConfig
@@ -73,8 +76,8 @@ def test_names_of_other_libraries_lead_to_ours(algorithm, typed, suggested, caps
     ("typed", "message"),
     [
         ("enjoy last", "unknown verb 'enjoy'; it is `palaestra play last` here"),
-        ("test last", "unknown verb 'test'; it is `palaestra eval last --episodes 100` here"),
-        ("run ppo CartPole-v1", "unknown verb 'run'; it is `palaestra train ppo CartPole-v1 --seeds 5` here"),
+        ("test", "unknown verb 'test'; it is `palaestra eval last --episodes 100` here"),
+        ("run dqn Acrobot-v1 -n 9", "unknown verb 'run'; it is `palaestra train dqn Acrobot-v1` here"),
         ("train PPO CartPole-v1", "unknown algorithm 'PPO' — did you mean 'ppo'?"),
         ("train TD3BC Pendulum-v1", "did you mean 'td3_bc'?"),
         ("train DreamerV3 CartPole-v1", "did you mean 'dreamer'?"),
@@ -104,6 +107,16 @@ def test_other_words_for_verbs_lead_to_verbs_that_exist():
 def test_python_is_told_as_well():
     with pytest.raises(ConfigError, match=r"unknown key lr — did you mean 'algorithm.learning_rate'"):
         config_from_mapping(ExperimentConfig, {"lr": 3e-4})
+
+
+def test_what_other_libraries_call_in_python_is_answered_with_the_call():
+    with pytest.raises(ConfigError, match=r"a run has its own: palaestra.evaluate_run\(RUN\)"):
+        palaestra.evaluate("runs/last")  # pyright: ignore[reportArgumentType]
+    policy = PPO(TensorSpec((4,), torch.float32), DiscreteSpec(num=2), PPOConfig(), RunSeeds(0)).policy
+    with pytest.raises(ConfigError, match=r"the action for an observation is policy\(observation\)"):
+        policy.predict([0.0] * 4, deterministic=True)
+    with pytest.raises(ConfigError, match="was given a CategoricalPolicy; give its path or name"):
+        palaestra.evaluate_run(policy)  # pyright: ignore[reportArgumentType]
 
 
 def test_titles_are_neither_emoji_nor_markup():

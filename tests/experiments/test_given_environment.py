@@ -68,6 +68,8 @@ def test_what_has_no_name_trains_is_evaluated_and_resumed_in_this_process(kind: 
     """USERS 3: lambdas, objects, local classes; each lane and each evaluation has one of its own."""
     done = palaestra.train("ppo", given()[kind], run__directory=str(tmp_path), **SMALL)
     assert RunDirectory(done.directory).config.env.name.startswith("__given__:")
+    assert "__" not in Path(done.directory).name
+    assert kind != "gym.make" or "CartPole_v1" in Path(done.directory).name
     assert done.result.status == "done"
     assert done.result.evaluation is not None
     assert palaestra.evaluate_run(done.directory, episodes=2).return_mean is not None

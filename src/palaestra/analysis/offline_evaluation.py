@@ -57,7 +57,7 @@ class OfflineEvaluation:
         if self.settled:
             return f"{self.value} {end}"
         way = "rising" if self.moved > 0 else "falling"
-        by = f"{self.value.value:.4g} by {abs(self.moved):.4g} of it in the second half of the updates"
+        by = f"{self.value.value:.4g}, by {abs(self.moved):.4g} in the second half of the updates"
         return f"still {way}, to {by}; give more --updates ({end})"
 
     def to_json(self) -> dict[str, Any]:

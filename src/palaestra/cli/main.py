@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import itertools
 import logging
 import os
 import select
@@ -125,7 +126,8 @@ def _read(typed: list[str]) -> Callable[[], int]:
 
     known = [n for n in range(len(typed), 0, -1) if " ".join(typed[:n]) in COMMANDS]
     if not known and (meant := COMMANDS.get(ELSEWHERE.get(typed[0], ""))):
-        raise ConfigError(f"unknown verb {typed[0]!r}; it is `palaestra {meant.name} {meant.example}` here")
+        words = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), typed[1:])) or meant.example
+        raise ConfigError(f"unknown verb {typed[0]!r}; it is `palaestra {meant.name} {words}` here")
     if not known:
         verbs = [name for name in COMMANDS if " " not in name]
         raise ConfigError(f"unknown verb {typed[0]!r}{did_you_mean(typed[0], verbs)}")

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, ParamSpec
 
 __all__ = [
@@ -133,7 +133,7 @@ def refuses(error: type[Exception]) -> Callable[[Callable[_P, Iterator[str]]], C
     return checking
 
 
-def require_kind(value: Any, kind: type, called: str, instead: str) -> None:
+def require_kind(value: Any, kind: type | UnionType, called: str, instead: str) -> None:
     """Refuses an object of another kind.
 
     Args:

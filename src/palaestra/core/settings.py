@@ -163,7 +163,6 @@ def _needed(value: Any, whole: bool, rule: Range | tuple[Any, ...]) -> str:
         *others, last = map(str, rule)
         return "" if value in rule else f"be {', '.join(others)} or {last}"
     is_number = isinstance(value, numbers.Real | Linear | Piecewise) and not isinstance(value, bool)
-    is_whole = is_number and isinstance(value, numbers.Integral)
-    if whole and not is_whole:
+    if whole and not (is_number and isinstance(value, numbers.Integral)):
         return "be a whole number" + (f" of {str(rule).removeprefix('be ')}" if rule.ge is not None else "")
     return rule.needed(*schedule_range(typing.cast("Schedule", value))) if is_number else "be a number"

@@ -233,7 +233,7 @@ def _making(env: Any) -> Callable[..., Any]:
 
     made: Any = make if _is_made(env) else functools.update_wrapper(call, env, assigned=())
     kind = type(env) if made is make else getattr(env, "func", type(env))
-    made.__name__ = kind.__name__
+    made.__name__ = str(getattr(getattr(env, "spec", None), "id", kind.__name__))
     made.__annotations__ = {"return": kind} if made is make else {}
     return made
 

@@ -5,10 +5,9 @@ import dataclasses
 import math
 import os
 import shutil
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,7 +291,7 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
         if hopeless:
             raise optuna.TrialPruned from None
         raise
-    return statistics.fmean(_scores(done))
+    return math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.num_seeds
 
 
 def _scored_together(
@@ -310,7 +309,8 @@ def _scored_together(
     for done in trained_together(configs, [seeds] * len(configs), paths, ended=leave.is_set):
         scores.append(Future())
         try:
-            scores[-1].set_result(statistics.fmean(_scores(done)))
+            _require_scores(done)
+            scores[-1].set_result(math.fsum(seed.best_return or 0.0 for seed in done.seeds) / len(done.seeds))
         except PalaestraError as error:
             scores[-1].set_exception(error)
     return scores
@@ -378,16 +378,15 @@ def trained(
         done = resume_seeds(path, ended=ended)
     if done.exit_code in (130, 143):
         raise StoppedError("the seeds are saved", done.exit_code)
-    list(_scores(done))
+    _require_scores(done)
     return done
 
 
-def _scores(done: GroupResult) -> Iterator[float]:
-    """The best return of each seed; refuses a group of which one failed, or was never evaluated."""
+def _require_scores(done: GroupResult) -> None:
+    """Refuses a group of which a seed failed, or was never evaluated."""
     for seed in done.seeds:
         if seed.exit_code or seed.best_return is None or not math.isfinite(seed.best_return):
             raise PalaestraError(f"seed {seed.seed} {seed.status}: {seed.error or 'no finite evaluation was made'}")
-        yield seed.best_return
 
 
 def trained_together(

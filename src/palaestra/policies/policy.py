@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Self, final
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, final
 
 import numpy as np
 import torch
@@ -158,6 +158,15 @@ class Policy(MovableModule, ABC):
             return self.choose(observation, state, explore, deterministic)
         step = self.choose(to_device(observation, device), to_device(state, device), explore, deterministic)
         return to_device(step, device_of(observation))
+
+    @final
+    def predict(self, *given: Any, **options: Any) -> NoReturn:
+        """The word of other libraries for calling a policy: refused with a message that has the call.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("predict is a word of other libraries; the action for an observation is policy(observation)")
 
     @abstractmethod
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
@@ -333,18 +342,15 @@ class Policy(MovableModule, ABC):
         if field is not None and isinstance(seen, np.ndarray) and parts and seen.shape[:1] == (len(parts),):
             seen = tuple(seen)  # a `Batch` made an array of a tuple of numbers
         leading = leading_shape(seen, self.observation_spec)
-        rows = as_rows(seen, self.observation_spec, self.device, leading)
         count = int(np.prod(leading, dtype=np.int64))
-        memory = self.initial_state(count)
-        memory = memory if state is None else checked_state(state, memory, count)
+        memory = self.initial_state(count) if state is None else checked_state(state, self.initial_state(count), count)
         reward: Any = torch.zeros(count) if state is None else observation.get("rew", ())
-        step = TimeStep(reward=reward, observation=rows)
+        step = TimeStep(reward=reward, observation=as_rows(seen, self.observation_spec, self.device, leading))
         with self.in_phase(Phase.EVAL):  # dropout and batch statistics are of training
             chosen = self.act(step, memory, phase=Phase.EVAL, deterministic=deterministic)
         action = to_numpy(self.env_action(chosen.action), self.action_spec, leading)
-        if field is None:
-            return action
-        return Batch(act=action, state=Batch() if type(chosen.state) is tuple else chosen.state)
+        kept = Batch() if type(chosen.state) is tuple else chosen.state
+        return action if field is None else Batch(act=action, state=kept)
 
     def begun(self, state: Any, first: Any) -> Any:
         """The state with the initial one in rows where an episode begins.

@@ -137,7 +137,7 @@ class Evaluation:
 
 def evaluate(
     policy: Policy,
-    env: Environment,
+    env: Environment | None = None,
     *,
     episodes: int = 20,
     deterministic: bool = True,
@@ -151,7 +151,7 @@ def evaluate(
 
     Args:
         policy: acts in `Phase.EVAL`; observation statistics stay frozen.
-        env: reset at the start.
+        env: reset at the start; those of a run are made by `evaluate_run`.
         episodes: how many.
         deterministic: whether to take the most probable or most valuable action.
         seeds: lane seeds, one for each environment, whose streams begin anew; equal ones give equal episodes. Without
@@ -161,9 +161,11 @@ def evaluate(
             then, so the mean is one of short ones.
 
     Raises:
-        ConfigError: no episode is asked for, or none ended within the time limit; environments are stepped as they are
-            ready, not together; or policy and environments do not fit together.
+        ConfigError: no episode is asked for, or none ended within the time limit; environments are missing, or stepped
+            as they are ready, not together; or policy and environments do not fit together.
     """
+    if env is None:
+        raise ConfigError("evaluate was given no environments; a run has its own: palaestra.evaluate_run(RUN)")
     require_fit(env, policy, "evaluate")
     if seeds:
         env.seed(seeds)

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from palaestra.config.config import ExperimentConfig, as_yaml, by_todays_names, config_from_mapping, read_config
-from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable, require_kind
 from palaestra.core.files import damaged_files, fingerprint, replace_text, whole_folder
+from palaestra.core.importing import GIVEN
 from palaestra.core.reading import opened, parse_json, read_text
 from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations, say_once
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
@@ -325,7 +326,8 @@ def _claimed(config: ExperimentConfig, suffix: str) -> Path:
     """An empty directory; of a name that was given it may be one that a killed process has left."""
     root = Path(config.run.directory)
     time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, config.env.name)]
+    env = config.env.name.removeprefix(f"{GIVEN}:")
+    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, env)]
     stem = config.run.name or "_".join([time, *names, suffix])
     path, number = root / stem, 1
     while True:
@@ -399,6 +401,7 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
     """
     found: list[RunDirectory] = []
     for name in names:
+        require_kind(name, str | Path, "what reads a run", "its path or name, such as `directory` of its result")
         for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
             if (path / "group.json").is_file():
                 runs = sorted(path.glob("*/config.yaml"), key=_natural)

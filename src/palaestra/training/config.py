@@ -17,7 +17,7 @@ class TrainerConfig:
     """Budget of a run, and the periods of evaluations, logs and checkpoints."""
 
     total_env_steps: Positive[int] = 100_000
-    """Env steps over all environments; of an offline run, updates."""
+    """Env steps over all environments, or updates from data alone."""
     episodes_per_iteration: AtLeastOne[int | None] = None
     """Whole episodes that an iteration collects, instead of the algorithm's unroll_length: as many in each
     environment, so a multiple of env.num_envs."""
