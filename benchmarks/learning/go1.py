@@ -88,7 +88,7 @@ def write(robot: str, record: dict[str, Any], folder: Path) -> None:
     found = {name: folder / f"{name.lower()}.json" for name in OTHERS}
     records = {name: json.loads(file.read_text()) for name, file in found.items() if file.exists()}
     cells = [[name, *row] for name, one in records.items() for row in _cells(one)]
-    text = "\n\n".join(origin(one) for one in records.values())
+    text = "\n\n".join(origin(one) + one.get("note", "") for one in records.values())
     return publish(folder / "legs.md", f"{table(['robot', '', *HEAD], cells)}\n\n{text}", PAGE, place="legs")
 
 

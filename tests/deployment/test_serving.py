@@ -81,6 +81,7 @@ def test_what_is_wrong_is_refused_and_never_reaches_the_policy(plain, body, stat
     answer = running.client.post("/act", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert said in answer.json()["error"]
+    assert "server" not in answer.headers, "who asks learns no versions"
     assert running.metric("policy_rows_total") == before
     assert running.act(observation=SEEN)
 

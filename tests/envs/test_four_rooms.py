@@ -85,3 +85,11 @@ def test_the_picture_shows_walls_goal_and_point():
     assert picture.shape == (256, 256, 3) and picture.dtype == np.uint8
     colours = {tuple(colour) for colour in picture.reshape(-1, 3).tolist()}
     assert {(255, 255, 255), (128, 128, 128), (40, 160, 60), (30, 80, 220)} <= colours
+
+
+def test_the_picture_has_a_cross_of_walls_two_cells_wide_with_four_doors():
+    cells = at(FourRooms(), -0.9, -0.9).render()[::4, ::4]
+    walls, middle = (cells == 128).all(-1), len(cells) // 2
+    assert (walls == walls.T).all() and (walls == walls[::-1, ::-1]).all()
+    crossed = np.flatnonzero(walls.sum(0) > 2)
+    assert crossed.tolist() == [middle - 1, middle] and 0 < (~walls[:, middle]).sum() < middle

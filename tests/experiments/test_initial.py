@@ -15,6 +15,7 @@ from palaestra.config.config import config_from_mapping
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
 from palaestra.policies import save_policy
+from palaestra.runs import records
 from palaestra.runs.lineage import begin_from, for_new_run
 from tests.algorithms.parts import any_kind, environment, make
 from tests.experiments.parts import CHAIN, SMALL, config_of, trained
@@ -199,7 +200,7 @@ def _sum(policy):
         ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
         (
             {"env__gym_wrappers": ("NormalizeReward",)},
-            r"NormalizeReward keeps .* --env.wrappers NormalizeReward",
+            r"NormalizeReward keeps .* give --env.train-wrappers NormalizeReward",
         ),
         (
             {"env__gym_wrappers": ("NormalizeObservation",)},
@@ -211,6 +212,20 @@ def test_settings_of_something_else_are_refused(settings, message):
     base = preset("ppo", CHAIN)
     with pytest.raises(ConfigError, match=message):
         make_learner(for_new_run(config_from_mapping(base.__class__, settings, base=base)))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [("NormalizeObservation", "--algorithm.normalize-observation true"), ("NormalizeReward", "--env.train-wrappers")],
+)
+def test_statistics_that_evaluations_begin_without_are_told_of(wrapper, instead, caplog):
+    """A one-hot observation was 0.96 right in evaluations, for the first of each lane came out as 0."""
+    records.say_once.cache_clear()
+    for name in ("train_wrappers", "wrappers"):
+        base = preset("ppo", CHAIN)
+        for_new_run(config_from_mapping(type(base), {f"env__{name}": (wrapper,)}, base=base))
+        assert len(caplog.messages) == (name == "wrappers")
+    assert caplog.messages[0].startswith(f"env.wrappers has {wrapper}: evaluations, and") and instead in caplog.text
 
 
 def test_a_budget_in_which_nothing_would_be_learned_is_said(tmp_path, caplog):

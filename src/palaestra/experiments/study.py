@@ -5,9 +5,10 @@ import dataclasses
 import math
 import os
 import shutil
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,7 +292,7 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
         if hopeless:
             raise optuna.TrialPruned from None
         raise
-    return math.fsum(seed.best_return or 0.0 for seed in done.seeds) / search.num_seeds
+    return statistics.fmean(_scores(done))
 
 
 def _scored_together(
@@ -309,8 +310,7 @@ def _scored_together(
     for done in trained_together(configs, [seeds] * len(configs), paths, ended=leave.is_set):
         scores.append(Future())
         try:
-            _require_scores(done)
-            scores[-1].set_result(math.fsum(seed.best_return or 0.0 for seed in done.seeds) / len(done.seeds))
+            scores[-1].set_result(statistics.fmean(_scores(done)))
         except PalaestraError as error:
             scores[-1].set_exception(error)
     return scores
@@ -378,15 +378,16 @@ def trained(
         done = resume_seeds(path, ended=ended)
     if done.exit_code in (130, 143):
         raise StoppedError("the seeds are saved", done.exit_code)
-    _require_scores(done)
+    list(_scores(done))
     return done
 
 
-def _require_scores(done: GroupResult) -> None:
-    """Refuses a group of which a seed failed, or was never evaluated."""
+def _scores(done: GroupResult) -> Iterator[float]:
+    """The best return of each seed; refuses a group of which one failed, or was never evaluated."""
     for seed in done.seeds:
         if seed.exit_code or seed.best_return is None or not math.isfinite(seed.best_return):
             raise PalaestraError(f"seed {seed.seed} {seed.status}: {seed.error or 'no finite evaluation was made'}")
+        yield seed.best_return
 
 
 def trained_together(

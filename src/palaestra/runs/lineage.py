@@ -34,6 +34,10 @@ from palaestra.training.callbacks import missing_callbacks
 __all__ = ["changed_config", "changes_between"]
 
 _log = logging.getLogger(__name__)
+_INSTEAD = {
+    "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
+    "NormalizeReward": "--env.train-wrappers NormalizeReward",
+}
 
 
 def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
@@ -47,11 +51,18 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
         ConfigError: it is a group of several, or a setting is missing, does nothing, or nothing that could be resumed.
     """
     require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
-    for one in config.env.gym_wrappers:
-        if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
+    for one in (*config.env.gym_wrappers, *config.env.wrappers):
+        found = re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one))
+        instead = found and _INSTEAD[found[0]]
+        if found and one in config.env.gym_wrappers:
             raise ConfigError(
                 f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
-                f"another one; give the library's own, --env.wrappers {found[0]}"
+                f"another one; give {instead}"
+            )
+        if found:
+            records.say_once(
+                f"env.wrappers has {found[0]}: evaluations, and whoever uses the policy, begin without its statistics, "
+                f"and see other numbers than training did; give {instead}"
             )
     if issubclass(algorithm_class(config.algorithm_name), Algorithm):
         if config.robot != RobotConfig():

@@ -59,6 +59,12 @@ def test_a_normalised_reward_is_divided_by_the_deviation_of_the_discounted_retur
     assert two == pytest.approx(3.0 / np.sqrt(1 + 1e-8), rel=1e-12)
 
 
+def test_returns_are_discounted_by_099_and_clipped_at_10_by_default():
+    # returns 2, then 0.99 * 2 + 3 = 4.98: their deviation is half of what lies between them
+    first, one, two = rewards(NormalizeReward(script(2.0, 3.0, 3.0)), 2)
+    assert (first, one) == (0.0, 10.0) and two == pytest.approx(3.0 / 1.49, rel=1e-6)
+
+
 def test_the_discounted_return_starts_anew_and_the_statistics_do_not():
     # two episodes of one reward: returns 2 and 2 again; carried over, the second would be 0.5 * 2 + 2 = 3
     env = NormalizeReward(script(2.0), gamma=0.5, clip=1e9)
