@@ -1,11 +1,13 @@
 """The table of packages: the page says what the results say, and rows that were not run say so."""
 
 import json
+import shlex
 import sys
 
 import psutil
 
 from benchmarks.packages import PAGE, RESULTS, ROOT, known, markdown, ran
+from palaestra.cli.environments import families
 
 
 def test_the_page_has_the_results():
@@ -14,6 +16,14 @@ def test_the_page_has_the_results():
     assert len(known()) >= 60 and not results.keys() - known().keys()
     for name, found in results.items():
         assert found["version"] == str(known()[name]["version"]), f"{name} has another version by now: run it again"
+
+
+def test_what_env_create_says_to_try_next_was_tried():
+    results = json.loads((RESULTS / "packages.json").read_text())
+    rows = {shlex.join([facts["env"], *facts.get("options", ())]): name for name, facts in known().items()}
+    for family, facts in families().items():
+        if not facts["try"].startswith("vector:my_robots"):  # of a file of one's own
+            assert results[rows[facts["try"]]]["train"] == "yes", family
 
 
 def test_a_row_that_was_not_run_says_so():
