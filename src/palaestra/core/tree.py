@@ -241,8 +241,7 @@ def as_array(leaf: Any) -> Any:
     # new memory that is not page-locked is found page by page, which takes a millisecond for 2 MB; but PyTorch keeps it
     if leaf.is_cuda and leaf.nbytes <= _LOCKED_BYTES:
         leaf = torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
-    leaf = leaf.cpu()
-    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
+    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).cpu().numpy()
 
 
 def available_devices() -> list[str]:
