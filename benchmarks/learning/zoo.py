@@ -118,7 +118,7 @@ RECIPES = [
     Recipe("trpo", "Acrobot-v1"),
     Recipe("ppo", "Hopper-v5", (*BATCH, *steps(400_000))),
     Recipe("ppo", "Walker2d-v5", (*BATCH, *steps(400_000))),
-    Recipe("ppo", "HalfCheetah-v5", steps(60_000)),
+    Recipe("ppo", "HalfCheetah-v5", steps(150_000)),
     Recipe("ddpg", "Pendulum-v1"),
     Recipe("td3", "Pendulum-v1"),
     Recipe("ppo", "palaestra.envs:Go1Joystick"),
