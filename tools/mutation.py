@@ -21,10 +21,10 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/buffers/saving.py: if new is None or ((new.max()) - (rewritten)) + 1 >= positions.ring_size:": (
         "the way around the ring counts all pieces, too"
     ),
-    'src/palaestra/training/loggers.py: "time/env_steps_per_s": env_steps / max(self.train_s, 5e-10),': (
+    'src/palaestra/training/console.py: "time/env_steps_per_s": env_steps / max(self.train_s, 5e-10),': (
         "no run takes a nanosecond"
     ),
-    "src/palaestra/training/loggers.py: whole = max(sum(self.seconds.values()), 5e-10)": "no run takes a nanosecond",
+    "src/palaestra/training/console.py: whole = max(sum(self.seconds.values()), 5e-10)": "no run takes a nanosecond",
     "src/palaestra/buffers/streams.py: self.has_changes = True": "read only after a draw, which sets it",
     "src/palaestra/buffers/leaf.py: unseen = torch.from_numpy(before).to(frames.device, non_blocking=False)": (
         "only whether the copy is waited for"

@@ -301,7 +301,6 @@ def call(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def replay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    keep_freed_memory()  # as every run does
     rows = []
     for shape, prioritized in itertools.product(replay_shards.SHAPES, (False, True)):
         with RUNTIMES[arguments.runtime]() as runtime:
@@ -346,6 +345,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and tables are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run does
     rows: list[dict[str, Any]] = []
     for task in arguments.tasks:
         rows += TASKS[task](arguments)

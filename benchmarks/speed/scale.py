@@ -12,18 +12,16 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import simpy
 import torch
 
 from benchmarks.numbers import spread
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed.distributed import Run, sleepy
+from benchmarks.speed.simulation import UNROLL, Cluster, Costs, Simulation
 from benchmarks.speed.sleepy import ENVS_EACH, MINIBATCHES
 from palaestra import PPO, Collector, EnvConfig, PPOConfig, RunSeeds, create_environment
 from palaestra.core import POLICY
@@ -31,182 +29,6 @@ from palaestra.runtime import ProcessRuntime
 
 RESULT = Path(__file__).parent / "results" / "scale.json"
 WORKERS, BAR = (1, 2, 4, 8, 16), 0.15
-UNROLL, ROW_BYTES = 128, 64
-Events = Generator[simpy.Event, Any, None]
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds that things take."""
-
-    env_s: float
-    """A step of one environment."""
-    act_s: float
-    """Of a processor, for one step of all environments of a worker: the policy, and what is around the environments."""
-    call_s: float
-    """Of the driver, for a message."""
-    byte_s: float
-    """Of the driver, for a byte of it."""
-    row_s: float
-    """Of one learner, for a row: all passes over it."""
-    update_s: float
-    """Of a learner, for an update, whatever its size; and of the driver for all else that an iteration needs."""
-    exchange_s: float
-    """Of a gradient step, for the exchange between two learners; of more, as of a ring."""
-    steps: int = 16
-    """Gradient steps in an update."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Who takes part."""
-
-    workers: int
-    learners: int = 1
-    cores: int | None = None
-    """That all share; by default each worker and learner has its own."""
-    asynchronous: bool = False
-    """Whether workers act on while there is learning."""
-    fragments: int = 16
-    """In an update of an asynchronous run."""
-    max_lag: int = 4
-    """Policy versions, after which a fragment of an asynchronous run is dropped."""
-    spread: float = 0.1
-    """Standard deviation of the logarithm of the time that a worker acts."""
-
-
-@dataclass
-class Outcome:
-    """What came of it."""
-
-    env_steps_per_s: float
-    """That were learned from."""
-    ideal: float
-    """Divided by those of workers that never wait."""
-    lag: float
-    """Mean policy versions between acting and learning."""
-    dropped: float
-    """Share of what was collected."""
-    busy: dict[str, float]
-    """Share of the time in which workers act, and the driver takes messages and learns."""
-
-    @property
-    def bottleneck(self) -> str:
-        """What is busy longest."""
-        return max(self.busy, key=lambda name: self.busy[name])
-
-
-class Simulation:
-    """One cluster at work.
-
-    Args:
-        costs: of everything.
-        cluster: who takes part.
-    """
-
-    def __init__(self, costs: Costs, cluster: Cluster) -> None:
-        self.costs, self.cluster, self.env = costs, cluster, simpy.Environment()
-        self.cores = None if cluster.cores is None else simpy.Resource(self.env, cluster.cores)
-        self.rng = np.random.default_rng(0)
-        self.began, self.version, self.learned, self.dropped = 0.0, 0, 0, 0
-        self.lags: list[int] = []
-        self.busy = {"workers": 0.0, "messages": 0.0, "learning": 0.0}
-        self.arrived: simpy.Store = simpy.Store(self.env)
-
-    def run(self, updates: int) -> Outcome:
-        """Lets it work for so many updates, after two that do not count."""
-        driver = self._waits_for_none if self.cluster.asynchronous else self._waits_for_all
-        warm = self.env.process(driver(2))
-        self.env.run(warm)
-        began = self.began = self.env.now
-        self.learned, self.dropped, self.lags = 0, 0, []
-        self.busy = dict.fromkeys(self.busy, 0.0)
-        self.env.run(self.env.process(driver(updates)))
-        seconds, rows = self.env.now - began, UNROLL * ENVS_EACH
-        busy = {name: value / seconds for name, value in self.busy.items()}
-        busy["workers"] /= self.cluster.workers
-        rate = self.learned * rows / seconds
-        collected = self.learned + self.dropped
-        lag = statistics.fmean(self.lags) if self.lags else 0.0
-        return Outcome(rate, rate * self.costs.env_s / self.cluster.workers, lag, self.dropped / collected, busy)
-
-    def _compute(self, seconds: float, kind: str) -> Events:
-        """Takes a processor for so long."""
-        if self.cores is None:
-            yield self.env.timeout(seconds)
-        else:
-            with self.cores.request() as mine:
-                yield mine
-                yield self.env.timeout(seconds)
-        self.busy[kind] += seconds
-
-    def _act(self) -> Events:
-        """One unroll of a worker."""
-        step_s, costs = ENVS_EACH * self.costs.env_s, self.costs
-        slow = float(self.rng.lognormal(0.0, self.cluster.spread))
-        if self.cores is None:
-            seconds = UNROLL * (step_s + costs.act_s) * slow
-            yield self.env.timeout(seconds)
-            self.busy["workers"] += min(seconds, self.env.now - self.began)
-            return
-        for _ in range(UNROLL):
-            yield self.env.timeout(step_s * slow)
-            self.busy["workers"] += step_s * slow
-            yield from self._compute(costs.act_s, "workers")
-
-    def _message(self) -> Events:
-        yield from self._compute(self.costs.call_s + UNROLL * ENVS_EACH * ROW_BYTES * self.costs.byte_s, "messages")
-
-    def _update(self, fragments: int) -> Events:
-        count, rows = self.cluster.learners, fragments * UNROLL * ENVS_EACH
-        exchange = self.costs.steps * self.costs.exchange_s * 2 * (count - 1) / count
-        yield from self._compute(self.costs.update_s + rows * self.costs.row_s / count + exchange, "learning")
-        self.version += 1
-        self.learned += fragments
-
-    # -- synchronous: everybody acts with the same weights, and waits
-
-    def _waits_for_all(self, updates: int) -> Events:
-        for _ in range(updates):
-            for _ in range(self.cluster.workers):
-                self.env.process(self._once())
-            for _ in range(self.cluster.workers):
-                yield self.arrived.get()
-                yield from self._message()
-            self.lags += [0] * self.cluster.workers
-            yield from self._update(self.cluster.workers)
-
-    def _once(self) -> Events:
-        yield from self._act()
-        yield self.arrived.put(self.version)
-
-    # -- asynchronous: everybody acts on with the newest weights there are
-
-    def _waits_for_none(self, updates: int) -> Events:
-        if not self.version:
-            for _ in range(self.cluster.workers):
-                self.env.process(self._forever())
-        for _ in range(updates):
-            taken = 0
-            while taken < self.cluster.fragments:
-                version, taken_over = yield self.arrived.get()
-                lag = self.version - version
-                yield from self._message()
-                taken_over.succeed()
-                if lag > self.cluster.max_lag:
-                    self.dropped += 1
-                    continue
-                taken += 1
-                self.lags.append(lag)
-            yield from self._update(taken)
-
-    def _forever(self) -> Events:
-        while True:
-            version = self.version
-            yield from self._act()
-            taken_over = self.env.event()
-            yield self.arrived.put((version, taken_over))
-            yield taken_over
 
 
 def measured_costs(rounds: int, window_s: float) -> Costs:

@@ -14,7 +14,7 @@ from palaestra.analysis.report import line_chart, round_ticks
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
 from palaestra.runs.records import FaultRecord, write_fault
-from palaestra.training.loggers import acting_together
+from palaestra.training.console import acting_together
 from tests.experiments.parts import rows_of, trained, written
 
 

@@ -206,15 +206,15 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4419, "0051"),
+    "algorithms": Room(55, 4457, "0055"),
     "analysis": Room(10, 2050, "0052"),
     "buffers": Room(15, 2813, "0049"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
     "config": Room(6, 720, "0044"),
-    "core": Room(18, 2171, "0044"),
+    "core": Room(18, 2172, "0044"),
     "deployment": Room(9, 1630, "0052"),
-    "distributed": Room(14, 2517, "0043"),
+    "distributed": Room(14, 2533, "0055"),
     "envs": Room(58, 7157, "0045"),
     "experiments": Room(10, 1775, "0052"),
     "multiagent": Room(14, 1991, "0045"),
@@ -223,11 +223,11 @@ ROOMS = {
     "palaestra": Room(2, 102, "0029"),
     "policies": Room(15, 2029, "0044"),
     "robots": Room(9, 1376, "0051"),
-    "rollout": Room(9, 1610, "0054"),
-    "runs": Room(15, 2776, "0054"),
+    "rollout": Room(9, 1620, "0054"),
+    "runs": Room(15, 2783, "0054"),
     "runtime": Room(12, 1717, "0043"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2379, "0040"),
+    "training": Room(16, 2385, "0040"),
 }
 """The size of each package when the rooms were opened."""
 
@@ -289,7 +289,7 @@ LIMITS = {
     "configurations of more than one class and AlgorithmConfig": Limit(configurations_with_more_classes, 0, 0),
     "names that two classes have": Limit(names_of_two_classes, 0, 0),
     "lines of code in a file": Limit(code_lines_a_file, 100, 100, least=True),
-    "lines of imports and __all__ in a file": Limit(lines_of_imports_in_a_file, 13.9, 13.9),
+    "lines of imports and __all__ in a file": Limit(lines_of_imports_in_a_file, 14.0, 13.9),  # 0025, 0031, 0048
     "docstrings that stand 8 times or more": Limit(repeated_docstrings, 1, 0),
     "lines of docstrings that stand 8 times or more": Limit(repeated_docstring_lines, 150, 150),
     "circles of imports": Limit(circles_of_imports, 0, 0),
@@ -305,7 +305,7 @@ LIMITS = {
     "files of envs that a step enters": Limit(calls.files_of_a_step, 6, 5),
     "calls from one act to the next": Limit(calls.calls_of_acting, 33, 45),  # decision 0025
     "files from one act to the next": Limit(calls.files_of_acting, 14, 12),  # decision 0025
-    "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 44, 30),
+    "files of a whole iteration of PPO": Limit(calls.files_of_an_iteration, 47, 30),
     "calls per gradient step of PPO": Limit(calls.calls_of_a_gradient_step, 50, 50),
 }
 

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from palaestra.distributed.exchange import Exchange
 from palaestra.testing.algorithms import different, whole_state
 from tests.algorithms.parts import any_kind, collected
 from tests.distributed.test_gradient_workers import updated_with
@@ -56,3 +57,22 @@ def test_memory_is_shared_by_all_ranks_or_by_none(sent, monkeypatch):
     updated_with(2, algorithm, collector, num_shards=3)
     assert refusals
     assert sent == {0, 1, 2}
+
+
+def test_ranks_share_out_the_values_of_an_unroll_and_cut_it_alike_whatever_their_number(monkeypatch):
+    """Each lane is looked at by one of them; one that learns alone looks at the same parts, so that bits are equal."""
+    seen, by_lanes = list[list[int]](), Exchange.by_lanes
+
+    def looking(exchange, function, unroll):
+        mine = list[int]()
+        seen.append(mine)
+        return by_lanes(exchange, lambda part: (mine.append(part.reward.shape[1]), function(part))[1], unroll)
+
+    monkeypatch.setattr(Exchange, "by_lanes", looking)
+    algorithm, collector = collected("ppo", any_kind("ppo"))
+    alone, _ = updated_with(0, algorithm, collector, num_shards=4)
+    assert seen == [[1] * collector.buffer.num_lanes]  # no more parts than lanes
+    seen.clear()
+    shared, _ = updated_with(1, algorithm, collector, num_shards=4)
+    assert sorted(seen) == [[1], [1, 1]]
+    assert not different(whole_state(alone), whole_state(shared))

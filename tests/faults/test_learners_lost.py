@@ -35,6 +35,7 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "before rows": (PolicyHost, "update", 2),
     "with rows": (PolicyHost, "_give_up", 2),
     "joining": (exchange, "_own_address", 1),
+    "with values": (Exchange, "by_lanes", 2),
     "in gradients": (GradientAlgorithm, "gradients", 8),
     "with gradients": (Exchange, "_gathered", 5),
     "in apply": (GradientAlgorithm, "apply_shards", 5),

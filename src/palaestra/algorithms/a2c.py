@@ -75,7 +75,7 @@ class A2C(GradientAlgorithm[StochasticPolicy, A2CConfig]):
 
     def preprocess(self, batch: Any, source: DataSource) -> parts.AdvantageBatch:
         """Adds advantages and value targets to an unroll."""
-        return parts.advantages(self, batch)
+        return parts.advantages(self, batch, source=source)
 
     def losses(self, batch: parts.AdvantageBatch) -> Losses:
         """Algorithm S3, beta being `entropy_cost`: policy gradient, value error and entropy, means over valid rows."""

@@ -16,10 +16,20 @@ from torch import Tensor
 from palaestra.algorithms.config import AlgorithmConfig, ConfigT, resolved
 from palaestra.algorithms.rewards import RewardWeights, learned_rows
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, OnPolicy, Plan, SpecTree, StepType, require_device, to_device
+from palaestra.core import (
+    Batch,
+    DataSource,
+    OnPolicy,
+    Plan,
+    RunSeeds,
+    SpecTree,
+    StepType,
+    require_device,
+    seeded_initialisation,
+    to_device,
+)
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
 from palaestra.core.schedule import Linear, Piecewise, schedule_value
-from palaestra.core.seeding import RunSeeds, seeded_initialisation
 from palaestra.core.spec import TensorSpec, spec_leaves
 from palaestra.nn import CoreModel, EncoderOption, Precision
 from palaestra.policies import NetworkPolicy, Policy

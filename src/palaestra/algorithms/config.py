@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from palaestra.algorithms.rewards import RewardConfig
-from palaestra.core import AboveOne, Annealed, Finite, Fraction, InsideFraction, Limit, NotNegative, Positive, RunSeeds
+from palaestra.core import Plan, Prioritized, RunSeeds
 from palaestra.core.errors import require_kind
-from palaestra.core.plan import Plan, Prioritized
-from palaestra.core.settings import require_ranges
+from palaestra.core.settings import (
+    AboveOne,
+    Annealed,
+    Finite,
+    Fraction,
+    InsideFraction,
+    Limit,
+    NotNegative,
+    Positive,
+    require_ranges,
+)
 from palaestra.nn import EncoderOption, PlanningOptions, handed_over
 
 __all__ = ["AboveOne", "AlgorithmConfig", "Annealed", "BonusConfig", "Finite", "Fraction", "InsideFraction", "Limit"]

@@ -86,10 +86,11 @@ class CQL(GradientAlgorithm[SquashedGaussianPolicy, CQLConfig]):
         self.critic = EnsembleNetwork(observation_spec, 1, config.num_critics, critic, action_size=size)
         self.temperature = parts.Temperature(config.initial_temperature)
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
+        networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": self.policy.network, "critic": self.critic, "temperature": self.temperature}
-        self.model = CoreModel(networks, {"actor": adam, "critic": adam, "temperature": slow})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        self.model = CoreModel({**networks, "temperature": self.temperature}, options)
         self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
         self.target_critic: Any = self.model.component["target_critic"]
 

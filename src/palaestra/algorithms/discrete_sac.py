@@ -80,10 +80,11 @@ class DiscreteSAC(GradientAlgorithm[CategoricalPolicy, DiscreteSACConfig]):
         )
         self._critic = EnsembleNetwork(observation_spec, self.policy.raw_action_spec.num, config.num_critics, critic)
         self._temperature = parts.Temperature(config.initial_temperature)
+        networks = {"actor": self.policy.network, "critic": self._critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"actor": self.policy.network, "critic": self._critic, "temperature": self._temperature}
-        self.model = CoreModel(networks, {"actor": adam, "critic": adam, "temperature": slow})
+        options = {"actor": adam, "critic": adam, "temperature": slow}
+        self.model = CoreModel({**networks, "temperature": self._temperature}, options)
         self.targets = Targets(self.model, {"target_critic": "critic"}, tau=config.tau)
         self._target_critic: Any = self.model.component["target_critic"]
 

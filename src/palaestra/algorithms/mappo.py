@@ -104,7 +104,8 @@ class MAPPO(GradientAlgorithm[TeamCategoricalPolicy, MAPPOConfig]):
 
     def preprocess(self, batch: Any, source: DataSource) -> MAPPOBatch:
         """Adds advantages and value targets, of the team's mean reward, to an unroll."""
-        return parts.advantages(self, batch.replace(reward=batch.reward.mean(-1)), MAPPOBatch)
+        batch = batch.replace(reward=batch.reward.mean(-1))
+        return parts.advantages(self, batch, MAPPOBatch, source=source)
 
     def losses(self, batch: MAPPOBatch) -> Losses:
         """PPO's loss; surrogate and entropy of a row are means over the whole team, 0 for agents that did not act."""

@@ -148,7 +148,8 @@ class PPO(GradientAlgorithm[StochasticPolicy, PPOConfig]):
 
     def preprocess(self, batch: Any, source: DataSource) -> PPOBatch:
         """Adds advantages and value targets to an unroll."""
-        return parts.advantages(self, batch, PPOBatch, None if self.return_scale is None else self.return_scale())
+        unit = None if self.return_scale is None else self.return_scale()
+        return parts.advantages(self, batch, PPOBatch, unit, source)
 
     def losses(self, batch: PPOBatch) -> Losses:
         """Equation (9): clipped surrogate, value error and entropy, each a mean over valid rows."""

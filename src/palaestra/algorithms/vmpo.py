@@ -105,7 +105,7 @@ class VMPO(GradientAlgorithm[StochasticPolicy, VMPOConfig]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> VMPOBatch:
         """Adds advantages, what each row counts, and the distributions of the policy that acted."""
-        found: Any = parts.advantages(self, batch)
+        found: Any = parts.advantages(self, batch, source=source)
         features, _ = self.policy.features(found.observation)
         numbers, log_std = self._told(self.policy.head(features))
         old = {"numbers": numbers}

@@ -20,7 +20,7 @@ from palaestra.core.reading import read_bytes, read_text
 from palaestra.runs.records import is_number, read_evaluations, read_faults
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.training import Histogram
-from palaestra.training.loggers import PARTS, acting_together
+from palaestra.training.console import PARTS, acting_together
 
 __all__ = ["write_report"]
 

@@ -241,7 +241,8 @@ def as_array(leaf: Any) -> Any:
     # new memory that is not page-locked is found page by page, which takes a millisecond for 2 MB; but PyTorch keeps it
     if leaf.is_cuda and leaf.nbytes <= _LOCKED_BYTES:
         leaf = torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
-    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).cpu().numpy()
+    leaf = leaf.cpu()
+    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
 
 
 def available_devices() -> list[str]:

@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,6 +206,29 @@ class Exchange:
         if gathered is None:
             gathered = [_plain(algorithm.gradients(part)) for part in parts]
         return algorithm.apply_shards([algorithm.on_device(part) for part in gathered])
+
+    def by_lanes(self, function: Callable[[Any], Tensor], unroll: Any) -> Tensor:
+        """What a function says of an unroll; each rank computes it of some lanes, in the same parts for any size.
+
+        Args:
+            function: of any lanes of the unroll [T, b], to [T, b].
+            unroll: [T, B], the same on every rank.
+
+        Raises:
+            BrokenGroupError: the group broke, on a rank other than 0.
+        """
+        lanes = unroll.reward.shape[1]
+        count = min(lanes, self.seat.num_shards)
+        if count == 1:
+            return function(unroll)
+        cuts = [slice(number * lanes // count, (number + 1) * lanes // count) for number in range(count)]
+        parts, found = [unroll[:, cut] for cut in cuts], None
+        if self.seat.size > 1 and self.error is None:
+            mine = [function(part) for part in parts[_share(count, self.seat.rank, self.seat.size)]]
+            found = self._gathered([Gradients({"": one}, 0, {}, None) for one in mine])
+        if found is None:
+            return torch.cat([function(part) for part in parts], dim=1)
+        return torch.cat([one.values[""] for one in found], dim=1).to(unroll.reward.device)
 
     def _gathered(self, mine: Sequence[Gradients]) -> list[Gradients] | None:
         """The gradients of all shards; `None` on rank 0 of a group that broke."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, ShardedSteps, UpdateInfo
-from palaestra.core import Batch, DataSource, NonFiniteError, Plan, computing_thread
+from palaestra.core import Batch, NonFiniteError, Plan, computing_thread
 from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat, exchange_for, fingerprint
 
 __all__ = ["PolicyHost"]
@@ -82,6 +82,8 @@ class DrawnSource:
         """What was drawn."""
         self.write_backs: list[tuple[Tensor, Tensor]] = []
         """Row numbers and priorities, in the order in which they were written back."""
+        self.by_lanes: Any = None
+        """How ranks share out what is computed of an unroll's lanes; see `Exchange.by_lanes`."""
 
     def draw(self, plan: Plan, generator: torch.Generator) -> Batch:
         """The batch."""
@@ -187,7 +189,7 @@ class _Running:
         )
 
 
-def updated_by(algorithm: Any, source: DataSource, exchange: Exchange | None) -> UpdateInfo:
+def updated_by(algorithm: Any, source: DrawnSource, exchange: Exchange | None) -> UpdateInfo:
     """An update of one rank, or of a host that learns alone.
 
     Raises:
@@ -197,4 +199,5 @@ def updated_by(algorithm: Any, source: DataSource, exchange: Exchange | None) ->
     if exchange is None:
         return algorithm.update(source)
     exchange.connect()
+    source.by_lanes = exchange.by_lanes
     return algorithm.update(source, ShardedSteps(functools.partial(exchange.step, algorithm)))

@@ -1,7 +1,8 @@
-"""What a collection needs (a buffer) and gives, and loaded data instead of a collector."""
+"""What a collection needs (a buffer, a number of rows) and gives, and loaded data instead of a collector."""
 
 import contextlib
 import logging
+import math
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +13,18 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, sampler_of
-from palaestra.core import POLICY, ConfigError, OnPolicy, Replay, ShapeError, SpecTree, TensorSpec, spec_layout
+from palaestra.core import (
+    POLICY,
+    ConfigError,
+    OnPolicy,
+    Replay,
+    ShapeError,
+    SpecTree,
+    TensorSpec,
+    schedule_value,
+    spec_layout,
+)
 from palaestra.core.errors import require_kind
-from palaestra.core.schedule import schedule_value
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode
@@ -23,6 +33,7 @@ __all__ = [
     "CollectInfo",
     "OfflineData",
     "OfflineFirst",
+    "Quota",
     "buffer_for",
     "episode_discount",
     "episodes_of_lanes",
@@ -66,6 +77,57 @@ class CollectInfo:
             "rew": float(np.mean([e.episode_return for e in episodes])) if episodes else float("nan"),
             "len": float(np.mean([e.length for e in episodes])) if episodes else float("nan"),
         }
+
+
+class Quota:
+    """How many rows the current unroll still needs. A fractional unroll length is met on average over unrolls.
+
+    Examples:
+        >>> quota = Quota()
+        >>> taken = []
+        >>> for _ in range(4):
+        ...     taken.append(quota.begin(1.5))
+        ...     quota.left = 0
+        >>> taken
+        [1, 2, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Rows that are still to be collected; subtract what you have collected."""
+        self._carry = 0.0
+
+    def begin(self, length: float) -> int:
+        """Begins an unroll, or continues one that was paused.
+
+        Args:
+            length: rows of an unroll; ignored where one was paused.
+
+        Returns:
+            Rows to collect.
+
+        Raises:
+            ConfigError: the length is negative, or no number.
+        """
+        if not 0 <= length < math.inf:
+            raise ConfigError(f"an unroll of length {length} was asked for; it must be at least 0, and finite")
+        if not self.left:
+            self._carry += length
+            self.left = int(self._carry + 1e-9)  # ten times 0.1 is a row
+            self._carry -= self.left
+        return self.left
+
+    def state(self) -> dict[str, Any]:
+        """`rows_left` and `carry`, for a checkpoint."""
+        return {"rows_left": self.left, "carry": self._carry}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned.
+
+        Args:
+            state: with its two entries, and possibly others.
+        """
+        self.left, self._carry = state["rows_left"], state["carry"]
 
 
 class OfflineData:

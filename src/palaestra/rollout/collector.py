@@ -19,10 +19,10 @@ from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
 from palaestra.rollout import collection
-from palaestra.rollout.collection import CollectInfo, episodes_of_lanes
+from palaestra.rollout.collection import CollectInfo, Quota, episodes_of_lanes
 from palaestra.rollout.compiled import CompiledStep, Unroller
 from palaestra.rollout.episodes import Episode, EpisodeTracker
-from palaestra.rollout.rows import Quota, RowWriter, put_rows, require_finite
+from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
 __all__ = ["Collector"]
 

@@ -1,4 +1,4 @@
-"""Rows on their way into a buffer: how many, of some lanes or of all, finite, with their log-probabilities."""
+"""Rows on their way into a buffer: of some lanes or of all, checked for finite values, with their log-probabilities."""
 
 import logging
 import math
@@ -10,68 +10,16 @@ import torch
 from torch import Tensor
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, NonFiniteError, StepType, TimeStep, tree_leaves, tree_map, tree_select
+from palaestra.core import Batch, NonFiniteError, StepType, TimeStep, episode_seed, tree_leaves, tree_map, tree_select
 from palaestra.core.errors import is_news
-from palaestra.core.seeding import episode_seed
 from palaestra.core.tree import as_array
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import EpisodeTracker
 
-__all__ = ["Quota", "RowWriter", "put_rows", "require_finite"]
+__all__ = ["RowWriter", "put_rows", "require_finite"]
 
 _log = logging.getLogger(__name__)
-
-
-class Quota:
-    """How many rows the current unroll still needs. A fractional unroll length is met on average over unrolls.
-
-    Examples:
-        >>> quota = Quota()
-        >>> taken = []
-        >>> for _ in range(4):
-        ...     taken.append(quota.begin(1.5))
-        ...     quota.left = 0
-        >>> taken
-        [1, 2, 1, 2]
-    """
-
-    def __init__(self) -> None:
-        self.left = 0
-        """Rows that are still to be collected; subtract what you have collected."""
-        self._carry = 0.0
-
-    def begin(self, length: float) -> int:
-        """Begins an unroll, or continues one that was paused.
-
-        Args:
-            length: rows of an unroll; ignored where one was paused.
-
-        Returns:
-            Rows to collect.
-
-        Raises:
-            ConfigError: the length is negative, or no number.
-        """
-        if not 0 <= length < math.inf:
-            raise ConfigError(f"an unroll of length {length} was asked for; it must be at least 0, and finite")
-        if not self.left:
-            self._carry += length
-            self.left = int(self._carry + 1e-9)  # ten times 0.1 is a row
-            self._carry -= self.left
-        return self.left
-
-    def state(self) -> dict[str, Any]:
-        """`rows_left` and `carry`, for a checkpoint."""
-        return {"rows_left": self.left, "carry": self._carry}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned.
-
-        Args:
-            state: with its two entries, and possibly others.
-        """
-        self.left, self._carry = state["rows_left"], state["carry"]
 
 
 def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:

@@ -19,7 +19,16 @@ from rich.filesize import decimal
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import available_bytes
 from palaestra.config.config import ExperimentConfig, algorithm_class
-from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, computing
+from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
+from palaestra.core.computing import (
+    BoundedTensors,
+    choose_library,
+    faster_threads,
+    memory_bytes,
+    num_cores,
+    prefer_onednn,
+    prefers_onednn,
+)
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import EnvConfig, create_environment, probe_specs
 from palaestra.envs.create import is_pool
@@ -76,8 +85,7 @@ def made_of(
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
     try:
-        most = (computing.memory_bytes() or math.inf) / 4
-        with computing.BoundedTensors(most, math.inf, "more than this machine has memory for"):
+        with BoundedTensors((memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"):
             made = kind(*specs, settings, seeds)
     except ConfigError as error:
         team = getattr(kind, "team", False)
@@ -121,7 +129,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     distributed = config.distributed
     if distributed.runtime in ("process", "ray"):
         side_by_side *= (distributed.gradient_shards or distributed.num_learners) * max(1, distributed.num_policy_hosts)
-    network, most = getattr(config.algorithm, "network", None), max(1, computing.num_cores() // side_by_side)
+    network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
     if config.run.num_threads:
         return config.run.num_threads
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
@@ -130,7 +138,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     sizes = [getattr(config.algorithm, name, None) for name in ("mini_batch_size", "mini_batch_sequences")]
     rows = sizes[0] or sizes[1] or whole
     widths = network.hidden_sizes if isinstance(network, NetworkConfig) else NetworkConfig().hidden_sizes
-    return computing.faster_threads(rows, widths, most, largest_picture(observation_spec))
+    return faster_threads(rows, widths, most, largest_picture(observation_spec))
 
 
 _FEW, _MORE, _SEVERAL = 2, 8, 16
@@ -213,8 +221,7 @@ def choose_products(algorithms: Mapping[str, Algorithm[Any, Any]], num_lanes: Ma
         algorithms: that learn in this process, by policy.
         num_lanes: environments (or agents) that write to the buffer of each.
     """
-    largest = max((_largest_product(one, num_lanes[name]) for name, one in algorithms.items()), default=0)
-    computing.choose_library(largest)
+    choose_library(max((_largest_product(one, num_lanes[name]) for name, one in algorithms.items()), default=0))
 
 
 def _largest_product(algorithm: Algorithm[Any, Any], num_lanes: int) -> int:
@@ -232,7 +239,7 @@ def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None
     """Threads and library as `run.json` has them, if the run has begun: others round otherwise."""
     if config.run.num_threads is None:
         torch.set_num_threads(info.get("threads", torch.get_num_threads()))
-    computing.prefer_onednn(info.get("onednn", computing.prefers_onednn()))
+    prefer_onednn(info.get("onednn", prefers_onednn()))
 
 
 def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any, Any] | Collector) -> None:

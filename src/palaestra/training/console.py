@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere."""
+"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere; and where the time goes."""
 
 import io
 import logging
@@ -18,12 +18,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from palaestra.rollout import Episode
-from palaestra.training.loggers import PARTS, acting_together
+from palaestra.rollout import CollectInfo, Episode
 
-__all__ = ["ConsoleLogger", "DrawnInPlace", "advice"]
+__all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
 
+PARTS = ("environment", "inference", "storing", "learning", "waiting")
 _log = logging.getLogger(__name__)
+
+
+def acting_together(shares: Mapping[str, float | None]) -> dict[str, float]:
+    """How time splits, for readers: choosing actions and storing rows are one part, acting.
+
+    Args:
+        shares: of `PARTS`; what is not known is `None`.
+    """
+    found: dict[str, float] = {}
+    for part, share in shares.items():
+        if share is not None:
+            name = "acting" if part in ("inference", "storing") else part
+            found[name] = found.get(name, 0.0) + share
+    return found
 
 
 def silence_stdout() -> None:
@@ -52,6 +66,67 @@ class PipedConsole(Console):
         self.quiet = True
         silence_stdout()
         _log.warning("nobody reads what is printed any more; training goes on")
+
+
+class TimeSplit:
+    """Seconds of a run by what was done in them; the parts add up to all of them.
+
+    | part | is |
+    |---|---|
+    | environment | in the environments, or waiting for their processes |
+    | inference | choosing actions |
+    | storing | the rest of collecting: writing rows, counting episodes |
+    | learning | updates |
+    | waiting | evaluation, checkpoints, loggers and callbacks: neither collecting nor learning |
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        """By part."""
+        self._since = time.perf_counter()
+
+    def start(self) -> None:
+        """The run begins or resumes: what came before is not counted."""
+        self._since = time.perf_counter()
+
+    def spent(self, part: str) -> None:
+        """Everything since the last call was this.
+
+        Args:
+            part: one of the table's.
+        """
+        now = time.perf_counter()
+        self.seconds[part] += now - self._since
+        self._since = now
+
+    def collected(self, info: CollectInfo) -> None:
+        """Everything since the last call was this collection.
+
+        Args:
+            info: with the seconds of its parts.
+        """
+        self.spent("storing")
+        self.seconds["storing"] -= info.env_s + info.inference_s
+        self.seconds["environment"] += info.env_s
+        self.seconds["inference"] += info.inference_s
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of collecting and learning."""
+        return sum(self.seconds.values()) - self.seconds["waiting"]
+
+    def metrics(self, env_steps: int) -> dict[str, float]:
+        """For a row of metrics: fractions that add up to 1, training seconds, env steps per second of them.
+
+        Args:
+            env_steps: of the run so far.
+        """
+        whole = max(sum(self.seconds.values()), 1e-9)
+        return {
+            "time/train_s": self.train_s,
+            "time/env_steps_per_s": env_steps / max(self.train_s, 1e-9),
+            **{f"time/{part}": seconds / whole for part, seconds in self.seconds.items()},
+        }
 
 
 def advice(row: Mapping[str, float]) -> str:

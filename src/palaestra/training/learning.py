@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import ConfigError, NonFiniteError, ShapeError, save_tensors, scheduled_values, split_state
-from palaestra.core.plan import DataSource
+from palaestra.core import (
+    ConfigError,
+    DataSource,
+    NonFiniteError,
+    ShapeError,
+    save_tensors,
+    scheduled_values,
+    split_state,
+)
 from palaestra.rollout import CollectInfo, Evaluation
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
@@ -286,8 +293,7 @@ class LearningRecord:
             if (name in info.rows_of or whole) and not self._can_draw(name, source):
                 continue
             found[name] = source
-            follow = getattr(source, "set_progress", None)
-            if follow is not None and algorithm.plan.data != "on-policy":  # a sampler may follow schedules
+            if (follow := getattr(source, "set_progress", None)) is not None:  # a sampler may follow schedules
                 follow(progress)
         return found
 

@@ -1,4 +1,4 @@
-"""`Logger`: what takes metrics; into files, and for TensorBoard. `TimeSplit`: where the time goes, for their rows."""
+"""`Logger`: what takes metrics; into files, and for TensorBoard."""
 
 import csv
 import io
@@ -13,13 +13,11 @@ from typing import Any, Protocol
 
 from palaestra.core import ConfigError
 from palaestra.core.reading import opened
-from palaestra.rollout import CollectInfo, Episode
+from palaestra.rollout import Episode
 from palaestra.training.parts import Histogram
 
-__all__ = ["FileLogger", "Logger", "TensorBoardLogger", "TimeSplit"]
+__all__ = ["FileLogger", "Logger", "TensorBoardLogger"]
 
-PARTS = ("environment", "inference", "storing", "learning", "waiting")
-"""Of a run's time, see `TimeSplit`."""
 _log = logging.getLogger(__name__)
 _MOST_WAITING_BYTES = 2**24
 _LONGEST_PAUSE = 15  # calls
@@ -75,81 +73,6 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
                 ) from error
         plain[name.encode(errors="replace").decode()] = value  # a name may hold what is no text
     return plain
-
-
-class TimeSplit:
-    """Seconds of a run by what was done in them; the parts add up to all of them.
-
-    | part | is |
-    |---|---|
-    | environment | in the environments, or waiting for their processes |
-    | inference | choosing actions |
-    | storing | the rest of collecting: writing rows, counting episodes |
-    | learning | updates |
-    | waiting | evaluation, checkpoints, loggers and callbacks: neither collecting nor learning |
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-        """By part."""
-        self._since = time.perf_counter()
-
-    def start(self) -> None:
-        """The run begins or resumes: what came before is not counted."""
-        self._since = time.perf_counter()
-
-    def spent(self, part: str) -> None:
-        """Everything since the last call was this.
-
-        Args:
-            part: one of the table's.
-        """
-        now = time.perf_counter()
-        self.seconds[part] += now - self._since
-        self._since = now
-
-    def collected(self, info: CollectInfo) -> None:
-        """Everything since the last call was this collection.
-
-        Args:
-            info: with the seconds of its parts.
-        """
-        self.spent("storing")
-        self.seconds["storing"] -= info.env_s + info.inference_s
-        self.seconds["environment"] += info.env_s
-        self.seconds["inference"] += info.inference_s
-
-    @property
-    def train_s(self) -> float:
-        """Seconds of collecting and learning."""
-        return sum(self.seconds.values()) - self.seconds["waiting"]
-
-    def metrics(self, env_steps: int) -> dict[str, float]:
-        """For a row of metrics: fractions that add up to 1, training seconds, env steps per second of them.
-
-        Args:
-            env_steps: of the run so far.
-        """
-        whole = max(sum(self.seconds.values()), 1e-9)
-        return {
-            "time/train_s": self.train_s,
-            "time/env_steps_per_s": env_steps / max(self.train_s, 1e-9),
-            **{f"time/{part}": seconds / whole for part, seconds in self.seconds.items()},
-        }
-
-
-def acting_together(shares: Mapping[str, float | None]) -> dict[str, float]:
-    """How time splits, for readers: choosing actions and storing rows are one part, acting.
-
-    Args:
-        shares: of `PARTS`; what is not known is `None`.
-    """
-    found: dict[str, float] = {}
-    for part, share in shares.items():
-        if share is not None:
-            name = "acting" if part in ("inference", "storing") else part
-            found[name] = found.get(name, 0.0) + share
-    return found
 
 
 class LoggerGroup:

@@ -20,8 +20,9 @@ from palaestra.training.async_evaluation import Evaluator, Made
 from palaestra.training.callbacks import Callback, Evaluated, attach_steps, callback_states, load_callback_states
 from palaestra.training.checkpoints import CheckpointStore, LoadedData
 from palaestra.training.config import TrainerConfig
+from palaestra.training.console import TimeSplit
 from palaestra.training.learning import LearningRecord, TrainResult, ask_for_episodes, computing_at_speed, is_best
-from palaestra.training.loggers import Logger, LoggerGroup, TimeSplit, plain_row
+from palaestra.training.loggers import Logger, LoggerGroup, plain_row
 from palaestra.training.parts import Ask, DataCollector, PolicyManager, acting_policy, manager_of, part_name
 from palaestra.training.signals import StopSignals
 

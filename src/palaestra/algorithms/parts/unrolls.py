@@ -1,6 +1,7 @@
 """Whole unrolls: state values, advantages, running statistics, and the policy that acted."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar, final
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from palaestra import policies
-from palaestra.core import Batch, SpecTree, StepType
+from palaestra.core import Batch, DataSource, SpecTree, StepType
 from palaestra.nn import Network, NetworkConfig
 from palaestra.ops import Moments, gae, merge, moments_of, standardize, variance
 
@@ -84,7 +85,11 @@ class StateValue:
 
 @torch.no_grad()
 def advantages(
-    algorithm: Any, batch: Any, layout: type[_BatchT] = AdvantageBatch, unit: Tensor | None = None
+    algorithm: Any,
+    batch: Any,
+    layout: type[_BatchT] = AdvantageBatch,
+    unit: Tensor | None = None,
+    source: DataSource | None = None,
 ) -> _BatchT:
     """Adds generalised advantages and value targets to an unroll.
 
@@ -94,11 +99,13 @@ def advantages(
         layout: of what is returned.
         unit: returns that the number 1 of `value` stands for; `None` is 1. Advantages are in units of return, values
             and their targets in those of `value`.
+        source: where the unroll came from; ranks that learn from it together share out its lanes by `by_lanes`.
 
     Returns:
         Fields [T, B, ...] of `AdvantageBatch`, those that `state_of` needs, and `log_prob` where it is stored.
     """
-    value = algorithm.value(batch.observation, *state_of(batch))  # [T+1, B]
+    by_lanes = getattr(source, "by_lanes", None) or _whole
+    value = by_lanes(lambda part: algorithm.value(part.observation, *state_of(part)), batch)  # [T+1, B]
     value = value if unit is None else value * unit
     gamma, lambda_ = algorithm.value_of("gamma"), algorithm.value_of("gae_lambda")
     advantage = gae(value, batch.reward, batch.discount, batch.step_type, gamma=gamma, lambda_=lambda_)  # [T, B]
@@ -115,6 +122,10 @@ def advantages(
     if "log_prob" in algorithm.stored_fields:
         fields["log_prob"] = batch.policy_info.log_prob
     return layout.of(fields)
+
+
+def _whole(function: Callable[[Any], Tensor], unroll: Any) -> Tensor:
+    return function(unroll)
 
 
 class RunningMoments(nn.Module):
