@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import logging
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from palaestra.robots import RobotConfig
 from palaestra.runs import records
 from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
 from palaestra.runs.learner import Learner
+from palaestra.runs.making import require_kept_statistics
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
 from palaestra.training import Trainer, policy_folder
@@ -34,10 +34,6 @@ from palaestra.training.callbacks import missing_callbacks
 __all__ = ["changed_config", "changes_between"]
 
 _log = logging.getLogger(__name__)
-_INSTEAD = {
-    "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
-    "NormalizeReward": "--env.train-wrappers NormalizeReward",
-}
 
 
 def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
@@ -51,19 +47,7 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
         ConfigError: it is a group of several, or a setting is missing, does nothing, or nothing that could be resumed.
     """
     require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
-    for one in (*config.env.gym_wrappers, *config.env.wrappers):
-        found = re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one))
-        instead = found and _INSTEAD[found[0]]
-        if found and one in config.env.gym_wrappers:
-            raise ConfigError(
-                f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
-                f"another one; give {instead}"
-            )
-        if found:
-            records.say_once(
-                f"env.wrappers has {found[0]}: evaluations, and whoever uses the policy, begin without its statistics, "
-                f"and see other numbers than training did; give {instead}"
-            )
+    require_kept_statistics(config.env)
     if issubclass(algorithm_class(config.algorithm_name), Algorithm):
         if config.robot != RobotConfig():
             raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")

@@ -9,6 +9,7 @@ import inspect
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from palaestra.envs.create import is_pool
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
 from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
+from palaestra.runs.records import say_once
 from palaestra.runtime import usage
 from palaestra.training import Callback, policy_folder
 
@@ -164,6 +166,35 @@ def lane_bytes(env: EnvConfig) -> tuple[int, int]:
     few, more = resident[1] - resident[0], resident[2] - resident[1]
     each = max(0, more - few) // (_MORE - _FEW)
     return max(0, few - _FEW * each), each
+
+
+_INSTEAD = {
+    "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
+    "NormalizeReward": "--env.train-wrappers NormalizeReward",
+}
+
+
+def require_kept_statistics(env: EnvConfig) -> None:
+    """Refuses Gymnasium's wrappers whose statistics no checkpoint has; says of the library's own what evaluations lack.
+
+    Args:
+        env: which environments, in their wrappers.
+
+    Raises:
+        ConfigError: says what to give instead.
+    """
+    for one in (*env.gym_wrappers, *env.wrappers):
+        if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
+            instead = _INSTEAD[found[0]]
+            if one in env.gym_wrappers:
+                raise ConfigError(
+                    f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
+                    f"another one; give {instead}"
+                )
+            say_once(
+                f"env.wrappers has {found[0]}: evaluations, and whoever uses the policy, begin without its statistics, "
+                f"and see other numbers than training did; give {instead}"
+            )
 
 
 def require_memory(env: EnvConfig) -> int:
