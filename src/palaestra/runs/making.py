@@ -183,7 +183,7 @@ def require_kept_statistics(env: EnvConfig) -> None:
     Raises:
         ConfigError: says what to give instead.
     """
-    for one in (*env.gym_wrappers, *env.wrappers):
+    for one in (*env.gym_wrappers, *env.wrappers, *env.train_wrappers):
         if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
             instead = _INSTEAD[found[0]]
             if one in env.gym_wrappers:
@@ -191,10 +191,15 @@ def require_kept_statistics(env: EnvConfig) -> None:
                     f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
                     f"another one; give {instead}"
                 )
-            say_once(
-                f"env.wrappers has {found[0]}: evaluations, and whoever uses the policy, begin without its statistics, "
-                f"and see other numbers than training did; give {instead}"
-            )
+            if one in env.train_wrappers and found[1] == "Observation":
+                raise ConfigError(
+                    f"env.train_wrappers has {found[0]}, and the policy is evaluated and used without; give {instead}"
+                )
+            if one in env.wrappers:
+                say_once(
+                    f"env.wrappers has {found[0]}: evaluations, and whoever uses the policy, begin without its "
+                    f"statistics, and see other numbers than training did; give {instead}"
+                )
 
 
 def require_memory(env: EnvConfig) -> int:
