@@ -27,3 +27,14 @@ def test_an_old_worker_that_grows_is_found_and_the_report_says_so():
     assert "Killed: 5 learners; 3 restarted" in text
     assert "| oldest worker, MB | 207 | 247 | 249 | no |" in text
     assert "| driver, MB | 300 | 300 | 300 | yes |" in text
+
+
+@pytest.mark.parametrize(("calls", "flat"), [([9, 0, 2, 9, 9], True), ([6, 4, 9, 4, 5], False)])
+def test_calls_that_are_never_answered_are_in_every_row(calls, flat):
+    """Answers that come late on a busy machine are no leak."""
+    found = soak.summary(
+        [{**row, "soak/calls": 0} for row in rows([300.0] * 45)]
+        + [{**row, "soak/calls": count} for row, count in zip(rows([300.0] * 5), calls, strict=True)],
+        [200.0] * 50,
+    )
+    assert found["calls"]["flat"] is flat
