@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 RUN_READY := $(VENV)/.ready-to-run
 DEV_READY := $(VENV)/.ready-to-develop
-WORKERS := 2
+WORKERS := 3 # on 2 cores: tests of processes wait
 
 .PHONY: help
 help: ## List the targets

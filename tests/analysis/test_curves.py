@@ -116,10 +116,10 @@ def test_labels_say_only_what_differs(tmp_path):
 
 def test_a_thinned_curve_keeps_its_ends():
     points = np.stack([np.arange(5000.0), np.arange(5000.0) ** 2], axis=1)
-    thin = one_run(points)
+    thin = one_run(points, "env steps")
     assert len(thin.x) == len(thin.value) == len(thin.low) == 200
     assert (thin.x[0], thin.x[-1], thin.value[-1]) == (0, 4999, 4999**2)
-    assert one_run(points[:7]).x.tolist() == list(range(7))
+    assert one_run(points[:7], "env steps").x.tolist() == list(range(7))
 
 
 @pytest.fixture(scope="module")

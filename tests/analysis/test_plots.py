@@ -211,7 +211,7 @@ def test_a_notebook_shows_a_table_and_a_curve(tmp_path):
 
 
 def test_thousands_have_a_letter_from_ten_of_them_on_and_millions_from_one():
-    curves = [one_run(np.array([[0, 0], [end, 1]])) for end in (5e3, 5e4, 2e6)]
+    curves = [one_run(np.array([[0, 0], [end, 1]]), "env steps") for end in (5e3, 5e4, 2e6)]
     charts = [line_chart([curve], title="x", size=(300, 150)) for curve in curves]
     assert ">4000</text>" in charts[0]
     assert ">40k</text>" in charts[1]

@@ -185,7 +185,7 @@ def test_the_discount_and_the_automatic_reset_can_be_chosen(vectorization):
     with create_environment(EnvConfig(**options, discount=0.5), seed=1) as env:
         env.reset()
         assert env.step(action).discount.tolist() == [0.5, 0.5]
-    with pytest.raises(ConfigError, match="stepped as one; leave them out"):
+    with pytest.raises(ConfigError, match="stepped as one; leave it out"):
         create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", discount=0.5))
     with pytest.raises(ConfigError, match=r"env.discount is 2; it must lie in \[0, 1\]"):
         EnvConfig(discount=2)

@@ -22,10 +22,10 @@ every_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: pa
 
 @every_example
 def test_example_begins(example, tmp_path, monkeypatch):
-    """With 2,000 env steps wherever it takes more."""
+    """With 3,000 env steps wherever it takes more."""
     shortened = tmp_path / example.name
     shortened.write_text(
-        BUDGET.sub(lambda found: f"{min(int(found[1]), 2)}_000", example.read_text(encoding="utf-8")), encoding="utf-8"
+        BUDGET.sub(lambda found: f"{min(int(found[1]), 3)}_000", example.read_text(encoding="utf-8")), encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(shortened)])
