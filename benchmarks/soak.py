@@ -40,8 +40,8 @@ KINDS = {
     "copy of replay shard": "copies of shards",
 }
 MOST = {"memory_mb": 1.05, "blocks": 1.02, "descriptors": 1.1, "threads": 1.1, "calls": 1.5, "workers_mb": 1.05}
-"""What the end may be of the beginning. Descriptors and threads come and go, so their peaks count. Of calls whose answer
-was not taken yet, and which are more on a busy machine, the fewest count: one that is never taken stays in every row."""
+"""What the end may be of the beginning. Descriptors and threads come and go, so their peaks count. Calls whose answer
+was not taken yet are more on a busy machine, so the fewest count: one that is never taken stays in every row."""
 
 
 class Napping(gymnasium.Env[np.ndarray, np.int64]):
