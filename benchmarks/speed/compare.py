@@ -138,6 +138,8 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
             if workload.is_offline
             else "a pool in C++"
             if workload.is_pool
+            else "ours in MuJoCo's own batch, the peer's in-process Python environments"
+            if workload.vectorization == "batch"
             else "in-process Python environments"
         ),
         "threads": "1 thread"

@@ -115,9 +115,7 @@ def configuration(name: str, *, compiled: bool, precision: Precision = "float32"
     return ExperimentConfig(
         algorithm_name=workload.algorithm or name,
         algorithm=algorithm_config(settings),
-        env=EnvConfig(
-            name=workload.env, num_envs=settings.num_envs, vectorization="native" if workload.is_pool else "serial"
-        ),
+        env=EnvConfig(name=workload.env, num_envs=settings.num_envs, vectorization=workload.vectorization),
         trainer=TrainerConfig(total_env_steps=ENDLESS, log_every_steps=LOG_EVERY_STEPS[type(settings)]),
         run=RunConfig(num_threads=workload.threads, compile=compiled, precision=precision),
     )

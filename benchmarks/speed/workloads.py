@@ -158,6 +158,8 @@ class Workload:
     threads: int | None = 1
     """Of every side; `None` leaves each the number that it chooses by itself."""
     env: str = ENV
+    vectorization: Literal["serial", "batch", "native"] = "serial"
+    """How ours steps its environments; the peer's are in its own process, or in the same pool."""
     algorithm: str = ""
     """Of ours; by default called as the workload is."""
     peer: str = "sb3"
@@ -210,6 +212,7 @@ WORKLOADS = {
         eager=2.2,
         compiled=4.5,
         env="HalfCheetah-v5",
+        vectorization="batch",  # as every new run of it
         algorithm="ppo",
         beside={"cleanrl": {"compiled": 4.0}, "leanrl": {}, "torchrl": {}, "tianshou": {}},
     ),
@@ -230,6 +233,7 @@ WORKLOADS = {
         updates_per_iteration=16,
         compiled=1.5,
         env="envpool:Pong-v5",
+        vectorization="native",
         algorithm="ppo",
         peer="cleanrl",
     ),
