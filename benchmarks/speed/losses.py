@@ -48,13 +48,15 @@ def shards(repeats: int) -> dict[str, Any]:
         found["told_copied_s"] = statistics.median(copied.write_there() for _ in range(4 * repeats))
         lost = [_lost(copied, two, number % SHARDS) for number in range(repeats)]
         found["lost_s"], found["copied_s"] = (statistics.median(row) for row in zip(*lost, strict=True))
-        found["rounds"] = {
-            "single": _driver_s(lambda: _rounds(single)),
-            "copied": _driver_s(lambda: _rounds(copied)),
-            "lost": _driver_s(lambda: _rounds(copied, lambda: copied.kill(two, 1))),
+        kinds: dict[str, Callable[[], None]] = {
+            "single": lambda: _rounds(single),
+            "copied": lambda: _rounds(copied),
+            "lost": lambda: _rounds(copied, lambda: copied.kill(two, 1)),
         }
+        turns = [{name: _driver_s(kind) for name, kind in kinds.items()} for _ in range(repeats)]
+        found["rounds"] = {name: statistics.median(turn[name] for turn in turns) for name in kinds}
         assert copied.shards.lost_rows == 0
-        assert copied.shards.lost_shards == repeats + 1
+        assert copied.shards.lost_shards == 2 * repeats
     return found
 
 
@@ -221,7 +223,12 @@ def text_of(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.losses", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=8, help="losses of a shard that are measured alone")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=8,
+        help="losses of a shard alone, and rounds of each kind in turns, of which medians are taken",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = {**shards(given.repeats), "load": os.getloadavg()[0]}
