@@ -5,6 +5,7 @@ Plain Python: the peers' environments, which know nothing of Palaestra, read thi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
