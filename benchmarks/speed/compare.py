@@ -148,6 +148,7 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
         + ", ".join(f"{variant} {runs[variant][0]['threads']:g}" for variant in runs if runs[variant][0]["threads"]),
         "settings": {"about": type(workload.settings).__doc__, **asdict(workload.settings)},
         **origin_record,
+        "load": {"cores": len(os.sched_getaffinity(0)), "average": os.getloadavg()[0]},
         "peer": {"name": PEERS[workload.peer].title, "versions": dict(peer)},
         "summary": evaluate(workload, runs),
         "runs": runs,
@@ -155,7 +156,7 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    summary, unit, peer = record["summary"], record["unit"], record["peer"]
+    summary, unit, peer, load = record["summary"], record["unit"], record["peer"], record["load"]
     names = {"eager": "Palaestra", "compiled": "Palaestra, `--compile`", "peer": peer["name"]}
     names |= {"bf16": "Palaestra, `--compile --run.precision bf16`"}
     names |= {key: other.title for key, other in PEERS.items()}
@@ -201,6 +202,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             f"Both sides: {settings}. {record['settings']['about']}",
             "Palaestra runs its `Trainer` and writes `metrics.jsonl` and `episodes.csv`; the peer writes nothing. "
             "Evaluation, checkpoints and TensorBoard are off on both sides.",
-            f"{origin(record)} Peer: " + ", ".join(f"{n} {v}" for n, v in peer["versions"].items()) + ".",
+            f"{origin(record)} Cores: {load['cores']}; the machine's load at the end: {load['average']:.0f}. "
+            "Peer: " + ", ".join(f"{n} {v}" for n, v in peer["versions"].items()) + ".",
         ]
     )

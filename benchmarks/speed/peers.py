@@ -28,12 +28,13 @@ class Peer:
     shared: tuple[str, ...] = SHARED
 
 
+_ONE_CORE = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
 _SB3 = {"stable-baselines3": "2.9.2", "sb3-contrib": "2.9.2"}  # QR-DQN is in the second
 _ATARI = {"ale-py": "0.12.1", "opencv-python-headless": "5.0.0.93"}
 _POOLS = {"envpool": "1.2.5", "gym": "0.23.1"}
 PEERS = {
     "sb3": Peer("Stable-Baselines3", {**_SB3, **_ATARI}),
-    "sbx": Peer("SBX (JAX)", {"sbx-rl": "0.28.0", **_SB3, "jax": "0.10.2"}, prefix=("taskset", "-c", "1")),
+    "sbx": Peer("SBX (JAX)", {"sbx-rl": "0.28.0", **_SB3, "jax": "0.10.2"}, prefix=_ONE_CORE),
     "cleanrl": Peer(
         "CleanRL", {"tyro": "1.0.17", "tensorboard": "2.21.0", **_POOLS}, clone="https://github.com/vwxyzjn/cleanrl"
     ),
