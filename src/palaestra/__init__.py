@@ -32,6 +32,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "Batch",
+    "Callback",
     "Collector",
     "ConsoleLogger",
     "CoreModel",

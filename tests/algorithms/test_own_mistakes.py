@@ -1,10 +1,12 @@
 """Mistakes in an algorithm of the user's own, named where they are made."""
 
+import inspect
+
 import gymnasium
 import pytest
 import torch
 
-from palaestra import preset
+from palaestra import CoreModel, OptimizerOption, preset, train
 from palaestra.algorithms import A2C, Algorithm, AlgorithmConfig, GradientAlgorithm, Losses
 from palaestra.core import ConfigError, TensorSpec
 from tests.algorithms.parts import collected
@@ -39,6 +41,22 @@ class Unbuilt(Loss):
 def test_a_build_that_sets_nothing_is_told_what_to_set():
     with pytest.raises(ConfigError, match=r"Unbuilt.build set no self.policy and no self.model; it has to set"):
         Unbuilt(TensorSpec((1,)), TensorSpec((1,)))
+
+
+class Misnamed(Unbuilt):
+    """Gives an optimizer to what it does not have."""
+
+    def build(self, observation_spec, action_spec, config):
+        self.model = CoreModel({}, {"policy": OptimizerOption("adam")})
+
+
+def test_a_build_that_fails_is_not_said_to_be_of_the_wrong_environment():
+    """Issue 51: it "does not fit CartPole-v1", and 24 algorithms that do were recommended, whatever was wrong."""
+    name, line = f"{__name__}:Misnamed", inspect.getsourcelines(Misnamed.build)[1] + 1
+    with pytest.raises(ConfigError) as refused:
+        train(name, "CartPole-v1")
+    wrong = "optimizers are given for ['policy'], but the components are []"
+    assert str(refused.value) == f"{name} cannot be made for CartPole-v1: {wrong} (test_own_mistakes.py:{line})"
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("Nameless", "config_class"), ("Nameless", "build"), ("Loss", "losses")])

@@ -151,6 +151,9 @@ PLAIN = {"observation_spec": TensorSpec((2,)), "action_spec": DiscreteSpec(num=3
         ({"action": -1}, "action have the value -1"),
         ({"action": None}, "action are object, but int64 is needed"),
         ({"reward": "1"}, "reward are <U1, but float32 is needed"),
+        ({"reward": math.nan}, "reward have the value nan"),
+        ({"reward": 1e300}, r"reward have the value 1e\+300.*; give numbers that float32 holds, or none"),
+        ({"next_obs": [math.inf, 0.0]}, "next_obs have the value inf"),
     ],
 )
 def test_values_that_no_transition_has_are_refused(wrong, message):

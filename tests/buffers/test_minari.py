@@ -245,7 +245,7 @@ def test_tuples_are_tuples_where_the_space_says_so(space, plain):
         (np.array([[1], [2**24 + 1]]), torch.float32, False),
         (np.array([[1], [2]], np.int32), torch.int64, True),
         (np.array([[0.1], [1e300]]), torch.float64, True),
-        (np.array([[0.1], [np.nan]]), torch.float32, True),
+        (np.array([[0.1], [np.nan]]), torch.float32, "have the value nan in row 1"),
     ],
 )
 def test_values_that_a_spec_cannot_hold_are_refused(given, dtype, fits):
@@ -260,16 +260,20 @@ def test_values_that_a_spec_cannot_hold_are_refused(given, dtype, fits):
             return [Episode()]
 
     specs = {"observation_spec": TensorSpec((1,), dtype), "action_spec": DiscreteSpec(num=3)}
-    if fits:
+    if fits is True:
         held = from_minari(Dataset(), **specs)
         assert (
             torch.equal(held.observation[held.in_time_order(0)], torch.from_numpy(given).to(dtype)) or given[0] == 0.1
         )
     else:
         wanted = str(dtype).removeprefix("torch.")
-        with pytest.raises(ShapeError, match=f"the dataset are {given.dtype}, but {wanted} is needed, .* convert them"):
+        said = fits or f"are {given.dtype}, but {wanted} is needed, .* convert them"
+        with pytest.raises(ShapeError, match=f"observations of the dataset {said}"):
             from_minari(Dataset(), **specs)
-    Episode.observations, Episode.actions = np.zeros((2, 1)), np.array([1.9])
+    Episode.observations, Episode.rewards = np.zeros((2, 1)), np.array([np.inf])
+    with pytest.raises(ShapeError, match="rewards of the dataset have the value inf in row 0"):
+        from_minari(Dataset(), **specs)
+    Episode.actions, Episode.rewards = np.array([1.9]), np.ones(1)
     with pytest.raises(ShapeError, match="actions of the dataset are float64, but int64 is needed"):
         from_minari(Dataset(), **specs)
 

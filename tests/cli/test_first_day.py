@@ -110,8 +110,9 @@ def test_python_is_told_as_well():
 
 
 def test_what_other_libraries_call_in_python_is_answered_with_the_call():
-    with pytest.raises(ConfigError, match=r"a run has its own: palaestra.evaluate_run\(RUN\)"):
-        palaestra.evaluate("runs/last")  # pyright: ignore[reportArgumentType]
+    env = create_environment(EnvConfig(name="CartPole-v1", num_envs=1), seed=0)
+    with env, pytest.raises(ConfigError, match=r"give a policy, such as .* load_policy\('RUN/policy'\)"):
+        palaestra.evaluate("runs/last", env)  # pyright: ignore[reportArgumentType]
     policy = PPO(TensorSpec((4,), torch.float32), DiscreteSpec(num=2), PPOConfig(), RunSeeds(0)).policy
     with pytest.raises(ConfigError, match=r"the action for an observation is policy\(observation\)"):
         policy.predict([0.0] * 4, deterministic=True)

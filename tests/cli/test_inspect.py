@@ -184,11 +184,12 @@ def test_all_runs_are_listed_where_they_are_asked_for(capsys, tmp_path, monkeypa
     for number in range(22):
         folder = tmp_path / f"runs/run{number:02}"
         folder.mkdir(parents=True)
-        for name in ("run.json", "config.yaml"):
-            (folder / name).write_text("{}")
+        (folder / "config.yaml").write_text("{}")
+        (folder / "run.json").write_text('{"env_steps": 1500, "unit": "updates"}' if number == 21 else "{}")
     assert exit_code("list", "runs") == 0
     shown = output(capsys)
     assert "runs/run02 " in shown and "runs/run01 " not in shown and "the newest 20 of 22; --all shows all" in shown
+    assert "runs/run21 " in shown and " 1,500 updates" in shown and " 0 env steps" in shown
     assert exit_code("list", "runs", "--all") == 0
     shown = output(capsys)
     assert "runs/run00 " in shown and "newest" not in shown

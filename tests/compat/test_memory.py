@@ -246,3 +246,11 @@ def test_what_does_not_fit_is_refused():
     buffer = ReplayBuffer(4, 1, **SPECS)
     with pytest.raises(ShapeError, match="transitions that stand alone go into an ExperienceMemory"):
         buffer.extend(experiences(0, 2))
+
+
+def test_a_reward_that_is_not_finite_is_refused():
+    memory = ExperienceMemory(4, observation_spec=TensorSpec((1,)), action_spec=DiscreteSpec(num=2))
+    sets = ExperienceSet(np.zeros((2, 1)), [0, 1], [1.0, np.nan], np.zeros((2, 1)))
+    with pytest.raises(ShapeError, match="rewards have the value nan in row 1"):
+        memory.put(sets)
+    assert len(memory.buffer) == 0

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -63,6 +64,8 @@ def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys
         (action,) = session.run(None, {"observation": seen})
         assert action == pytest.approx(policy(seen), abs=1e-5)
         assert np.abs(action).max() <= 2  # as the environment takes it
+    assert exit_code("export", "run", "--root", ".", "--output", "my/p.onnx") == 2
+    assert "--output is 'my/p.onnx'; give a folder for policy.onnx" in output(capsys) and not Path("my").exists()
     assert exit_code("export", "run", "--root", ".") == 2
     assert "exists already; give another --output" in output(capsys)
 

@@ -124,6 +124,19 @@ def test_minigrid_is_found_without_its_prefix_and_its_wrapper_is_named(tmp_path,
     assert load(name, gym_wrappers=(wrapper,)).observation_spec.shape == (7, 7, 3)
 
 
+def test_meta_world_is_found_without_its_prefix(tmp_path, monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    with pytest.raises(
+        ConfigError, match=r"metaworld, which is not installed: `palaestra env create metaworld`.*reach-v3"
+    ):
+        load("Meta-World/goal_observable")
+    text = MINIGRID.replace("MiniGrid-Empty-5x5-v0", "Meta-World/goal_observable").replace('"go"', "1")
+    text = text.replace('"mission": MissionSpace()', '"mission": spaces.Discrete(2)')
+    (tmp_path / "metaworld.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load("Meta-World/goal_observable").observation_spec["image"].shape == (7, 7, 3)
+
+
 class Emulator(Four):
     """Lives once in a process, as emulators do."""
 

@@ -127,6 +127,7 @@ def test_records_that_do_not_fit_end_no_run(what, tmp_path, monkeypatch, caplog)
         return original(*arguments)
 
     monkeypatch.setattr(place, failing)
+    monkeypatch.setattr("palaestra.envs.supervision.faults._LONGEST_WAIT_S", 0.0)  # 13 s of eight restarts
     settings = {"env__chaos": "raise@3#1", "env__on_fault": "restart", "trainer__log_every_steps": 8}
     settings |= {"trainer__total_env_steps": 32}
     done = trained(tmp_path, **settings, trainer__checkpoint_every_steps=8)

@@ -54,6 +54,20 @@ def test_an_agent_whose_returns_are_all_perfect_is_not_warned_of():
     assert len(warned([CALM, *[CALM | {"learning/explained_variance": -3.0}] * 20])) == 1
 
 
+def test_returns_that_are_all_0_have_nothing_that_a_value_could_explain():
+    """Issue 51: MAPPO in a game whose sum is 0 was told to raise `value_cost`, beside what is the matter."""
+    bad = CALM | {"return_mean": 0.0, "learning/explained_variance": -29.0}
+    assert warned([bad] * 20) == []
+    (text,) = warned([bad] * 5 + [bad | {"return_mean": -1.0}] * 5)
+    assert "after 8,000 env steps the explained variance is -29" in text
+
+
+def test_a_run_on_data_alone_counts_updates_and_misses_no_episodes():
+    bad = {"env_steps": 200_000, "learning/q_mean": 300.0, "discounted_return_mean": 8.0}
+    (text,) = warned([bad] * 3, unit="updates")
+    assert text.startswith("after 200,000 updates the mean action value is 3e+02")
+
+
 @pytest.mark.parametrize(
     ("bad", "symptom", "cause"),
     [

@@ -171,7 +171,7 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
         yield Symptom(
             name="no_updates",
             severity=3,
-            evidence=f"no gradient step in {env_steps:,.0f} env steps of {budget:,}{wanted}",
+            evidence=f"no gradient step in {env_steps:,.0f} {log.config.unit} of {budget:,}{wanted}",
             threshold="0 gradient steps (arithmetic)",
             advice=("a larger --trainer.total-env-steps", "a smaller --algorithm.learning-starts"),
         )

@@ -208,7 +208,7 @@ def lane_step(kind: int, reward: Tensor, discount: float, observation: Any) -> T
     return TimeStep(torch.tensor([kind], dtype=torch.int32), reward, torch.tensor([float(discount)]), observation)
 
 
-def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) -> Any:
+def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None, *, finite: bool = True) -> Any:
     """Data `[rows, ...]` as `[rows, 1, ...]` of a spec's structure and dtypes; without `rows` one row, as `[1, ...]`.
 
     Args:
@@ -216,16 +216,18 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) ->
         value: arrays, tensors or lists in the structure of the spec.
         spec: without leading dimensions.
         rows: how many there must be; `None` for one without a leading dimension.
+        finite: whether NaN and infinity are refused, which nothing could be learned from.
 
     Raises:
-        ShapeError: parts are missing, a shape is another one, or the dtype cannot hold the values: floats may be
-            rounded to shorter floats, and no value is changed otherwise.
+        ShapeError: parts are missing, a shape is another one, a number is not finite, or the dtype cannot hold the
+            values: floats may be rounded to shorter floats, and no value is changed otherwise.
     """
     if not isinstance(spec, TensorSpec):
         items = spec.items() if isinstance(spec, dict) else enumerate(spec)
         try:
             parts = value if isinstance(value, Mapping | Batch) else {str(i): part for i, part in enumerate(value)}
-            cast = {str(key): cast_rows(f"{name}.{key}", parts[str(key)], child, rows) for key, child in items}
+            one = functools.partial(cast_rows, rows=rows, finite=finite)
+            cast = {str(key): one(f"{name}.{key}", parts[str(key)], child) for key, child in items}
             return Batch.of(cast)
         except (KeyError, IndexError, TypeError):
             raise ShapeError(f"{name} do not have the parts of {spec}") from None
@@ -235,7 +237,7 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) ->
     if array.shape != (*leading, *spec.shape):
         raise ShapeError(f"{name} have the shape {array.shape}, but {(*leading, *spec.shape)} is needed")
     dtype, numeric = numpy_dtype(spec.dtype), array.dtype.kind in "biuf"
-    with np.errstate(invalid="ignore"):  # NaN as an integer
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN as an integer, or what is looked at below
         cast = array.astype(dtype) if numeric else array
     rounded = array.dtype.kind == dtype.kind == "f"
     if not (rounded or (numeric and (np.can_cast(array.dtype, dtype) or np.array_equal(cast, array)))):
@@ -243,6 +245,9 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None) ->
             f"{name} are {array.dtype}, but {dtype} is needed, which cannot hold their values; give data of this "
             "environment, or convert them first"
         )
+    if finite and dtype.kind == "f" and (bad := ~np.isfinite(cast)).any():
+        row = f" in row {np.argwhere(bad)[0][0]}" if leading else ""
+        raise ShapeError(f"{name} have the value {array[bad][0]}{row}; give numbers that {dtype} holds, or none")
     low, high = (cast, cast) if dtype.kind == "f" or spec.bounds is None else spec.bounds
     if (bad := (cast < low) | (cast > high)).any():
         raise ShapeError(f"{name} have the value {cast[bad][0]}, which is none of {spec}")

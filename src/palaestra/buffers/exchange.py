@@ -97,10 +97,11 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
     buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
     for episode in dataset.iterate_episodes():
         steps = len(episode.rewards)
+        reward = cast_rows("rewards of the dataset", episode.rewards, TensorSpec(()), steps)[:, 0].numpy()
         observation = cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1)
         action = cast_rows("actions of the dataset", episode.actions, action_spec, steps)
         ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
-        buffer.extend(_fields(episode.rewards, *ends, observation, action))
+        buffer.extend(_fields(reward, *ends, observation, action))
     buffer.reader.fixed = True
     return buffer
 
@@ -119,7 +120,7 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
         action_spec: of one action.
 
     Raises:
-        ShapeError: something is missing, or does not fit the specs or the number of transitions.
+        ShapeError: something is missing, is NaN or infinite, or does not fit the specs or the number of transitions.
 
     Examples:
         >>> from palaestra.core import DiscreteSpec, Replay, TensorSpec

@@ -117,12 +117,13 @@ def _runs(options: ListOptions) -> _Listing:
     rows = []
     for run in runs[-most:]:
         best = run.kept_return
-        rows.append((run.path, run.status, run.steps_done, "" if best is None else f"{best:.1f}"))
+        steps = f"{run.steps_done:,} {run.info.get('unit', 'env steps')}"
+        rows.append((run.path, run.status, steps, "" if best is None else f"{best:.1f}"))
     notes = [f"the newest {most} of {len(runs)}; --all shows all"] if 0 < most < len(runs) else []
     for path in groups[-most:]:
         states = [experiments.RunDirectory(child.parent).status for child in path.glob("*/run.json")]
         notes.append(f"{path}  {states.count('done')} of {len(states)} seeds done")
-    return _Listing(values, ["run", "status", "env steps", "best return"], rows, notes)
+    return _Listing(values, ["run", "status", "done", "best return"], rows, notes)
 
 
 def _seeds(group: Path) -> Any:

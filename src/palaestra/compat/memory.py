@@ -9,7 +9,7 @@ import torch
 from palaestra.buffers import ReplayBuffer, RowOptions, Sampler
 from palaestra.buffers.drawn import cast_rows
 from palaestra.compat.layouts import ExperienceSet
-from palaestra.core import Batch, CheckpointError, ConfigError, Plan, ShapeError, StepType
+from palaestra.core import Batch, CheckpointError, ConfigError, Plan, ShapeError, StepType, TensorSpec
 
 __all__ = ["ExperienceMemory"]
 
@@ -116,10 +116,10 @@ class ExperienceMemory:
 
         before, after = (cast(name, options["observation_spec"]) for name in ("states", "next_states"))
         kept = {
-            name: cast_rows(f"info.{name}", info[name], spec, count)[:, 0][None]
+            name: cast_rows(f"info.{name}", info[name], spec, count, finite=False)[:, 0][None]
             for name, spec in (options.get("info_spec") or {}).items()
         }
-        rewards = torch.as_tensor(np.asarray(experiences.rewards)).to(torch.float32)
+        rewards = cast("rewards", TensorSpec(np.shape(experiences.rewards)[1:]))[:, 0]
         kinds = torch.tensor([[int(StepType.FIRST)], [int(StepType.LAST)]], dtype=torch.int32)
         return Batch.of(
             {

@@ -124,6 +124,8 @@ def export(
             )
         chosen[name] = one
     target = source / "export" / format if directory is None else Path(directory)
+    if target.suffix in (".onnx", ".pt2", ".pt"):
+        raise ConfigError(f"--output is {str(target)!r}; give a folder for {_FILES[format]} and what is said of it")
     folders = {name: target if len(chosen) == 1 else target / name for name in chosen}
     for folder in folders.values():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -204,10 +204,10 @@ def _run_trials(
                     ended = running.pop(future)
                     if together and future.exception() is None:
                         for trial, own in zip(ended, future.result(), strict=True):
-                            _tell(study, trial, own, tell)
+                            _tell(study, trial, own, tell, config.unit)
                     else:
                         for trial in ended:
-                            _tell(study, trial, future, tell)
+                            _tell(study, trial, future, tell, config.unit)
                 if stop.received is not None:
                     leave.set()
         except KeyboardInterrupt:  # of a trial, or of someone who ended only its processes
@@ -337,7 +337,7 @@ def due_at(env_steps: int, trainer: TrainerConfig) -> int:
     return env_steps // period * period
 
 
-def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], None]) -> None:
+def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], None], unit: str) -> None:
     """Writes down how a trial ended; one that was asked to stop raises what it did, and goes on with the next call."""
     optuna, error = import_extra("optuna", "tune", "searching for settings"), future.exception()
     number = trial.number
@@ -347,7 +347,7 @@ def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], N
     elif isinstance(error, optuna.TrialPruned):
         study.tell(number, state=optuna.trial.TrialState.PRUNED)
         steps, score = max(study.get_trials(deepcopy=False)[number].intermediate_values.items())
-        tell(f"trial {number} was pruned at {steps:,} env steps with {score:.2f}")
+        tell(f"trial {number} was pruned at {steps:,} {unit} with {score:.2f}")
     elif isinstance(error, PalaestraError):
         trial.set_user_attr("error", str(error))
         study.tell(number, state=optuna.trial.TrialState.FAIL)

@@ -295,7 +295,7 @@ def require_fit(env: Any, policy: Any, called: str, *, changed: bool = False) ->
         ConfigError: they are something else, or do not fit together.
     """
     require_kind(env, Environment, called, "environments, as create_environment(EnvConfig(name=...)) makes them")
-    require_kind(policy, Policy, called, "a policy, such as algorithm.policy")
+    require_kind(policy, Policy, called, "a policy, such as algorithm.policy or load_policy('RUN/policy')")
     for what in ("action",) if changed else ("observation", "action"):
         here, there = (spec_layout(getattr(one, f"{what}_spec")) for one in (env, policy))
         if (here if what == "action" else spec_layout(policy.seen_of(env.observation_spec))) != there:

@@ -137,7 +137,7 @@ class Evaluation:
 
 def evaluate(
     policy: Policy,
-    env: Environment | None = None,
+    env: Environment,
     *,
     episodes: int = 20,
     deterministic: bool = True,
@@ -161,11 +161,9 @@ def evaluate(
             then, so the mean is one of short ones.
 
     Raises:
-        ConfigError: no episode is asked for, or none ended within the time limit; environments are missing, or stepped
-            as they are ready, not together; or policy and environments do not fit together.
+        ConfigError: no episode is asked for, or none ended within the time limit; environments are stepped as they are
+            ready, not together; or policy and environments do not fit together.
     """
-    if env is None:
-        raise ConfigError("evaluate was given no environments; a run has its own: palaestra.evaluate_run(RUN)")
     require_fit(env, policy, "evaluate")
     if seeds:
         env.seed(seeds)

@@ -24,7 +24,7 @@ from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, Mult
 from palaestra.distributed import EvaluationWorker, Measured, WorkersView
 from palaestra.envs import TicTacToe
 from palaestra.multiagent import AgentSpec, is_multi_agent, team_specs
-from palaestra.nn import compiler_missing
+from palaestra.nn import NetworkConfig, compiler_missing
 from palaestra.policies import Policy, RandomPolicy, save_policies
 from palaestra.rollout import Evaluation
 from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
@@ -234,6 +234,7 @@ def make_trainer(
     manager = learner.manager_on(collecting.runtime, faults)
     views = [*collecting.views, *([WorkersView(manager)] if isinstance(manager, Measured) else [])]
     kept = {"keep": config.trainer.keep_checkpoints, "copies": config.trainer.copied_segments}
+    health = training.Health(unit=config.unit)
     return training.Trainer(
         collecting.collector,
         manager,
@@ -241,7 +242,7 @@ def make_trainer(
         evaluate=evaluate,
         checkpoints=RunDirectory(path).checkpoints(**kept),
         loggers=[*own, *loggers],
-        callbacks=[training.Health(), KeepEvaluations(path), *views, *make_callbacks(config), *callbacks],
+        callbacks=[health, KeepEvaluations(path), *views, *make_callbacks(config), *callbacks],
     )
 
 
@@ -302,7 +303,7 @@ class AlgorithmEntry:
 
 
 def algorithm_catalogue() -> list[AlgorithmEntry]:
-    """Every algorithm, made with its default settings for one space of each kind: what can be made is supported."""
+    """Every algorithm, made with small networks for one space of each kind: what can be made is supported."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for hundreds of small networks; beside a run several threads took six times as long
     try:
@@ -318,12 +319,14 @@ def _entry(name: str) -> AlgorithmEntry:
     actions = tuple(action for action, algorithm in made.items() if algorithm is not None)
     plan = next((algorithm.plan for algorithm in made.values() if algorithm is not None), None)
     spec = _ACTIONS[actions[0]] if actions else _ACTIONS["discrete"]
+    known = {} if _has_simulator(kind) else {"vector": bool(actions)}  # tried above
+    seen_too = [key for key, shape in _OBSERVATIONS.items() if known.get(key) or _attempt(kind, shape, spec)]
     return AlgorithmEntry(
         name=name,
         summary=(inspect.getdoc(kind) or "").splitlines()[0],
         data="replay" if plan is None else plan.data,
         actions=actions,
-        observations=tuple(key for key, shape in _OBSERVATIONS.items() if _attempt(kind, shape, spec) is not None),
+        observations=tuple(seen_too),
         features=_features(kind),
         tuned_for=tuple(env for algorithm, env in tuned() if algorithm == name),
     )
@@ -337,13 +340,18 @@ def _attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree) -> An
             return None
         config = kind.config_class(simulator="palaestra.envs:TicTacToe")
         return attempt(kind, game.observation_spec, game.action_spec, config)
+    config = kind.config_class()
+    for name, net in vars(config).items():
+        if isinstance(net, NetworkConfig):  # of which all that matters is whether it can be made
+            small: Any = {name: dataclasses.replace(net, hidden_sizes=(4,) * len(net.hidden_sizes), image_size=4)}
+            config = dataclasses.replace(config, **small)
     if not kind.team:
-        return attempt(kind, observation_spec, action_spec)
+        return attempt(kind, observation_spec, action_spec, config)
     try:
         team = team_specs(AgentSpec(observation_spec, action_spec), 2)
     except ConfigError:
         return None
-    return attempt(kind, *team)
+    return attempt(kind, *team, config)
 
 
 def _has_simulator(kind: Any) -> bool:

@@ -10,10 +10,12 @@ import logging
 import math
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.filesize import decimal
 
@@ -33,6 +35,7 @@ from palaestra.core.computing import (
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import EnvConfig, create_environment, probe_specs
 from palaestra.envs.create import is_pool
+from palaestra.envs.simulators.mujoco import shared_models
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
 from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
@@ -90,13 +93,19 @@ def made_of(
         with BoundedTensors((memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"):
             made = kind(*specs, settings, seeds)
     except ConfigError as error:
+        if name not in ALGORITHMS:  # nobody knows whether its spaces or its lines are wrong
+            file = getattr(inspect.getmodule(kind), "__file__", None)
+            lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+            at = f" ({Path(str(file)).name}:{lines[-1].lineno})" if lines else ""
+            raise ConfigError(f"{name} cannot be made for {policy or config.env.name}: {error}{at}") from error
         team = getattr(kind, "team", False)
         others = suitable_algorithms(*specs, team=team) or suitable_algorithms(*specs, team=not team)
         plan = getattr(settings, "plan_class", None)
         near = [one for one in others if name in one or ALGORITHMS[one].config_class.plan_class is plan]
         others = [*sorted(near, key=lambda one: name not in one), *(one for one in others if one not in near)]
         hint = "" if name in others else f". Algorithms that fit: {', '.join(others) or 'none'}"
-        raise ConfigError(f"{name} does not fit {policy or config.env.name}: {error}{hint}") from error
+        fits = "cannot be made with these settings for" if name in others else "does not fit"
+        raise ConfigError(f"{name} {fits} {policy or config.env.name}: {error}{hint}") from error
     made.to(config.run.device)
     algorithms = [made] if isinstance(made, Algorithm) else made.algorithms.values()
     for algorithm in algorithms:
@@ -150,8 +159,8 @@ _LARGE_LANE = 2**27  # bytes; those of EnvPool's robots, the largest that are kn
 def lane_bytes(env: EnvConfig) -> tuple[int, int]:
     """Memory that the lanes of a pool or a batch share, and that of each, about; 0 of what is made otherwise.
 
-    One lane is made to load all libraries; then two and eight beside it are measured, for pools take more for their
-    first lanes than for later ones. Simulators of tensors and JAX are not made so often.
+    One lane is made to load all libraries; then one, two and eight beside it are measured, which share what the first
+    of them loads. Simulators of tensors and JAX are not made so often.
 
     Args:
         env: which environments.
@@ -160,12 +169,14 @@ def lane_bytes(env: EnvConfig) -> tuple[int, int]:
         return 0, 0
     with contextlib.ExitStack() as stack:
         resident = list[int]()
-        for count in (1, _FEW, _MORE):
+        for count in (1, 1, _FEW, _MORE):
+            if len(resident) == 1:
+                stack.enter_context(shared_models())
             stack.enter_context(create_environment(env.alone(count), lane_seeds=range(count))).reset()
             resident.append(_resident_bytes())
-    few, more = resident[1] - resident[0], resident[2] - resident[1]
+    first, few, more = np.diff(resident).tolist()
     each = max(0, more - few) // (_MORE - _FEW)
-    return max(0, few - _FEW * each), each
+    return max(0, first - each, few - _FEW * each), each
 
 
 _INSTEAD = {

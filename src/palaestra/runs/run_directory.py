@@ -71,7 +71,7 @@ class RunDirectory:
             (self.path / name).mkdir(parents=True)
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed}
         origin |= provenance(config.env.name)
-        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created"}
+        made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", "unit": config.unit}
         self.save_config(config, **made, **origin, lineage=dict(lineage) if lineage else None)
 
     def save_config(self, config: ExperimentConfig, **facts: Any) -> None:

@@ -56,7 +56,7 @@ class Health(Callback):
     |---|---|
     | KL | the mean KL of an update's policies exceeds 0.2 |
     | entropy | within 2% of 0, measured by what it was at first, unless learning works |
-    | explained variance | below -0.5, unless learning works: equal returns have no variance to explain |
+    | explained variance | below -0.5, unless learning works or returns are 0: equal ones have no variance to explain |
     | gradient norm | above 100 times its median so far |
     | action values | beyond 20 times the largest discounted return so far, and 100 |
     | episodes | none has ended in 100,000 env steps |
@@ -66,10 +66,11 @@ class Health(Callback):
 
     Args:
         stop: whether a symptom ends the run.
+        unit: what the run counts: `env steps`, or `updates` where it learns from data alone, which has no episodes.
     """
 
-    def __init__(self, *, stop: bool = False) -> None:
-        self._stop = stop
+    def __init__(self, *, stop: bool = False, unit: str = "env steps") -> None:
+        self._stop, self._unit = stop, unit
         self.warnings: list[str] = []
         """Given so far."""
         self._rows: Counter[str] = Counter()
@@ -90,7 +91,7 @@ class Health(Callback):
             if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
                 cause, _, policy = name.partition("/")
                 advice = "; ".join(_advice(cause, trainer.algorithms, policy))
-                text = f"after {int(row['env_steps']):,} env steps {what}. Likely: {_CAUSES[cause]}. Try: {advice}"
+                text = f"after {int(row['env_steps']):,} {self._unit} {what}. Likely: {_CAUSES[cause]}. Try: {advice}"
                 self.warnings.append(text)
                 _log.warning("%s", text)
                 if self._stop:
@@ -121,10 +122,13 @@ class Health(Callback):
         self._best_return = max(self._best_return, mean)
         self._largest_return = max(self._largest_return, abs(row.get("discounted_return_mean", 0.0)))
         works = mean == self._best_return > self._first_return
-        if row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
+        flat = mean == self._best_return == self._first_return == 0  # no reward so far, or a game whose sum is 0
+        if self._unit == "env steps" and row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
         for name, value in row.items():
-            if (match := _LEARNED.fullmatch(name)) and (wrong := self._wrong(name, match["metric"], value, works)):
+            if not (match := _LEARNED.fullmatch(name)) or (flat and match["metric"] == "explained_variance"):
+                continue
+            if wrong := self._wrong(name, match["metric"], value, works):
                 cause, policy = match["metric"].partition("/")[0], match["policy"]
                 found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
         return found

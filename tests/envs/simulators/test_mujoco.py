@@ -10,6 +10,7 @@ from gymnasium.spaces import Box
 import palaestra
 from palaestra.core import ConfigError, EnvError, PalaestraError
 from palaestra.envs import BatchEnvironment, EnvConfig, MujocoBatch, create_environment, decided
+from palaestra.envs.simulators.mujoco import shared_models
 from palaestra.envs.simulators.mujoco_tasks import TASKS
 from palaestra.runs import RunDirectory, lineage
 from palaestra.testing import BatchContract
@@ -121,6 +122,13 @@ class Swing(MujocoBatch):
     def outcome(self, action):
         height = np.cos(self.field("qpos")[:, 0])
         return height - 0.01 * np.square(action).sum(axis=1), height > 0.999
+
+
+def test_lanes_that_are_measured_share_a_model():
+    """Their meshes, of 80 MB for a humanoid, were counted for each lane; otherwise each batch may change its own."""
+    with shared_models():
+        first, second = Swing(1).model, Swing(2).model
+    assert first is second and Swing(1).model is not first
 
 
 class TestSwing(BatchContract):

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict
 
 from palaestra.core import ConfigError, did_you_mean, import_extra
 from palaestra.envs.contract.tensor import uniform
-from palaestra.envs.simulators.mujoco import MujocoBatch, mujoco_with_batches
+from palaestra.envs.simulators.mujoco import MujocoBatch, loaded, mujoco_with_batches
 
 __all__ = ["JoystickRobot", "LeggedRobot"]
 
@@ -143,7 +143,7 @@ def _model(robot: LeggedRobot) -> tuple[Any, np.ndarray]:
     if robot.wheel:
         path = Path(import_extra(robot.wheel, "envpool", "the robot's model").__file__).parent / path
     mujoco = mujoco_with_batches()
-    model = mujoco.MjModel.from_xml_path(str(path))
+    model = loaded(str(path))
     model.opt.timestep = robot.time_step
     model.vis.quality.shadowsize = 1024  # of pictures, which are drawn without a GPU, too
     if robot.gains is not None:

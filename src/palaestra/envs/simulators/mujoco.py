@@ -6,7 +6,8 @@ of your own derives from `MujocoBatch`.
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from palaestra.core import ConfigError, EnvError, import_extra
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.suites.gym import quiet_mujoco
 
-__all__ = ["MujocoBatch"]
+__all__ = ["MujocoBatch", "shared_models"]
 
 _UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")
 
@@ -66,8 +67,7 @@ class MujocoBatch(BatchEnvironment):
     ) -> None:
         mujoco = mujoco_with_batches()
         if isinstance(model, str):
-            load = mujoco.MjModel.from_xml_string if "<" in model else mujoco.MjModel.from_xml_path
-            model = load(model)
+            model = loaded(model)
         if frame_skip < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError(f"frame_skip is {frame_skip} and num_threads {num_threads}; each must be at least 1")
         if action_space is None:
@@ -208,6 +208,30 @@ class MujocoBatch(BatchEnvironment):
                 f"the simulation of environment {lane} became unstable ({self.place(lane)}): NaN, infinity or huge "
                 "numbers in its state; give it smaller actions, a smaller time step, or a better model"
             )
+
+
+_shared: list[dict[str, Any]] = []
+
+
+@contextmanager
+def shared_models() -> Iterator[None]:
+    """Within, whoever loads a model again gets the same one: to measure what lanes take beside it."""
+    _shared.append({})
+    try:
+        yield
+    finally:
+        _shared.pop()
+
+
+def loaded(model: str) -> Any:
+    """A `mujoco.MjModel` of the path or text of an XML."""
+    if _shared and model in _shared[-1]:
+        return _shared[-1][model]
+    kind = mujoco_with_batches().MjModel
+    made = (kind.from_xml_string if "<" in model else kind.from_xml_path)(model)
+    for models in _shared:
+        models[model] = made
+    return made
 
 
 def mujoco_with_batches() -> Any:

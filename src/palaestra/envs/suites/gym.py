@@ -39,9 +39,21 @@ _REGISTERED_BY = {
     "dm_control/": ("shimmy", "dm-control"),
     "bsuite/": ("shimmy", "bsuite"),
     **dict.fromkeys(("MiniGrid-", "BabyAI-"), ("minigrid", "")),
+    "Meta-World/": ("metaworld", ""),
     **dict.fromkeys(
         ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen"),
         ("gymnasium_robotics", "robotics"),
+    ),
+}
+# What to do where one that is in no extra is missing.
+_INSTALLED_BY = {
+    "minigrid": (
+        f"pip install minigrid, and name it minigrid:{{name}} with --env.gym-wrappers {IMAGE_ONLY}, for its "
+        "observations have a text"
+    ),
+    "metaworld": (
+        "`palaestra env create metaworld` makes a Python environment for it; one of its tasks is metaworld:Meta-World/"
+        """goal_observable with --env.kwargs '{{"env_name": "reach-v3"}}'"""
     ),
 }
 # Versions of MuJoCo that packages run with: (package, lowest, first that is too new, what fails elsewhere). They were
@@ -122,10 +134,8 @@ def find_spec(name: str) -> EnvSpec:
     for prefix, (package, extra) in _REGISTERED_BY.items():
         if name.startswith(prefix):
             if not extra and importlib.util.find_spec(package) is None:
-                raise ConfigError(
-                    f"{name!r} is of the package {package}, which is not installed: pip install {package}, and name it "
-                    f"{package}:{name} with --env.gym-wrappers {IMAGE_ONLY}, for its observations have a text"
-                )
+                advice = _INSTALLED_BY[package].format(name=name)
+                raise ConfigError(f"{name!r} is of the package {package}, which is not installed: {advice}")
             _import_quietly(package, name, extra)
     try:
         return gymnasium.spec(name)
