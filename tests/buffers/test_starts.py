@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from palaestra.buffers import MappedFiles, saving
-from palaestra.core import ConfigError, Offline, Replay, ShapeError
+from palaestra.core import Batch, ConfigError, Offline, Replay, ShapeError
 from palaestra.testing.buffers import FIRST, LAST, MID, World, check_contents
 from tests.buffers.model import generator, make_buffer, step
 from tests.buffers.test_states import filled
@@ -18,6 +18,30 @@ def serials(buffer, length):
         return sorted(buffer.reader.windows(buffer.starts(length), 1).observation.tolist())
     except ShapeError:  # there is none
         return []
+
+
+@pytest.mark.parametrize("begins", [FIRST, LAST])
+def test_a_fragment_that_is_lost_takes_the_places_that_it_would_have_filled(begins):
+    """Behind the end of an episode a fragment begins a new one, or, of a worker that goes on, with that very end."""
+    kinds = {"before": [FIRST, MID, LAST], "lost": [begins, MID, LAST], "after": [FIRST, MID, MID]}
+    fragments = {}
+    for number, (name, own) in enumerate(kinds.items()):
+        rows = step(own, 10 * number + torch.arange(3))
+        fields = {"step_type": rows.step_type, "reward": rows.reward, "discount": rows.discount}
+        fields |= {"observation": rows.observation, "action": torch.zeros(2, dtype=torch.int64)}
+        fragments[name] = Batch.of(fields).map(lambda leaf: leaf[:, None])
+    whole, damaged = make_buffer(16, 1), make_buffer(16, 1)
+    for buffer in (whole, damaged):
+        buffer.extend(fragments["before"], [0])
+    whole.extend(fragments["lost"], [0])
+    lost = damaged.skip(np.array(kinds["lost"])[:, None], [0])
+    for buffer in (whole, damaged):
+        buffer.extend(fragments["after"], [0])
+    assert len(damaged) == len(whole)
+    assert whole.observation[lost.flatten()].tolist() == [10, 11]
+    seen = whole.observation[whole.in_time_order(0)].flatten().tolist()
+    assert seen == ([0, 1, 2] if begins == FIRST else [0, 1]) + [10, 11, 12, 20, 21, 22]
+    assert serials(damaged, 1) == [0, 1, 20, 21]
 
 
 @pytest.mark.parametrize("rows", [4, 12])

@@ -23,6 +23,15 @@ def test_gymnasiums_own_checker_agrees():
     check_env(FourRooms(), skip_render_check=True)
 
 
+def test_episodes_begin_in_the_first_room_and_end_in_the_last():
+    """Where a run starts, and where it is to go: the rooms less a tenth beside the walls in the middle, and outside."""
+    env = FourRooms()
+    seen = [env.reset(seed=seed)[0] for seed in range(200)]
+    starts, goals = (np.array([one[name] for one in seen]) for name in ("observation", "desired_goal"))
+    assert -0.9 <= starts.min() < -0.88 and -0.12 < starts.max() <= -0.1
+    assert 0.1 <= goals.min() < 0.12 and 0.88 < goals.max() <= 0.9
+
+
 def test_walls_stop_a_move_and_doors_let_it_through():
     right, up = [(1, 0)] * 10, [(0, 1)] * 10
     assert -0.01 < moved(at(FourRooms(), -0.2, -0.9), *right)[0] < 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium.spaces import Box, Dict
 
 import palaestra
 from palaestra.buffers import HindsightSampler, UniformSampler
@@ -49,6 +50,19 @@ class Without(Reach):
 
     def step(self, action: np.ndarray) -> Any:
         return self._observation(), 0.0, False, False, {}
+
+
+class Uneven(Reach):
+    """Reaches a place in the plane, and is asked for one on a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spaces = dict(self.observation_space.spaces)  # pyright: ignore[reportAttributeAccessIssue]
+        self.observation_space = Dict(spaces | {"desired_goal": Box(-1, 1, (1,), np.float32)})
+
+    def _observation(self) -> Any:
+        seen = super()._observation()
+        return {**seen, "desired_goal": seen["desired_goal"][:1]}
 
 
 class Costly(Reach):
@@ -257,6 +271,12 @@ def test_impossible_settings_are_refused_when_they_are_made(settings, message):
         ),
         ("sac", f"{HERE}:pool", {"env__vectorization": "native", "env__max_episode_steps": None}, "as one pool"),
         ("sac", f"{HERE}:Without", {}, "is a Without, which has no compute_reward; hindsight needs `compute_reward"),
+        (
+            "sac",
+            f"{HERE}:Uneven",
+            {},
+            r"achieved_goal is .*shape=\(2,\).* and desired_goal is .*shape=\(1,\).*, and bo",
+        ),
         ("sac", f"{HERE}:Costly", {}, r"gives -1 for the goals of a step for which the run gets the reward -1.5: a wr"),
         ("sac", REACH.name, {"env__wrappers": ["ScaleReward(scale=3.0)"]}, r"gives -1 for .* the reward -3: a wrapper"),
         ("sac", f"{HERE}:Single", {}, r"gave shape \(\) for goals \(2, 10, 2\) and rewards \(2, 10\); hindsight needs"),

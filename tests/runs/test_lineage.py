@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from typing import Literal
 
@@ -24,12 +25,24 @@ from palaestra.experiments import (
     read_metrics,
 )
 from palaestra.runs.lineage import _computes_exactly
-from palaestra.runs.records import FaultRecord, KeepFaults, write_fault
+from palaestra.runs.records import FaultRecord, KeepFaults, _git_revision, write_fault
 from tests.experiments.parts import CHAIN, trained
 
 
 def contents(run):
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_folder_without_git_has_no_revision(tmp_path, monkeypatch):
+    """None, and not an empty commit that is clean, which two runs of unlike code would share."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert _git_revision() is None
+    who = ("-c", "user.name=a", "-c", "user.email=a@a")
+    for command in (["init", "-q"], [*who, "commit", "-qm", "a", "--allow-empty"]):
+        subprocess.run(["git", *command], check=True)
+    found = _git_revision()
+    assert found is not None and len(found["commit"]) == 40 and not found["dirty"]
 
 
 def test_a_fork_goes_on_beside_its_parent(tmp_path):

@@ -129,6 +129,21 @@ def test_a_queue_that_is_full_leaves_rows_out_with_one_warning(monkeypatch, capl
     assert 3 <= len(service.sent) <= 5
 
 
+def test_calls_that_fail_to_the_end_are_counted():
+    """Two rows, and the end, of a service that never came back: as many as nobody gets."""
+
+    def sending(step: int) -> None:
+        raise OSError("nobody listens")
+
+    service = Service(sending)
+    service.start(START)
+    for step in range(2):
+        service.metrics({"env_steps": step})
+    with pytest.raises(TimeoutError, match=r"^2 call\(s\) could not be made in 5 s; metrics.jsonl has all"):
+        service.close()
+    assert service.calls == ["open", "end"]
+
+
 @pytest.mark.parametrize(
     ("kind", "package"), [(WandbLogger, "wandb"), (MLflowLogger, "mlflow"), (TrackioLogger, "trackio")]
 )
