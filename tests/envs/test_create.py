@@ -264,6 +264,12 @@ def test_settings_that_do_not_fit_are_refused(settings, words):
         create_environment(EnvConfig(**settings), lane_seeds=SEEDS[:1])
 
 
+def test_a_pool_is_not_looked_at_where_it_could_not_be_stepped():
+    """A run asks for specs first, so that nothing has been written when it is refused."""
+    with pytest.raises(ConfigError, match=r"exists as a pool only, .* leave env.vectorization out"):
+        probe_specs(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", vectorization="process"))
+
+
 def test_a_class_can_carry_its_registered_limit():
     gymnasium.register("palaestra-test/Chain-v0", entry_point=Chain, max_episode_steps=6)
     try:

@@ -223,6 +223,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, search, 
     assert not list(tmp_path.iterdir())
 
 
+def test_an_environment_that_is_no_tensor_is_refused_by_what_was_asked_for(tmp_path):
+    """`run.together` was not, and the same folder takes the search that follows the advice."""
+    search = Search(output=str(tmp_path / "study"), pbt_every=2)
+    with pytest.raises(ConfigError, match=r"tune --pbt-every\) is for environments that are tensors, and CartPole-v1"):
+        palaestra.tune("ppo", "CartPole-v1", search=search, **SETTINGS)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_anneals_by_itself_begins_as_the_number_it_starts_from():
     config = config_from_mapping(
         ExperimentConfig, {"algorithm__learning_rate": "linear(1e-3, 0)"}, base=preset("ppo", ENV)

@@ -233,7 +233,7 @@ class Together:
         dims = 2 if self.pattern.plan.data == "on-policy" else 1
         shapes = {leaf.shape[:dims] for leaf in tree_paths(batches[0]).values()}
         if len(shapes) > 1:
-            raise ConfigError(f"{type(self.pattern).__name__} learns from sequences; leave out run.together")
+            raise ConfigError(f"{type(self.pattern).__name__} learns from sequences; train runs of their own")
         (shape,) = shapes
         flat: Any = tree_map(lambda *leaves: torch.stack(leaves).flatten(0, dims), *batches)  # [M * rows, ...]
         numbers = Batch.of({"row": torch.arange(shape.numel()).reshape(shape)})
@@ -407,5 +407,5 @@ def _require_possible(pattern: GradientAlgorithm[Any, Any]) -> None:
     if found := [reason for reason, given in refused.items() if given]:
         raise ConfigError(
             f"{type(pattern).__name__} with {found[0]} cannot learn together with others; leave that out, or train "
-            "runs of their own, without run.together"
+            "runs of their own"
         )

@@ -342,7 +342,7 @@ def _require_native(config: EnvConfig) -> Iterator[str]:
             "(env.wrappers), or vectorization=serial or process where that can be"
         )
     if config.vectorization not in ("auto", "native", "batch"):
-        yield f"{config.name!r} exists as a pool only; vectorization is native, not {config.vectorization}"
+        yield f"{config.name!r} exists as a pool only, whose lanes are stepped as one; leave env.vectorization out"
 
 
 def _native(config: EnvConfig, maker: Callable[..., Any] | None, lane_seeds: Sequence[int]) -> Environment:

@@ -185,7 +185,7 @@ class EnvConfig:
 
         One that is dropped in training is restarted here, for each has to play its share of episodes.
         """
-        kind = self.vectorization if self.vectorization in ("native", "batch") else "auto"
+        kind = "serial" if self.vectorization in ("thread", "process") else self.vectorization
         on_fault = "restart" if self.on_fault == "drop" else self.on_fault
         plain = {"vectorization": kind, "num_workers": None, "num_ready": None, "chaos": "", "on_fault": on_fault}
         return dataclasses.replace(self, num_envs=num_envs, **plain)

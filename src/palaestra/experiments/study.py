@@ -91,14 +91,14 @@ class Search:
             space: see `tune`.
 
         Raises:
-            ConfigError: a path or a range is wrong, or cannot change in population-based training; or it would compare
-                nobody.
+            ConfigError: a path or a range is wrong, or cannot change in population-based training; it would compare
+                nobody, or cannot train in one graph.
         """
         if self.pbt_every is None:
             return config, search_space(config, space)
+        require_together([config])
         rows = config.env.num_envs * getattr(config.algorithm.plan, "unroll_length", 1)
-        updates = config.trainer.total_env_steps / rows
-        if self.pbt_every >= updates:
+        if self.pbt_every >= (updates := config.trainer.total_env_steps / rows):
             raise ConfigError(
                 f"search.pbt_every is {self.pbt_every}, and a run has {updates:.0f} updates, in which members would "
                 "never be compared; give a lower number, or more trainer.total_env_steps"

@@ -94,8 +94,8 @@ class UnrollTogether:
         if CompiledStep.of(collector.env, collector.policy) is None:
             raise ConfigError(
                 f"members of a population act as one batch of tensors, and here a {type(collector.policy).__name__} "
-                f"acts in a {type(collector.env).__name__}; leave out run.together, or take a TensorEnvironment, and a "
-                "policy without a memory that draws its actions or is epsilon-greedy"
+                f"acts in a {type(collector.env).__name__}; train runs of their own, or take a TensorEnvironment, and "
+                "a policy without a memory that draws its actions or is epsilon-greedy"
             )
 
     def expect(self, places: Sequence[int]) -> None:

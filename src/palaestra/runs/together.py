@@ -17,6 +17,8 @@ from palaestra.training import LEAST_COMPILED, Member, Trainer, planned_gradient
 
 __all__: list[str] = []
 
+_ONE_GRAPH = "a population in one graph (run.together, train_together, tune --pbt-every)"
+
 
 @refuses(ConfigError)
 def require_together(configs: Sequence[ExperimentConfig]) -> Iterator[str]:
@@ -31,8 +33,8 @@ def require_together(configs: Sequence[ExperimentConfig]) -> Iterator[str]:
     first = configs[0]
     if is_multi_agent(first.env.name) or not issubclass(algorithm_class(first.algorithm_name), GradientAlgorithm):
         yield (
-            f"run.together is for algorithms that state a loss, for one agent; {first.algorithm_name} on "
-            f"{first.env.name} is something else; leave run.together out"
+            f"{_ONE_GRAPH} is for algorithms that state a loss, for one agent; {first.algorithm_name} on "
+            f"{first.env.name} is something else; leave that out"
         )
     for config in configs:
         _require_settings(config)
@@ -47,8 +49,8 @@ def require_together(configs: Sequence[ExperimentConfig]) -> Iterator[str]:
     with create_environment(dataclasses.replace(first.env, num_envs=1)) as env:
         if not isinstance(env, TensorEnvironment):
             yield (
-                f"run.together is for environments that are tensors, and {first.env.name} is a {type(env).__name__}"
-                "; leave it out, or take such as palaestra.envs.tiny:TensorCartPole"
+                f"{_ONE_GRAPH} is for environments that are tensors, and {first.env.name} is a {type(env).__name__}"
+                "; leave that out, or take such as palaestra.envs.tiny:TensorCartPole"
             )
     algorithms: Any = [learner.algorithm for learner in learners]
     together = Together(algorithms)
@@ -70,7 +72,7 @@ def _require_settings(config: ExperimentConfig) -> None:
     if found := [(name, given) for name, given in refused.items() if given]:
         name, given = found[0]
         raise ConfigError(
-            f"{name} is {given!r}, which a population of runs in one graph cannot have; leave it out, or run.together"
+            f"{name} is {given!r}, which a population in one graph cannot have; leave it out, or train each by itself"
         )
 
 
@@ -122,7 +124,7 @@ def population(learners: Sequence[Learner], trainers: Sequence[Trainer]) -> tupl
         ConfigError: a callback asks for env steps, which are those of all runs.
     """
     if any(callback.stepped for trainer in trainers for callback in trainer.callbacks):
-        raise ConfigError("a callback has a hook stepped, but a population steps in one graph; leave out run.together")
+        raise ConfigError("a callback has a hook stepped, but a population steps in one graph; train runs of their own")
     algorithms: Any = [trainer.algorithm for trainer in trainers]
     collectors: Any = [trainer.collector for trainer in trainers]
     config, compiles = learners[0].config, learners[0].config.run.compile is True

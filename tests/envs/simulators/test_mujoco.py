@@ -107,9 +107,11 @@ class TestAnt(_Contract):
 class Swing(MujocoBatch):
     """A pole that is to stand up: a task of one's own, from an XML."""
 
+    xml = XML
+
     def __init__(self, batch_size, **settings):
         settings = {"max_episode_steps": 20, **settings}
-        super().__init__(batch_size, XML, 5, observation_space=Box(-np.inf, np.inf, (3,), np.float64), **settings)
+        super().__init__(batch_size, self.xml, 5, observation_space=Box(-np.inf, np.inf, (3,), np.float64), **settings)
 
     def states(self, lanes, seeds):
         qpos = np.stack([np.random.default_rng(seed).uniform(3, 3.2, self.model.nq) for seed in seeds])
@@ -136,6 +138,50 @@ class TestSwing(BatchContract):
         return Swing(len(seeds), lane_seeds=seeds)
 
 
+class Varied(Swing):
+    """Masses of its own in each episode, and the height of the pole's body as MuJoCo computes it."""
+
+    def __init__(self, batch_size, **settings):
+        super().__init__(batch_size, **settings)
+        self._places, self._masses = self.field("xipos"), self.expand("body_mass")
+        self._mass = self._masses.copy()
+
+    def states(self, lanes, seeds):
+        self._masses[lanes] = [np.random.default_rng(seed + 1).uniform(0.5, 4.0) * self._mass[0] for seed in seeds]
+        self.batch.set_const()
+        return super().states(lanes, seeds)
+
+    def observe(self):
+        return np.concatenate((self.field("qpos"), self.field("qvel"), self._places[:, 1, 2:]), axis=1)
+
+
+class TestVaried(BatchContract):
+    def batch(self, seeds=(1, 2)):
+        return Varied(len(seeds), lane_seeds=seeds)
+
+
+def test_what_steps_compute_is_there_from_the_first_row_on_or_refused():
+    """An array that MuJoCo's batch is asked for after a step is all zeros until the next."""
+
+    class Late(Varied):
+        def observe(self):
+            return np.concatenate((super().observe()[:, :2], self.field("xpos")[:, 1, 2:]), axis=1)
+
+    angle, _, height = Varied(1, lane_seeds=[1]).reset().observation[0].tolist()
+    assert height == pytest.approx(0.25 * np.cos(angle), abs=1e-9)
+    with pytest.raises(ConfigError, match=r'xpos is computed by steps.* self.field\("xpos"\)'):
+        Late(1, lane_seeds=[1]).reset()
+
+
+def test_motors_without_a_range_are_not_held_at_zero():
+    class Free(Swing):
+        xml = XML.replace('ctrlrange="-1 1"', "")
+
+    assert Free.xml != XML
+    spec = Free(1).action_spec
+    assert np.isneginf(spec.minimum).all() and np.isposinf(spec.maximum).all()
+
+
 class _Hanging(Swing):
     def states(self, lanes, seeds):
         return np.full((len(lanes), 1), 3.0), np.zeros((len(lanes), 1))
@@ -143,9 +189,9 @@ class _Hanging(Swing):
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_each_lane_may_have_masses_of_its_own(factor):
-    """`batch.expand`: what domain randomisation needs."""
+    """`expand`: what domain randomisation needs."""
     env = _Hanging(2, lane_seeds=[1, 2])
-    env.batch.expand("body_mass")[1] *= factor
+    env.expand("body_mass")[1] *= factor
     env.batch.set_const()
     env.reset()
     for _ in range(5):

@@ -36,13 +36,13 @@ class MujocoBatch(BatchEnvironment):
         model: a `mujoco.MjModel`, or the path or text of an XML.
         frame_skip: simulation steps of an env step.
         observation_space: Gymnasium's, of one environment.
-        action_space: the same; the range of the model's controls by default.
+        action_space: the same; the ranges of the model's controls by default, without end where it gives none.
         num_threads: that step them; as many as PyTorch uses by default.
         settings: for `BatchEnvironment`.
 
     Attributes:
         model: the `mujoco.MjModel`.
-        batch: the `mujoco.batch.Batch`; `batch.expand("body_mass")` gives each lane masses of its own, for example.
+        batch: the `mujoco.batch.Batch`.
         dt: seconds of an env step.
 
     Raises:
@@ -71,19 +71,21 @@ class MujocoBatch(BatchEnvironment):
         if frame_skip < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError(f"frame_skip is {frame_skip} and num_threads {num_threads}; each must be at least 1")
         if action_space is None:
-            low, high = model.actuator_ctrlrange.astype(np.float32).T
-            action_space = Box(low, high)
+            given = model.actuator_ctrllimited.astype(bool).reshape(-1, 1)
+            action_space = Box(*np.where(given, model.actuator_ctrlrange, (-np.inf, np.inf)).astype(np.float32).T)
         super().__init__(batch_size, observation_space, action_space, **settings)
         threads = min(num_threads or torch.get_num_threads(), batch_size)
         self.model, self.frame_skip, self.dt = model, frame_skip, model.opt.timestep * frame_skip
         self.batch = mujoco.batch.Batch(model, batch_size, threads, persistent=self.rne_post_constraint)
         self._ctrl = self.batch.bind("ctrl")
-        self._after: dict[str, np.ndarray] = {}
+        self._fields: dict[str, np.ndarray] = {}
+        self._varied: dict[str, np.ndarray] = {}
+        self._began = False
         self._drawn: tuple[Any, Any] | None = None
         self.metadata = {"render_fps": round(1 / self.dt)}
         if self.rne_post_constraint:
             self._scratch = mujoco.MjData(model)
-            self._after = {"cfrc_ext": np.zeros((batch_size, model.nbody, 6))}
+            self._fields["cfrc_ext"] = np.zeros((batch_size, model.nbody, 6))
         self._post_constraint = mujoco.mj_rnePostConstraint
         self._unstable = [int(getattr(mujoco.mjtWarning, name)) for name in _UNSTABLE]
 
@@ -132,8 +134,29 @@ class MujocoBatch(BatchEnvironment):
 
         Args:
             name: of `mujoco.MjData`, such as `qpos`, `xpos`, `sensordata`.
+
+        Raises:
+            ConfigError: steps compute it, and it was not asked for before the first.
         """
-        return self._after[name] if name in self._after else self.batch.bind(name)
+        if name not in self._fields:
+            found = self.batch.bind(name)
+            if self._began and not found.flags.writeable:
+                raise ConfigError(
+                    f"{name} is computed by steps, and would be all zeros until the next, as it was not asked for "
+                    f'before the first; ask in __init__, after super().__init__(...): self.field("{name}")'
+                )
+            self._fields[name] = found
+        return self._fields[name]
+
+    def expand(self, name: str) -> np.ndarray:
+        """A field of the model with values for each lane, [B, ...], kept as the state is.
+
+        After it has been written to, `batch.set_const()` computes what depends on it.
+
+        Args:
+            name: of `mujoco.MjModel`, such as `body_mass`.
+        """
+        return self._varied.setdefault(f"model.{name}", self.batch.expand(name))
 
     def render(self) -> np.ndarray:
         """A picture of the first simulation, by the model's camera `track` or from afar, uint8 [480, 640, 3].
@@ -168,8 +191,9 @@ class MujocoBatch(BatchEnvironment):
         self.batch.reset(ids=lanes, stage=0)
         self.field("qpos")[lanes], self.field("qvel")[lanes] = qpos, qvel
         self.batch.forward(ids=lanes)
-        for field in self._after.values():
-            field[lanes] = 0.0
+        self._began = True
+        if self.rne_post_constraint:
+            self._fields["cfrc_ext"][lanes] = 0.0
         self.began(lanes)
 
     def transition(self, lanes: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -180,21 +204,24 @@ class MujocoBatch(BatchEnvironment):
         self._ctrl[lanes] = self.controls(action[lanes])
         self.batch.step(ids=None if everywhere else lanes, nstep=self.frame_skip)
         self._require_stable()
-        if self._after:
+        if self.rne_post_constraint:
             for lane in lanes.tolist():
                 self.batch.get_data(lane, self._scratch)
                 self._post_constraint(self.model, self._scratch)
-                self._after["cfrc_ext"][lane] = self._scratch.cfrc_ext
+                self._fields["cfrc_ext"][lane] = self._scratch.cfrc_ext
         reward, terminated = self.outcome(action)
         return reward[lanes], terminated[lanes]
 
     def rows(self) -> Mapping[str, np.ndarray]:
-        return {"state": self.batch.state, **self.kept()}
+        return {"state": self.batch.state, **self._varied, **self.kept()}
 
     def set_rows(self, rows: Mapping[str, np.ndarray]) -> None:
+        self._began = True
         self.batch.state[:] = rows["state"]
-        for name, array in self.kept().items():
+        for name, array in (self._varied | dict(self.kept())).items():
             array[:] = rows[name]
+        if self._varied:
+            self.batch.set_const()
 
     def _require_stable(self) -> None:
         warned = self.batch.warning  # [B, kinds, (info, count)]
