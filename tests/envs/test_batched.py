@@ -9,7 +9,14 @@ import torch
 
 from palaestra import DQN, Collector, DQNConfig, EnvConfig, create_environment
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecError, TensorSpec
-from palaestra.envs import BatchedWrapper, GymEnvironment, NativeVectorEnvironment, TensorEnvironment, TimeLimit
+from palaestra.envs import (
+    BatchedWrapper,
+    GymEnvironment,
+    NativeVectorEnvironment,
+    TensorEnvironment,
+    TimeLimit,
+    probe_specs,
+)
 from palaestra.envs.tiny import TensorCartPole
 from palaestra.envs.wrappers import (
     ClipObservation,
@@ -218,3 +225,9 @@ def test_what_single_environments_alone_have_is_refused_by_its_name(settings, sa
     """And by no other, which nobody has given."""
     with pytest.raises(ConfigError, match=f"^env.{said} for single environments"):
         EnvConfig(vectorization="native", **settings)
+
+
+def test_a_pool_is_not_looked_at_where_it_could_not_be_stepped():
+    """A run asks for specs first, so that nothing has been written when it is refused."""
+    with pytest.raises(ConfigError, match=r"exists as a pool only, .* leave env\.vectorization out"):
+        probe_specs(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", vectorization="process"))

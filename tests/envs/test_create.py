@@ -136,7 +136,7 @@ def test_an_environment_that_is_batched_itself_is_called_with_the_batch_size():
     assert (env.batch_size, env.lane_seeds) == (3, SEEDS)
     with pytest.raises(ConfigError, match="Doubled cannot go around a Constant"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", wrappers=(Doubled,)), lane_seeds=SEEDS[:1])
-    with pytest.raises(ConfigError, match="is native, not process"):
+    with pytest.raises(ConfigError, match="exists as a pool only"):
         create_environment(EnvConfig(name="tests.envs.worlds:Constant", vectorization="process"), lane_seeds=SEEDS[:1])
 
 
@@ -264,12 +264,6 @@ def test_settings_that_do_not_fit_are_refused(settings, words):
         create_environment(EnvConfig(**settings), lane_seeds=SEEDS[:1])
 
 
-def test_a_pool_is_not_looked_at_where_it_could_not_be_stepped():
-    """A run asks for specs first, so that nothing has been written when it is refused."""
-    with pytest.raises(ConfigError, match=r"exists as a pool only, .* leave env.vectorization out"):
-        probe_specs(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", vectorization="process"))
-
-
 def test_a_class_can_carry_its_registered_limit():
     gymnasium.register("palaestra-test/Chain-v0", entry_point=Chain, max_episode_steps=6)
     try:
@@ -304,7 +298,7 @@ def test_what_is_for_training_alone_is_not_there_in_evaluation():
     with create_environment(config, seed=1) as training:
         assert training.observation_spec.shape == (2, 6)
     judged = config.for_evaluation(2)
-    assert (judged.vectorization, judged.num_envs, judged.train_wrappers) == ("auto", 2, ())
+    assert (judged.vectorization, judged.num_envs, judged.train_wrappers) == ("serial", 2, ())
     with create_environment(judged, seed=1) as evaluation:
         assert evaluation.observation_spec.shape == (2, 4)
         assert isinstance(evaluation.driver, SerialDriver)

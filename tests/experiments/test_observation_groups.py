@@ -225,7 +225,7 @@ def test_a_text_is_no_list_of_keys():
 def test_a_policy_that_acts_on_something_privileged_is_named_with_the_option(sees):
     config = PPOConfig(network=NetworkConfig(policy_sees=sees))
     (line,) = network_lines(networks_of({POLICY: PPO(SPEC, DiscreteSpec(num=3), config, RunSeeds(0))}))
-    told = "; the policy sees privileged_state: --algorithm.network.policy-sees state,rest keeps that to the values"
+    told = "; the policy sees privileged_state: --algorithm.network.policy-sees state,rest keeps that from it"
     assert line.endswith("parameters" + ("" if sees else told))
 
 

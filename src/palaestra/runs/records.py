@@ -106,7 +106,7 @@ def _acts_on(algorithm: Algorithm[Any, Any]) -> str:
     rest = ",".join(key for key in keys if key not in privileged)
     if not privileged or not rest or not hasattr(config, "network"):
         return ""
-    return f"; the policy sees {', '.join(privileged)}: --algorithm.network.policy-sees {rest} keeps that to the values"
+    return f"; the policy sees {', '.join(privileged)}: --algorithm.network.policy-sees {rest} keeps that from it"
 
 
 def network_lines(networks: Mapping[str, str]) -> list[str]:
