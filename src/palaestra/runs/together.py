@@ -33,8 +33,7 @@ def require_together(configs: Sequence[ExperimentConfig]) -> Iterator[str]:
     first = configs[0]
     if is_multi_agent(first.env.name) or not issubclass(algorithm_class(first.algorithm_name), GradientAlgorithm):
         yield (
-            f"{_ONE_GRAPH} is for algorithms that state a loss, for one agent; {first.algorithm_name} on "
-            f"{first.env.name} is something else; leave that out"
+            f"{_ONE_GRAPH} is for one agent that learns by a loss; {first.algorithm_name} on {first.env.name} is not"
         )
     for config in configs:
         _require_settings(config)
