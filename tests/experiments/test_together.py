@@ -58,7 +58,7 @@ def test_members_leave_the_runs_that_they_would_leave_alone(tmp_path, monkeypatc
     ("algorithm", "env", "settings", "message"),
     [
         ("ppo", CHAIN, {"env__max_episode_steps": 6}, "for environments that are tensors, and .* is a"),
-        ("trpo", CARTPOLE, {}, "for algorithms that state a loss"),
+        ("trpo", CARTPOLE, {}, "for one agent that learns by a loss"),
         ("ppo", CARTPOLE, {"distributed__runtime": "local"}, r"distributed\.runtime is 'local'"),
         ("ppo", CARTPOLE, {"run__precision": "bf16"}, r"run\.precision is 'bf16'"),
         ("ppo", CARTPOLE, {"algorithm__target_kl": 0.1}, r"algorithm\.target_kl"),
