@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from palaestra.algorithms import ALGORITHMS
+from palaestra.cli import inspect
 from palaestra.experiments import PRESETS
 from tests.cli.parts import exit_code, output, train
 
@@ -157,18 +158,11 @@ def test_the_doctor_says_what_there_is(capsys):
 
 
 def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
-    import importlib.metadata
     import importlib.util
     import shutil
 
-    version, find_spec = importlib.metadata.version, importlib.util.find_spec
-
-    def without(name: str) -> str:
-        if name == "safetensors":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", without)
+    version, find_spec = inspect.package_version, importlib.util.find_spec
+    monkeypatch.setattr(inspect, "package_version", lambda name: None if name == "safetensors" else version(name))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ale_py" else find_spec(name))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert exit_code("doctor") == 2

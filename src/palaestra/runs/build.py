@@ -312,6 +312,7 @@ def algorithm_catalogue() -> list[AlgorithmEntry]:
         torch.set_num_threads(threads)
 
 
+@functools.cache
 def _entry(name: str) -> AlgorithmEntry:
     kind: Any = ALGORITHMS[name]
     seen = _OBSERVATIONS["nested" if _has_simulator(kind) else "vector"]

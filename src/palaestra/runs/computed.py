@@ -58,6 +58,7 @@ def versions(env: str = "") -> dict[str, str]:
     return {"python": platform.python_version(), **known, **found}
 
 
+@functools.cache
 def package_version(package: str) -> str | None:
     """The version of an installed package; `None` without it.
 

@@ -47,6 +47,7 @@ class RunDirectory:
         if printable(str(path)) != str(path):
             raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
         self._lock: io.FileIO | None = None
+        self._read: tuple[Mapping[str, Any], ExperimentConfig] | None = None
 
     @classmethod
     def create(cls, config: ExperimentConfig) -> RunDirectory:
@@ -113,12 +114,14 @@ class RunDirectory:
             ConfigError: there is none, or it holds mistakes.
         """
         data = read_config(self.path / "config.yaml")
-        require_trust(data, self.path)
-        if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
-            raise ConfigError(
-                f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
-            )
-        return config_from_mapping(ExperimentConfig, by_todays_names(data))
+        if self._read is None or self._read[0] != data:  # a report asks ten times
+            require_trust(data, self.path)
+            if missing := [name for name in ("env", "algorithm", "trainer", "run") if name not in data]:
+                raise ConfigError(
+                    f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
+                )
+            self._read = (data, config_from_mapping(ExperimentConfig, by_todays_names(data)))
+        return self._read[1]
 
     @property
     def is_shared(self) -> bool:
@@ -201,8 +204,7 @@ class RunDirectory:
 
     def evaluations(self) -> list[tuple[int, Path]]:
         """Env steps and file of each evaluation."""
-        files = (self.path / "evals").glob("*.json")
-        return [(int(file.stem), file) for file in files if file.stem.isdigit()]
+        return [(int(file.stem), file) for file in (self.path / "evals").glob("*.json") if file.stem.isdigit()]
 
     @property
     def status(self) -> str:
@@ -272,11 +274,8 @@ class RunDirectory:
             raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it") from None
         file.seek(0)
         if holder := file.read().decode(errors="replace").strip():
-            _log.warning(
-                "%s was held by %s, which is gone; what it did last is lost back to its newest checkpoint",
-                self.path,
-                holder,
-            )
+            lost = "what it did last is lost back to its newest checkpoint"
+            _log.warning("%s was held by %s, which is gone; %s", self.path, holder, lost)
         file.truncate(0)
         with suppress(OSError):  # on a full disk nobody reads who has it
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
