@@ -6,7 +6,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from multiprocessing import forkserver
+from typing import Any
 
 import hypothesis
 import jaxtyping
@@ -23,6 +25,9 @@ def pytest_collection_finish() -> None:
     """Ten thousand tests and PyTorch stay to the end; to look through them for garbage took a quarter of the time."""
     gc.collect()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # of many tests: hundreds of workers would each import half a second long
+        forkserver.set_forkserver_preload(["palaestra.distributed", "tests.algorithms.parts", "tests.envs.worlds"])
+        forkserver.ensure_running()
 
 
 # The key that signs the runs of this user is one for the tests, not the user's.
@@ -39,8 +44,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What a test writes has to outlive its process, not a power cut: flushing disks took a tenth of every short run.
 os.fsync = lambda descriptor: None
 
-# Shapes and dtypes annotated in `ops/` are checked while tests run, and cost nothing otherwise.
+# Shapes and dtypes annotated in `ops/` are checked where everything that computes with them is tested in small; runs,
+# commands and pages after them would check the same a million times more. Otherwise the annotations cost nothing.
 jaxtyping.install_import_hook("palaestra.ops", "beartype.beartype")
+CHECKED = {"algorithms", "contracts", "golden", "nn", "ops", "policies", "rollout"}
+"""Folders of tests."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jaxtyping.config.update("jaxtyping_disable", item.nodeid.split("/")[1] not in CHECKED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[Any], list[Any]]:
+    """No doctests are in tests; to look for them in 450 files takes a second in each process."""
+    return [found for found in (yield) if type(found) is pytest.Module]
+
 
 # Every run of the tests sees the same examples; a busy machine is not a failure.
 hypothesis.settings.register_profile("palaestra", derandomize=True, deadline=None)
@@ -50,7 +69,7 @@ WaitUntil = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def process_as_it_was() -> Iterator[None]:
+def process_as_it_was() -> Generator[None]:
     """No test sees what a run chose to compute with, or the handler that a stopped command leaves for Ctrl-C."""
     interrupted = signal.getsignal(signal.SIGINT)
     yield

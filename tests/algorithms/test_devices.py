@@ -42,7 +42,7 @@ def learned(name, kind, device, *, compiled=False, **changes):
             algorithm.compile()
         collector = collector_for(env, algorithm)
         records = []
-        for _ in range(3):
+        for _ in range(2):
             collector.unroll(12)
             records.append(algorithm.update(collector.source).metrics)
             algorithm.set_progress(0.5)

@@ -69,7 +69,7 @@ def learned(run):
 @pytest.mark.parametrize(("weights", "best"), [((1.0, 0.5), 1), ((1.0, 2.0), 0)])
 def test_weights_decide_what_is_learned(name, weights, best):
     """Action 1 is worth 1 - w, action 0 is worth 0.2."""
-    algorithm = trained(name, RewardConfig(weights=weights), 3000)
+    algorithm = trained(name, RewardConfig(weights=weights), 2000)
     with algorithm.policy.in_phase(Phase.EVAL):
         assert algorithm.policy(torch.ones(1, 1)).tolist() == [best]
 

@@ -24,56 +24,40 @@ every_case = pytest.mark.parametrize(("name", "kind"), CASES)
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-@every_case
-def test_collecting_changes_no_parameter(name, kind):
-    """ALF-03: bit-equal before and after; only the generator that acts moves."""
-    algorithm, collector = collected(name, kind)
-    before = whole_state(algorithm)
-    collector.unroll(20)
-    acting = {"generator.acting", "exploration.noise", "exploration.left"}
-    assert set(different(before, whole_state(algorithm))) <= acting
-
-
-@every_case
-def test_the_update_after_loading_is_bit_equal(name, kind, tmp_path):
-    """F25: save, load into a fresh instance of another seed, learn from the same data."""
-    algorithm, collector = collected(name, kind)
-    algorithm.update(collector.buffer)
-    collector.unroll(12)
-    save_tensors(tmp_path / "state.safetensors", algorithm.state_tensors())
-    save_tensors(tmp_path / "buffer.safetensors", collector.buffer.state_tensors())
-    other, twin = collected(name, kind, seed=9)
-    assert different(parameters(algorithm), parameters(other))
-    other.load_state_tensors(load_tensors(tmp_path / "state.safetensors"))
-    twin.buffer.load_state_tensors(load_tensors(tmp_path / "buffer.safetensors"))
-    info, again = algorithm.update(collector.buffer), other.update(twin.buffer)
-    assert info.metrics == again.metrics
-    assert not different(whole_state(algorithm), whole_state(other))
-
-
 @pytest.mark.usefixtures("unchecked_shapes")  # the checks of tuples draw which item to look at
 @every_case
-def test_nothing_draws_from_a_global_generator(name, kind):
-    """DESIGN.md, randomness: building, collecting and updating leave torch, numpy and random as they are."""
-    before = global_generators()
+def test_a_seed_or_a_checkpoint_decides_a_run_and_nothing_else_moves(name, kind, tmp_path):
+    """ALF-03, F25, and DESIGN.md, randomness; one walk, since what takes the time is to collect and to learn.
+
+    Collecting changes no parameter; building, collecting and updating leave the global generators of torch, numpy and
+    random as they are; equal seeds are equal whatever those say; a fresh instance of another seed goes on with the
+    same bits from what was saved.
+    """
+    generators = global_generators()
     algorithm, collector = collected(name, kind)
+    first = parameters(algorithm)
     algorithm.update(collector.buffer)
+    learned, before = parameters(algorithm), whole_state(algorithm)
     collector.unroll(12)
-    algorithm.update(collector.buffer)
-    assert global_generators() == before
+    acting = {"generator.acting", "exploration.noise", "exploration.left"}  # only the generator that acts moves
+    assert set(different(before, whole_state(algorithm))) <= acting, "collecting"
+    save_tensors(tmp_path / "state.safetensors", algorithm.state_tensors())
+    save_tensors(tmp_path / "buffer.safetensors", collector.buffer.state_tensors())
+    info = algorithm.update(collector.buffer)
+    assert global_generators() == generators
 
+    torch.rand(3)
+    twin, twins = collected(name, kind)
+    twin.update(twins.buffer)
+    assert not different(learned, parameters(twin)), "equal seeds"
 
-@every_case
-def test_equal_seeds_give_equal_runs_and_other_seeds_others(name, kind):
-    """F25: with other draws from the global generators in between."""
-    states = []
-    for seed in (3, 3, 4):
-        torch.rand(3)
-        algorithm, collector = collected(name, kind, seed=seed)
-        algorithm.update(collector.buffer)
-        states.append(parameters(algorithm))
-    assert not different(states[0], states[1])
-    assert different(states[0], states[2])
+    other, others = collected(name, kind, seed=9)
+    assert different(first, parameters(other)), "other seeds"
+    other.load_state_tensors(load_tensors(tmp_path / "state.safetensors"))
+    others.buffer.load_state_tensors(load_tensors(tmp_path / "buffer.safetensors"))
+    again = other.update(others.buffer)
+    assert info.metrics == again.metrics
+    assert not different(whole_state(algorithm), whole_state(other)), "loading"
 
 
 @every_algorithm

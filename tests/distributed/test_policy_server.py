@@ -1,5 +1,6 @@
 """Tests of `palaestra.distributed.policy_server` and `asynchronous`: actors that wait for nobody."""
 
+import functools
 import itertools
 from collections import Counter
 from typing import Any
@@ -46,7 +47,7 @@ def watched(trainer: Trainer) -> list[int]:
 )
 def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
     """Scenario 7, MARO-12, MARO-13, F19: one slow actor of four; what is older is dropped, counted, named."""
-    with Overtaken("actor-1", every=40) as runtime:
+    with Overtaken("actor-1", every=30) as runtime:
         trainer = asynchronous(runtime, name, max_lag=max_lag)
         used, collect = watched(trainer), trainer.collector
         arrived = Counter[int]()
@@ -58,13 +59,13 @@ def test_exactly_the_data_that_max_lag_allows_is_used(name, max_lag):
             return lags
 
         collect.lags_of = noted
-        for _ in range(60):
+        for _ in range(30):
             trainer.train_iter()
     allowed = Counter({lag: n for lag, n in arrived.items() if max_lag is None or lag <= max_lag})
     assert max(arrived) > 8, "the slow actor is not slow"
     assert collect.lags == allowed
     assert set(used) == set(allowed)
-    assert trainer.algorithm.policy_version == sum(allowed.values()) == 60
+    assert trainer.algorithm.policy_version == sum(allowed.values()) == 30
     assert collect.dropped.total == sum((arrived - allowed).values())
     assert len(set(collect.dropped)) == len(collect.dropped)
     for dropped in collect.dropped:
@@ -221,13 +222,18 @@ def test_rows_of_sequences_and_of_several_policies_are_counted_as_what_they_are(
     assert pace.ahead == -sum(drawn)
 
 
+@functools.cache
+def _replaying() -> tuple[Any, Any]:
+    algorithm = make_algorithm("dqn", CATCH)
+    observation_spec, _, reward_spec = probe_specs(CATCH)
+    return algorithm, buffer_for(algorithm, 4, observation_spec=observation_spec, reward_spec=reward_spec)
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(ratio=st.floats(0.1, 20), steps=st.integers(1, 16), who=st.lists(st.booleans(), max_size=200))
 def test_whoever_is_ahead_waits_and_one_of_both_can_always_go_on(ratio, steps, who):
     """F20: the bound holds at every moment, whatever the order in which both want to go on."""
-    algorithm = make_algorithm("dqn", CATCH)
-    observation_spec, _, reward_spec = probe_specs(CATCH)
-    buffer = buffer_for(algorithm, 4, observation_spec=observation_spec, reward_spec=reward_spec)
+    algorithm, buffer = _replaying()  # which a pace only asks for sizes
     config = AsynchronousConfig(samples_per_insert=ratio, fragment_steps=steps)
     pace = Pace({POLICY: algorithm}, {POLICY: buffer}, 4, config, num_envs=4)
     rows, learning = steps * pace.lanes, 10_000

@@ -81,7 +81,7 @@ def test_ts_26_the_return_is_that_of_the_policy_that_learns_or_of_those_that_are
     agents = agents or ["agent_0", "agent_1", "agent_2"]
     row = json.loads((done.directory / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["return_mean"] == pytest.approx(sum(row[f"info/{name}/return"] for name in agents), abs=1e-4)
-    found = evaluate_runs([done.directory], episodes=4, baseline=True)
+    found = evaluate_runs([done.directory], episodes=2, baseline=True)
     for evaluation in (*found.runs.values(), found.baseline):
         assert evaluation.return_mean == pytest.approx(sum(evaluation.parts[f"{name}/return"] for name in agents))
     with pytest.raises(ConfigError, match=r"agents\.judged names 'lerner', but the policies are learner, chance"):
@@ -91,7 +91,9 @@ def test_ts_26_the_return_is_that_of_the_policy_that_learns_or_of_those_that_are
 @pytest.mark.parametrize("algorithm", ["mappo", "qmix"])
 def test_a_team_run_is_resumed_as_if_it_had_never_stopped(algorithm, tmp_path):
     """F25: from files, with the algorithm of a team."""
-    options = {"trainer__checkpoint_every_steps": 60}
+    options = {"trainer__checkpoint_every_steps": 40, "trainer__total_env_steps": 100, "run__tensorboard": False}
+    if algorithm == "qmix":
+        options["algorithm__learning_starts"] = 30
     whole = made(algorithm, MEETING, folder=tmp_path, run__name="whole", **options)
     kept = sorted((whole.directory / "checkpoints").glob("step_*"))
     assert len(kept) > 1

@@ -90,7 +90,7 @@ def test_a_reader_finds_what_was_or_what_is(save, read, times, tmp_path, caplog,
     CheckpointStore(tmp_path / "checkpoints").save(0, {"a": {"x": torch.zeros(4)}, "b": {"x": torch.zeros(4)}})
     (tmp_path / "run").mkdir()
     RunDirectory(tmp_path / "run").begin(changed(0))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # which has imported most of it
     stop, count = context.Event(), context.Value("q", 0)
     writer = context.Process(target=saving, args=(save, tmp_path, stop, count))
     writer.start()
