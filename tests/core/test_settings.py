@@ -42,6 +42,8 @@ class Settings:
     bias: Finite[float] = 0.0
     port: Annotated[int, Range(ge=0, le=65535, note=", as ports do")] = 0
     kind: Literal["a", "b"] | None = None
+    sizes: tuple[int, ...] | None = ()
+    plain: Schedule = 0.5
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,11 @@ class Settings:
         ({"count": 1.0}, "x.count is 1.0; it must be a whole number of at least 1"),
         ({"count": True}, "x.count is True; it must be a whole number of at least 1"),
         ({"rate": Linear(1.0, 0.0)}, r"x.rate is Linear.*; it must be greater than 0"),
-        ({"rate": "fast"}, "x.rate is 'fast'; it must be a number"),
+        ({"rate": "fast"}, "x.rate is 'fast'; it must be a number$"),
+        ({"plain": "linear(1, 0)"}, r"x.plain is 'linear\(1, 0\)'; it must be a number, or an object"),
+        ({"plain": math.nan}, "x.plain is nan; it must be finite"),
+        ({"sizes": 64}, r"x.sizes is 64; it must be a list, such as \[64\]"),
+        ({"sizes": "64"}, r"x.sizes is '64'; it must be a list, such as \['64'\]"),
         ({"rate": math.inf}, "x.rate is inf; it must be finite"),
         ({"clip": Linear(0.0, 0.0)}, "it must be greater than 0, where a schedule may end at 0"),
         ({"share": math.nan}, r"x.share is nan; it must lie in \[0, 1\]"),
@@ -71,7 +77,9 @@ def test_a_setting_that_is_not_what_its_type_says_is_refused(given, needed):
 
 
 def test_settings_in_their_ranges_pass():
-    given = Settings(count=np.int64(3), clip=Linear(0.2, 0.0), wait_s=math.inf, limit=math.inf, kind="b", ratio=1.5)
+    given = Settings(
+        count=np.int64(3), clip=Linear(0.2, 0.0), wait_s=math.inf, limit=math.inf, kind="b", ratio=1.5, sizes=[64]
+    )
     require_ranges(given, "x.")
 
 

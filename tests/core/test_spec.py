@@ -161,3 +161,11 @@ def test_a_spec_of_stacked_frames_says_how_many_and_survives_json():
 def test_stacked_frames_that_are_not_in_the_first_axis_are_refused(stacked, shape):
     with pytest.raises(SpecError, match=f"stacked={stacked} and shape .* so its length is that number"):
         TensorSpec(shape, stacked=stacked)
+
+
+def test_a_spec_of_pictures_is_shown_in_one_line():
+    """A refusal named all 3,888 bounds of a small one, twice."""
+    picture = BoundedSpec((36, 36, 3), torch.uint8, np.array(0), np.array(255))
+    assert repr(picture) == "BoundedSpec(shape=(36, 36, 3), dtype=torch.uint8, minimum=0, maximum=255)"
+    mixed = BoundedSpec((2, 9), minimum=np.array(-np.inf), maximum=np.arange(18.0).reshape(2, 9))
+    assert repr(mixed).endswith("minimum=-inf, maximum=[ 0.,  1.,  2., ..., 15., 16., 17.])")

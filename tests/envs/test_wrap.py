@@ -86,6 +86,12 @@ def test_a_text_that_means_no_wrapper_is_refused(text, words):
     assert words in str(caught.value)
 
 
+def test_one_text_is_no_list_of_wrappers():
+    """Its first letter was an unknown wrapper."""
+    with pytest.raises(ConfigError, match=r"wrappers are 'FrameStack', and a list is needed, such as \['FrameStack'\]"):
+        EnvConfig(wrappers="FrameStack")  # pyright: ignore[reportArgumentType]
+
+
 def test_a_wrapper_of_ones_own_is_looked_up_when_the_environment_is_made():
     """A configuration can be read where that code is not installed."""
     config = EnvConfig(wrappers=("nowhere:Wrapper(gain=2)",))

@@ -217,7 +217,7 @@ def test_what_cannot_hold_is_refused_by_name(name, sees, spec, said):
 
 
 def test_a_text_is_no_list_of_keys():
-    with pytest.raises(ConfigError, match=r"network.policy_sees is the text 'state'; give a list of keys"):
+    with pytest.raises(ConfigError, match=r"network.policy_sees is 'state'; it must be a list, such as \['state'\]"):
         NetworkConfig(policy_sees="state")  # pyright: ignore[reportArgumentType]
 
 

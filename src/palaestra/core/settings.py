@@ -130,15 +130,22 @@ def require_ranges(settings: Any, prefix: str, misfits: Iterable[str] = ()) -> N
 
 
 @functools.cache
-def _rules(kind: type[Any]) -> list[tuple[str, bool, Range | tuple[Any, ...]]]:
-    """Names of fields whose types say what they may be, whether they are whole, and their range or choices."""
-    found: list[tuple[str, bool, Range | tuple[Any, ...]]] = []
+def _rules(kind: type[Any]) -> list[tuple[str, bool, Range | tuple[Any, ...] | None]]:
+    """Names of fields whose types say what they may be, whether they are whole, and their range or choices.
+
+    A schedule without a range is finite; `None` in the place of a range is for lists.
+    """
+    found: list[tuple[str, bool, Range | tuple[Any, ...] | None]] = []
     hints = typing.get_type_hints(kind, include_extras=True)
     for name in kind.__dataclass_fields__:
         ranges = [entry for entry in getattr(hints[name], "__metadata__", ()) if isinstance(entry, Range)]
         members = [member for member in members_of(hints[name]) if member is not type(None)]
         if ranges:
             found.append((name, int in members and float not in members, ranges[0]))
+        elif {Linear} < {*members} <= {int, float, Linear, Piecewise}:
+            found.append((name, False, Range()))
+        elif all(typing.get_origin(member) is tuple for member in members):
+            found.append((name, False, None))
         elif all(typing.get_origin(member) is Literal for member in members):
             found.append((name, False, tuple(choice for member in members for choice in typing.get_args(member))))
     return found
@@ -157,12 +164,15 @@ def members_of(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _needed(value: Any, whole: bool, rule: Range | tuple[Any, ...]) -> str:
+def _needed(value: Any, whole: bool, rule: Range | tuple[Any, ...] | None) -> str:
     """What a setting must do, if it does not."""
+    if rule is None:
+        return "" if isinstance(value, list | tuple) else f"be a list, such as {[value]}"
     if not isinstance(rule, Range):
         *others, last = map(str, rule)
         return "" if value in rule else f"be {', '.join(others)} or {last}"
+    needed = "be a number" + (", or an object such as Linear(1e-3, 0)" if "(" in f"{value}" else "")
     is_number = isinstance(value, numbers.Real | Linear | Piecewise) and not isinstance(value, bool)
     if whole and not (is_number and isinstance(value, numbers.Integral)):
         return "be a whole number" + (f" of {str(rule).removeprefix('be ')}" if rule.ge is not None else "")
-    return rule.needed(*schedule_range(typing.cast("Schedule", value))) if is_number else "be a number"
+    return rule.needed(*schedule_range(typing.cast("Schedule", value))) if is_number else needed

@@ -175,6 +175,15 @@ class BoundedSpec(TensorSpec):
         if not (self.minimum <= self.maximum).all():
             raise SpecError(f"a BoundedSpec was given minimum {self.minimum} and maximum {self.maximum}; exchange them")
 
+    def __repr__(self) -> str:
+        """One line, with one number where all bounds are one: a message about a picture was pages of them."""
+        texts = [
+            str(one.flat[0]) if one.size and (one == one.flat[0]).all()
+            else np.array2string(one.ravel(), threshold=10, separator=", ", max_line_width=999)
+            for one in (self.minimum, self.maximum)
+        ]  # fmt: skip
+        return f"BoundedSpec(shape={self.shape}, dtype={self.dtype}, minimum={texts[0]}, maximum={texts[1]})"
+
     @property
     def bounded(self) -> bool:
         """Whether every element has two finite bounds."""

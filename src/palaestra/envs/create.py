@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from palaestra.core import Batch, PalaestraError, RunSeeds, SpecTree, TensorSpec, import_maker, import_module, refuses
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import ConfigError, EnvError, require_kind
+from palaestra.core.importing import GIVEN
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
@@ -305,6 +306,7 @@ def _maker(name: str) -> Callable[..., Any] | None:
 
 
 def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    name = name.removeprefix(f"{GIVEN}:")
     try:
         inspect.signature(maker).bind(**kwargs)
     except TypeError as error:
@@ -320,8 +322,7 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
             raise
         if isinstance(error, TypeError) and any(f"unexpected keyword argument '{key}'" in f"{error}" for key in kwargs):
             raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}") from None
-        kind, detail = describe(error)
-        raise EnvError(f"{name!r} raised {kind} when it was made: {detail}") from error
+        raise EnvError(f"{name!r} raised {' when it was made: '.join(describe(error))}") from error
 
 
 def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironment]], first_id: int) -> Driver:

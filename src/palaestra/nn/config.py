@@ -28,7 +28,6 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 observation spec, or a module; or one of these for each part of the algorithm. A module that an algorithm is given, as
 `network`, is trained itself; of one in a configuration, from which many may be made, every network gets a copy."""
 
-_SEES = ("policy_sees", "value_sees")
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
@@ -129,9 +128,6 @@ class NetworkConfig:
                 "algorithm has by default"
             )
         require_ranges(self, "network.")
-        for name in _SEES:
-            if isinstance(given := getattr(self, name), str):
-                yield f"network.{name} is the text {given!r}; give a list of keys, such as ({given!r},)"
         for option in self.encoder.values() if isinstance(self.encoder, Mapping) else [self.encoder]:
             if isinstance(option, str) and option.count(":") != 1:
                 yield f"the encoder {option!r} is not a name of the form my_package:MyNet"

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, final
 
 import gymnasium
@@ -161,6 +161,8 @@ def as_values(wrappers: Sequence[Any], stock: str) -> tuple[Any, ...]:
     Raises:
         ConfigError: one is neither, or as for `Wrap`.
     """
+    if isinstance(wrappers, str) or not isinstance(wrappers, Iterable):
+        raise ConfigError(f"wrappers are {wrappers!r}, and a list is needed, such as {[wrappers]}")
     found: list[Any] = []
     for wrapper in wrappers:
         if isinstance(wrapper, str):
