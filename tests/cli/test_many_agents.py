@@ -84,7 +84,7 @@ def test_what_chance_did_is_learned_from_offline_and_in_part(capsys):
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, *options[2:]) == 2
     assert "learns from data that it does not collect" in output(capsys)
     assert exit_code("train", "discrete_cql", MEETING, *SMALL, "--offline.data", "demo") == 2
-    assert "'demo/shared', but there is no such folder" in output(capsys)
+    assert "demo/shared', but there is no such folder" in output(capsys)
 
 
 def test_what_policies_of_a_run_did_is_a_data_set_for_each(capsys):
