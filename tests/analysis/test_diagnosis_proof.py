@@ -50,8 +50,8 @@ BROKEN = [
     ("one_action", "dqn", f"{HERE}:BlindCartPole", {}),
 ]
 HEALTHY = [
-    ("ppo", "CartPole-v1", 20_000),
-    ("a2c", "CartPole-v1", 20_000),
+    ("ppo", "CartPole-v1", 60_000),
+    ("a2c", "CartPole-v1", 60_000),
     ("reinforce", "CartPole-v1", 20_000),
     ("dqn", "CartPole-v1", 12_000),
     ("qr_dqn", "CartPole-v1", 12_000),
@@ -59,7 +59,7 @@ HEALTHY = [
     ("discrete_sac", "CartPole-v1", 12_000),
     ("sac", "Pendulum-v1", 5_000),
     ("td3", "Pendulum-v1", 5_000),
-    ("ppo", "Pendulum-v1", 20_000),
+    ("ppo", "Pendulum-v1", 60_000),
 ]
 
 
