@@ -69,7 +69,7 @@ class _Listing(NamedTuple):
 
 
 def _algorithms(options: ListOptions) -> _Listing:
-    entries = experiments.algorithm_catalogue()
+    entries = experiments.algorithm_catalogue(observations=options.json)  # which the table does not show
     rows = [(one.name, one.summary, one.data, ", ".join(one.actions), ", ".join(one.features)) for one in entries]
     head = ["algorithm", "what it does", "data", "actions", "features"]
     return _Listing([asdict(one) for one in entries], head, rows)

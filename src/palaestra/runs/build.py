@@ -302,18 +302,22 @@ class AlgorithmEntry:
     """Environments with settings of their own."""
 
 
-def algorithm_catalogue() -> list[AlgorithmEntry]:
-    """Every algorithm, made with small networks for one space of each kind: what can be made is supported."""
+def algorithm_catalogue(*, observations: bool = True) -> list[AlgorithmEntry]:
+    """Every algorithm, made with small networks for one space of each kind: what can be made is supported.
+
+    Args:
+        observations: whether those are tried, too, which takes most of the time.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for hundreds of small networks; beside a run several threads took six times as long
     try:
-        return [_entry(name) for name in sorted(ALGORITHMS)]
+        return [_entry(name, observations) for name in sorted(ALGORITHMS)]
     finally:
         torch.set_num_threads(threads)
 
 
 @functools.cache
-def _entry(name: str) -> AlgorithmEntry:
+def _entry(name: str, observations: bool) -> AlgorithmEntry:
     kind: Any = ALGORITHMS[name]
     seen = _OBSERVATIONS["nested" if _has_simulator(kind) else "vector"]
     made = {action: _attempt(kind, seen, spec) for action, spec in _ACTIONS.items()}
@@ -321,7 +325,8 @@ def _entry(name: str) -> AlgorithmEntry:
     plan = next((algorithm.plan for algorithm in made.values() if algorithm is not None), None)
     spec = _ACTIONS[actions[0]] if actions else _ACTIONS["discrete"]
     known = {} if _has_simulator(kind) else {"vector": bool(actions)}  # tried above
-    seen_too = [key for key, shape in _OBSERVATIONS.items() if known.get(key) or _attempt(kind, shape, spec)]
+    shapes = _OBSERVATIONS if observations else {}
+    seen_too = [key for key, shape in shapes.items() if known.get(key) or _attempt(kind, shape, spec)]
     return AlgorithmEntry(
         name=name,
         summary=(inspect.getdoc(kind) or "").splitlines()[0],
