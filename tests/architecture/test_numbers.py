@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2186, "0052"),
     "deployment": Room(9, 1632, "0052"),
     "distributed": Room(14, 2533, "0055"),
-    "envs": Room(58, 7201, "0052"),
+    "envs": Room(58, 7205, "0026"),
     "experiments": Room(10, 1775, "0052"),
     "multiagent": Room(14, 1991, "0045"),
     "nn": Room(20, 2943, "0051"),

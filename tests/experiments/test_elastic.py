@@ -55,7 +55,8 @@ def test_a_run_that_learners_join_and_leave_ends_with_the_bits_of_the_one_withou
     assert max(there) > 2
     assert not differences(alone["state"], elastic["state"])
     assert alone["files"] == elastic["files"]
-    with pytest.raises(ConfigError, match=r"does not go on now \(done\).* --override distributed.num_learners=2"):
+    message = r"does not go on now \(done\).* \[--until ENV_STEPS\] --override distributed.num_learners=2"
+    with pytest.raises(ConfigError, match=message):
         scale("elastic", learners=2, root=tmp_path)
     with pytest.raises(CheckpointError, match="none"):
         scale("none", learners=2, root=tmp_path)
@@ -66,3 +67,5 @@ def test_what_would_change_bits_is_refused(tmp_path, caplog):
         run(tmp_path, "more", 5)
     with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"has no distributed\.gradient_shards"):
         run(tmp_path, "none", 2, distributed__num_learners=2, distributed__gradient_shards=None)
+    with pytest.raises(ConfigError, match=r"has no distributed\.gradient_shards"):  # which a resume does not change
+        scale("none", learners=2, root=tmp_path)

@@ -163,5 +163,5 @@ def test_what_cannot_be_copied_or_is_a_batch_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"cannot be copied \(a socket cannot be copied\); give a function"):
         palaestra.train("ppo", Open(lambda: 5), run__directory=str(tmp_path), **SMALL)
-    with pytest.raises(ConfigError, match="a batch of environments; give its class, or a function of its size"):
+    with pytest.raises(ConfigError, match=r"a batch of environments; .* with env\.vectorization=native"):
         palaestra.train("ppo", gymnasium.make_vec("CartPole-v1"), run__directory=str(tmp_path), **SMALL)

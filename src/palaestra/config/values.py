@@ -165,15 +165,16 @@ def value_of(hint: Any, value: Any) -> Any:
     """A value as the type of its field.
 
     Args:
-        value: from YAML or Python; schedules may be text.
+        value: from YAML or Python; schedules may be text, and a text a path.
 
     Raises:
         ConfigError: it does not fit; the message says what is needed.
 
     Examples:
-        >>> value_of(int, 1e5), value_of(float, 3)
-        (100000, 3.0)
+        >>> value_of(int, 1e5), value_of(float, 3), value_of(str, Path("runs/first"))
+        (100000, 3.0, 'runs/first')
     """
+    value = str(value) if isinstance(value, Path) else value  # of the directory of a run
     if _is_schedule(hint) and isinstance(value, str):
         try:
             return parse_schedule(value)
@@ -190,9 +191,8 @@ def value_of(hint: Any, value: Any) -> Any:
     try:
         return _adapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
-        reasons = list(dict.fromkeys(_reason(one) for one in error.errors() if _counts(one)))
-        first = [reason.removesuffix(" is needed") for reason in reasons[:-1]]
-        raise ConfigError(" or ".join([*first, *reasons[-1:]])) from None
+        reasons = dict.fromkeys(_reason(one) for one in error.errors() if _counts(one))
+        raise ConfigError(" or ".join(reasons).replace(" is needed or ", " or ")) from None
 
 
 @functools.cache

@@ -310,7 +310,8 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     try:
         inspect.signature(maker).bind(**kwargs)
     except TypeError as error:
-        raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}") from None
+        many = "; a simulator of tensors is named vector:my_module:make" if "'num_envs'" in f"{error}" else ""
+        raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}{many}") from None
     except ValueError:
         pass
     try:

@@ -209,7 +209,10 @@ def env_name(env: Any) -> str:
         return env
     made = _is_made(env)
     if made and (hasattr(env, "num_envs") or getattr(env, "batched", False)):
-        raise ConfigError(f"env.name is {env!r}, a batch of environments; give its class, or a function of its size")
+        raise ConfigError(
+            f"env.name is {env!r}, a batch of environments; give its class if that says batched = True, or name what "
+            "makes one of num_envs: vector:my_module:make of tensors, my_module:make with env.vectorization=native"
+        )
     if not made and not callable(env):
         raise ConfigError(
             f"env.name is {env!r}; give an id of Gymnasium's registry, my_package:MyEnvironment, an environment, or a "

@@ -36,11 +36,6 @@ def scale(run: str | Path, *, learners: int, root: str | Path = "runs") -> str:
     """
     directory = find_run(run, root)
     settings, shards = directory.config.distributed, directory.config.distributed.gradient_shards
-    if directory.status != "running":
-        raise ConfigError(
-            f"{directory.path} does not go on now ({directory.status}); continue it with as many: palaestra resume "
-            f"{directory.path} --override distributed.num_learners={learners}"
-        )
     if shards is None or settings.allocation is not None:
         raise ConfigError(
             f"{directory.path} has no distributed.gradient_shards, or shares its learners out (allocation), so that "
@@ -48,6 +43,11 @@ def scale(run: str | Path, *, learners: int, root: str | Path = "runs") -> str:
         )
     if not 1 <= learners <= shards:
         raise ConfigError(f"learners is {learners}; give 1 to {shards}, which are distributed.gradient_shards")
+    if directory.status != "running":
+        raise ConfigError(
+            f"{directory.path} does not go on now ({directory.status}); continue it with as many: palaestra resume "
+            f"{directory.path} [--until ENV_STEPS] --override distributed.num_learners={learners}"
+        )
     replace_text(directory.path / _FILE, f'{{"learners": {learners}}}\n')
     return f"learners    {learners} from the next updates on"
 

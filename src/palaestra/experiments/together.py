@@ -63,8 +63,8 @@ def train_together(
     base = settings.pop("config", None) or preset(algorithm, name)
     config = config_from_mapping(ExperimentConfig, {**settings, "run__together": True}, base=base)
     require_same_task(config, algorithm, name)
-    if not members:
-        raise ConfigError("members is empty; give a mapping of settings for each, or leave it out for seeds alone")
+    if not members or isinstance(members, Mapping):
+        raise ConfigError(f"members is {members!r}; give a list with a mapping of settings for each, or leave it out")
     configs = [config_from_mapping(ExperimentConfig, dict(one), base=config) for one in members]
     return train_members(configs, [seeds_of(config, seeds)] * len(configs), progress=progress)
 

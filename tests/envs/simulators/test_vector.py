@@ -297,6 +297,15 @@ def test_what_is_no_vector_environment_is_named_before_it_is_stepped(name, told)
         create_environment(EnvConfig(name=f"vector:tests.envs.simulators.test_vector:{name}", num_envs=2))
 
 
+def test_a_simulator_that_is_not_named_as_one_is_told_how():
+    with pytest.raises(ConfigError, match=r"'num_envs'; a simulator of tensors is named vector:my_module:make"):
+        create_environment(EnvConfig(name="tests.envs.simulators.test_vector:needy", num_envs=2))
+
+
+def needy(num_envs):
+    return IsaacLab()
+
+
 def test_it_trains_by_its_name(tmp_path):
     """Also where a simulator is made by a function; arguments are handed on."""
     name = f"vector:{__name__}:ManiSkill"
