@@ -19,7 +19,7 @@ from palaestra.core import ConfigError, EnvError, import_extra
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.suites.gym import quiet_mujoco
 
-__all__ = ["MujocoBatch", "shared_models"]
+__all__ = ["MujocoBatch"]
 
 _UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC", "mjWARN_BADCTRL")
 
