@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy import stats
+from scipy.special import stdtrit
 
 
 class Spread(NamedTuple):
@@ -40,7 +40,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 def t_quantile(degrees_of_freedom: float) -> float:
     """97.5% quantile of Student's t."""
-    return float(stats.t.ppf(0.975, degrees_of_freedom))
+    return float(stdtrit(degrees_of_freedom, 0.975))
 
 
 class Sample(NamedTuple):

@@ -47,7 +47,7 @@ os.fsync = lambda descriptor: None
 # Shapes and dtypes annotated in `ops/` are checked where everything that computes with them is tested in small; runs,
 # commands and pages after them would check the same a million times more. Otherwise the annotations cost nothing.
 jaxtyping.install_import_hook("palaestra.ops", "beartype.beartype")
-CHECKED = {"algorithms", "contracts", "golden", "nn", "ops", "policies", "rollout"}
+CHECKED = {"algorithms", "contracts", "nn", "ops", "policies"}
 """Folders of tests."""
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import gymnasium
@@ -202,27 +203,31 @@ def make(name: str, env: Environment, seed: int = 3, *, kind: str = "", **change
     return algorithm(env.observation_spec, env.action_spec, config, RunSeeds(seed))
 
 
-def accepted(name: str, kind: str) -> bool:
+def accepted(name: str, kind: str, env: Environment) -> bool:
     """Whether an algorithm takes such actions; it says no by a `ConfigError`.
 
     Rewards by member are for teams alone, and games for what plans with them.
+
+    Args:
+        env: of that kind.
     """
     if kind.startswith("team") and not ALGORITHMS[name].team:
         return False
     if kind == "game" and not hasattr(ALGORITHMS[name].config_class, "simulator"):
         return False
-    with environment(kind, 1) as env:
-        try:
-            make(name, env, kind=kind)
-        except ConfigError:
-            return False
+    try:
+        make(name, env, kind=kind)
+    except ConfigError:
+        return False
     return True
 
 
 def _cases() -> list[tuple[str, str]]:
     """Asks every algorithm, which takes seconds; processes that tests start inherit what was answered."""
     if _INHERITED not in os.environ:
-        found = [(name, kind) for name in ALGORITHMS for kind in KINDS if accepted(name, kind)]
+        with ExitStack() as stack:
+            envs = {kind: stack.enter_context(environment(kind, 1)) for kind in KINDS}
+            found = [(name, kind) for name in ALGORITHMS for kind, env in envs.items() if accepted(name, kind, env)]
         os.environ[_INHERITED] = json.dumps(found)
     return [(name, kind) for name, kind in json.loads(os.environ[_INHERITED])]
 

@@ -65,8 +65,8 @@ def run(kind, folder, device, **settings):
     algorithm, env, own = CASES[kind]
     defaults = {
         "env__num_envs": 2,
-        "trainer__total_env_steps": 96,
-        "trainer__eval_every_steps": 40,
+        "trainer__total_env_steps": 64,
+        "trainer__eval_every_steps": 30,
         "trainer__eval_episodes": 2,
     }
     if "multiagent" not in env:
