@@ -59,7 +59,7 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr(palaestra.cli.inspect, "print_table", broken)
-    assert exit_code("list") == 5
+    assert exit_code("list", "presets") == 5
     assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
 
 
@@ -74,7 +74,7 @@ def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(monk
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(palaestra.cli.inspect, "print_table", export)
     try:
-        assert exit_code("list") == 130
+        assert exit_code("list", "presets") == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert "stopped" in output(capsys)
