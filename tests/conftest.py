@@ -23,6 +23,9 @@ torch.set_num_threads(1)
 
 def pytest_collection_finish() -> None:
     """Ten thousand tests and PyTorch stay to the end; to look through them for garbage took a quarter of the time."""
+    import palaestra.analysis.measure  # not before the hook below
+
+    palaestra.analysis.measure.MEASURED_S = 0.05  # of each dry run; a second says no more about what is tested
     gc.collect()
     gc.freeze()
     if "PYTEST_XDIST_WORKER" in os.environ:  # of many tests: hundreds of workers would each import half a second long

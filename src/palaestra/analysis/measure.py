@@ -30,7 +30,8 @@ from palaestra.training.console import duration
 
 __all__ = ["EnvironmentSpeed", "Estimate", "bench_environment", "dry_run"]
 
-_MEASURE_S = 1.0
+MEASURED_S = 1.0
+"""How long a dry run makes updates."""
 _MOST_ITERATIONS = 100_000
 
 
@@ -133,12 +134,12 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
     for _ in range(_MOST_ITERATIONS):
         trainer.train_iter()
         learned = [algorithm.policy_version > 0 for algorithm in trainer.algorithms.values()]
-        if all(learned) or (any(learned) and time.perf_counter() - began_s > _MEASURE_S):
+        if all(learned) or (any(learned) and time.perf_counter() - began_s > MEASURED_S):
             break
     else:
         raise ConfigError(f"nothing was learned in {_MOST_ITERATIONS:,} iterations; look at the algorithm's plan")
     begin_s, begin = time.perf_counter(), trainer.collector.env_steps
-    while (elapsed_s := time.perf_counter() - begin_s) < _MEASURE_S or trainer.collector.env_steps == begin:
+    while (elapsed_s := time.perf_counter() - begin_s) < MEASURED_S or trainer.collector.env_steps == begin:
         trainer.train_iter()
     updates = sum(algorithm.policy_version for algorithm in trainer.algorithms.values())
     return (trainer.collector.env_steps - begin) / elapsed_s, updates
