@@ -170,9 +170,8 @@ class RunDirectory:
     @property
     def env_steps(self) -> int:
         """Env steps of the newest checkpoint that was finished; 0 without any."""
-        steps = [
-            path for path in CheckpointStore(self.path / "checkpoints").steps() if (path / "manifest.json").is_file()
-        ]
+        store = CheckpointStore(self.path / "checkpoints")
+        steps = [path for path in store.steps() if (path / "manifest.json").is_file()]
         return int(steps[-1].name.removeprefix("step_")) if steps else 0
 
     @property
