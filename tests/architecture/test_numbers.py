@@ -224,10 +224,10 @@ ROOMS = {
     "policies": Room(15, 2029, "0044"),
     "robots": Room(9, 1376, "0051"),
     "rollout": Room(9, 1620, "0054"),
-    "runs": Room(15, 2811, "0052"),
+    "runs": Room(15, 2813, "0029"),
     "runtime": Room(12, 1717, "0043"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2388, "0052"),
+    "training": Room(16, 2389, "0029"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -106,7 +106,7 @@ def test_a_single_bit_is_found_and_another_machine_is_named(run, capsys):
     assert exit_code("verify", "--run", str(run.path)) == 1
     said = output(capsys)
     assert "machine torch: 1.13.0 then" in said
-    assert "another machine computed it" in said
+    assert "what computed it is named above" in said
 
 
 def test_what_nobody_could_replay_is_refused_with_what_to_do(run):

@@ -50,6 +50,10 @@ def test_members_leave_the_runs_that_they_would_leave_alone(tmp_path, monkeypatc
     assert [run.config.algorithm.learning_rate for run in find_runs(["g_2"], tmp_path)] == [1e-2, 1e-2]
     alone = palaestra.train("ppo", CARTPOLE, **settings | rates[1] | {"run__seed": 3, "run__name": "alone"})
     require_same_runs(groups[1].directory / "seed_3", alone.directory)
+    more = {"trainer__total_env_steps": 2 * TINY["trainer__total_env_steps"]}
+    palaestra.resume(groups[1].directory / "seed_3", **more)
+    info = find_runs(["g_2"], tmp_path)[1].info
+    assert (info["resume"], info["resume_reasons"]) == ("continued", ["with population 1 instead of 4"])
     with pytest.raises(ConfigError, match=r"members is \{.*; give a list with a mapping"):
         palaestra.train_together("ppo", CARTPOLE, seeds=1, members={"algorithm__gamma": 0.9})
     with pytest.raises(ConfigError, match=r"run\.together is for several seeds"):

@@ -59,7 +59,7 @@ class Receipt:
         if self.ok:
             said = "verified: weights, optimizers, buffers, random streams and environments are the same, bit for bit"
         elif self.machine:
-            said = "not verified: another machine computed it, whose sums may round otherwise; try one of that kind"
+            said = "not verified: what computed it is named above, and its sums may round otherwise; try the same"
         else:
             said = "not verified: the machine is of the same kind, and the bits are others; has the code changed since?"
         return "\n".join([*lines, f"replayed    {what}", f"{self.run}  {said}"])

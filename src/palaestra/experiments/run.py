@@ -281,7 +281,7 @@ def active(
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)
         later.begin(trainer)
-        facts = {"process": process_info(), **computed_by(config.env.name), "networks": networks}
+        facts = {"process": process_info(), **computed_by(config.env.name, trainer.learner), "networks": networks}
         directory.write_info({**_NO_END, "status": "running", **facts})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):

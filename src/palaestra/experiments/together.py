@@ -148,7 +148,7 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
         _level(directories)
     learners = [make_learner(directory.config) for directory in directories]
     for learner in learners:
-        as_member(learner)
+        as_member(learner, len(learners))
     lineages = [PbtMember(directory, selection) for directory in directories] if selection else []
     stacks = [ExitStack() for _ in directories]
     codes: list[int] = []

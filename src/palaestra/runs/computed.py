@@ -18,15 +18,16 @@ _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors"
 _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray", "jax")
 _OF_HARDWARE = ("machine", "processor", "instructions")
 """Which entries of a session's `hardware` may change a bit; others are for people."""
-OF_SESSION = ("versions", "hardware", "threads", "onednn", "resume", "resume_reasons")
+OF_SESSION = ("versions", "hardware", "threads", "onednn", "population", "resume", "resume_reasons")
 """What `run.json` says of the newest session, and its `sessions` of each before."""
 
 
-def computed_by(env: str = "") -> dict[str, Any]:
-    """What the bits of this process's sums depend on, as JSON values: `versions`, `hardware`, `threads`, `onednn`.
+def computed_by(env: str = "", manager: Any = None) -> dict[str, Any]:
+    """What the bits of this process's sums depend on, as JSON values.
 
     Args:
         env: name of the environment, whose package is among the versions.
+        manager: of the policies, which may learn in one graph with those of other runs.
     """
     return {
         "versions": versions(env),
@@ -41,6 +42,7 @@ def computed_by(env: str = "") -> dict[str, Any]:
         },
         "threads": torch.get_num_threads(),
         "onednn": prefers_onednn(),
+        "population": getattr(manager, "population", 1),
     }
 
 
@@ -100,7 +102,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tu
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("threads", "onednn") if "hardware" in facts else ("system",)  # of a machine, without the kernel's version
+    # "system" is of a machine, without the kernel's version
+    names = ("threads", "onednn", "population") if "hardware" in facts else ("system",)
     hardware = {name: facts.get("hardware", facts).get(name) for name in _OF_HARDWARE}
     known = {**hardware, **facts.get("versions", {}), **{name: facts.get(name) for name in names}}
     return {name: value for name, value in known.items() if value is not None}

@@ -277,8 +277,8 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
-    before = [] if directory.never_saved else sessions(info, trainer.collector.env_steps)
-    directory.write_info({"sessions": before, **how_exactly(before, why, computed_by(config.env.name))})
+    past = [] if directory.never_saved else sessions(info, trainer.collector.env_steps)
+    directory.write_info({"sessions": past, **how_exactly(past, why, computed_by(config.env.name, trainer.learner))})
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:

@@ -103,13 +103,15 @@ def member_configs(
     return made
 
 
-def as_member(learner: Learner) -> None:
+def as_member(learner: Learner, population: int) -> None:
     """Lets a run learn beside others: its updates are asked for when they are made.
 
     Args:
         learner: of the run, before its trainer is made.
+        population: how many runs they are.
     """
-    learner.manager = Member(learner.algorithms)
+    learner.manager = member = Member(learner.algorithms)
+    member.population = population
 
 
 def population(learners: Sequence[Learner], trainers: Sequence[Trainer]) -> tuple[Together, UnrollTogether]:

@@ -19,6 +19,8 @@ __all__ = ["Member", "run_together"]
 class Member(SimplePolicyManager):
     """A policy that learns beside others: its update was made by the time it is asked for."""
 
+    population: int = 1
+    """How many runs learn in its graph."""
     made: UpdateInfo | NonFiniteError | None = None
     """What the update did that is asked for next."""
 
