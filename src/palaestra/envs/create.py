@@ -165,8 +165,7 @@ def create_environment(
     """
     require_kind(config, EnvConfig, "create_environment", "EnvConfig(name=...)")
     env = _created(config, seed, lane_seeds, first_id)
-    if config.inputs:
-        env = InputEnvironment(env, config.inputs)
+    env = InputEnvironment(env, config.inputs) if config.inputs else env
     env.step_limit = env.step_limit or config.max_episode_steps or 0
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
