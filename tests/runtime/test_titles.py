@@ -55,7 +55,7 @@ def test_workers_learners_hosts_and_shards_say_who_they_are(tmp_path):
 def test_environments_and_evaluation_say_who_they_are(tmp_path):
     one = looked_at(tmp_path / "a", env__vectorization="process", env__num_workers=1)
     assert one == {"run", "worker of environments 0 to 1"}
-    assert "evaluation" in looked_at(tmp_path / "b", **LOCAL, trainer__eval_async=True)
+    assert "evaluation" in looked_at(tmp_path / "b", **LOCAL, trainer__eval_async=True, trainer__total_env_steps=200)
 
 
 def test_titles_of_runs_inside_runs_come_back(tmp_path):
