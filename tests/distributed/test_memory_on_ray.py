@@ -47,4 +47,7 @@ def test_memories_on_ray_learn_and_resume_as_in_processes(name, tmp_path):
     for newer in sorted((run / "checkpoints").glob("step_*"))[1:]:
         shutil.rmtree(newer)
     palaestra.resume(run)
-    assert not differences(expected, run_contents(run))
+    again = run_contents(run)
+    for evaluation in (*expected["evaluations"].values(), *again["evaluations"].values()):
+        del evaluation["best"]  # what is kept is of one that is made again
+    assert not differences(expected, again)
