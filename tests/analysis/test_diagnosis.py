@@ -180,7 +180,7 @@ def test_what_is_most_severe_comes_first(tmp_path):
 def test_a_run_without_metrics_is_refused(tmp_path):
     run = made(tmp_path)
     (run.path / "metrics.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="metrics.jsonl has no row of metrics yet"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl has no row of metrics yet"):
         palaestra.diagnose(run.path)
 
 
