@@ -70,8 +70,7 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     directory = find_run(name, root)
     log = _Log(directory)
     if not log.rows:
-        metrics = directory.path / "metrics.jsonl"
-        raise CheckpointError(f"{metrics} has no row of metrics yet; let the run train until it has, and ask again")
+        raise CheckpointError(f"{directory.path}/metrics.jsonl has no row of metrics yet; train on, and ask again")
     played = _played(directory, log, episodes) if episodes else ()
     found = [*logged_symptoms(directory), *(possible(one, log.config) for one in (*_entropy(log), *played))]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))

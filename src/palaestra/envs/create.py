@@ -315,14 +315,13 @@ def _made(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         pass
     try:
         return maker(**kwargs)
-    except PalaestraError:
-        raise
     except BaseException as error:
-        if isinstance(error, Hang) or not is_own(error):
+        if isinstance(error, PalaestraError | Hang) or not is_own(error):
             raise
         if isinstance(error, TypeError) and any(f"unexpected keyword argument '{key}'" in f"{error}" for key in kwargs):
             raise ConfigError(f"{name!r} cannot be called with {kwargs}: {error}") from None
-        raise EnvError(f"{name!r} raised {' when it was made: '.join(describe(error))}") from error
+        kind, said = describe(error)
+        raise EnvError(f"{name!r} raised {kind} when it was made: {said}") from error
 
 
 def _driver(config: EnvConfig, factories: Sequence[Callable[[], SingleEnvironment]], first_id: int) -> Driver:
