@@ -4,7 +4,8 @@ All sides of ours are the command line with its defaults (8 environments x 128 s
 evaluations, which each run makes alone; from the start of the interpreter to its end. Of the sides in a process each,
 one seed is run and counts as often as there are seeds. Processor time is that of all processes, user and system: on a
 machine that is not quiet it says more than the clock. With `--peer-python P --purejaxrl CHECKOUT` (see
-`benchmarks.speed.tensors`) PureJaxRL trains the same seeds by `vmap`; it writes and saves nothing.
+`benchmarks.speed.tensors`) PureJaxRL trains the same seeds by `vmap`, in a process on each core that has its share of
+them, as ours does: with threads of its own on two cores JAX 0.10.2 stopped for ever. It writes and saves nothing.
 """
 
 import argparse
@@ -35,14 +36,22 @@ def measured(side: str, seeds: int, steps: int, peer: Sequence[str]) -> dict[str
     number = 1 if side in ("eager", "compiled") else seeds
     with tempfile.TemporaryDirectory() as folder:
         if side == PEER:
-            command = [*peer, *PEER_SHAPE, str(seeds), str(steps)]
+            places = sorted(os.sched_getaffinity(0))
+            shares = [seeds // len(places) + (place < seeds % len(places)) for place in range(len(places))]
+            pinned = zip(places, shares, strict=True)
+            commands = [
+                ["taskset", "-c", f"{core}", *peer, *PEER_SHAPE, f"{share}", f"{steps}"] for core, share in pinned
+            ]
         else:
             options = ("--trainer.total-env-steps", str(steps), "--run.directory", folder)
             options += ("--seeds", str(number)) if side == "together" else ()
-            command = [sys.executable, "-m", "palaestra", *TASK, *SIDES[side], *options]
+            commands = [[sys.executable, "-m", "palaestra", *TASK, *SIDES[side], *options]]
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        started = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) for command in commands]
+        codes = [process.wait() for process in started]
+        if any(codes):
+            raise RuntimeError(f"{side} failed")
         clock_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     cores = 1 if number == seeds else len(os.sched_getaffinity(0))  # processes that run side by side
@@ -84,6 +93,7 @@ def main() -> None:
             found.append(measured(side, seeds, steps, peer))
             loads.append(os.getloadavg()[0])
     command = f"python -m benchmarks.speed.together --seeds {seeds} --steps {steps} --rounds {arguments.rounds}"
+    command += " --purejaxrl CHECKOUT --peer-python P" if arguments.purejaxrl else ""
     load = f"The machine had a load of {min(loads):.0f} to {max(loads):.0f} meanwhile."
     record = {**provenance(command), "seeds": seeds, "steps": steps, "load": load, "runs": runs}
     write_json(arguments.results / "together.json", record)

@@ -51,6 +51,8 @@ def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
     [
         ([20, 440, 441, 130, 141], ["performance_collapse"]),
         ([20, 440, 130, 141], ["performance_collapse"]),
+        ([-500, -100, -90, -500, -500], ["performance_collapse"]),  # equal ones are two, too
+        ([20, 500, 500, 100, 100], ["performance_collapse"]),
         ([20, 440, 130, 300], []),
         ([20, 440, 130], []),
         ([400, 300, 200, 100], []),
@@ -60,8 +62,10 @@ def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
 def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns, found):
     """Twice in a row, after at least four evaluations; one that never gained has lost nothing."""
     run = made(tmp_path)
-    rows = [{**HEALTHY, "eval/return_mean": value} for value in returns for _ in range(2)]
-    (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    for number, value in enumerate(returns):
+        record = {"return_mean": value, "returns": [value], "return_ci95": [value, value]}
+        record |= {"length_mean": 1.0, "episodes": 1}
+        (run.path / "evals" / f"{number}.json").write_text(json.dumps(record))
     assert [one.name for one in palaestra.diagnose(run.path).findings] == found
 
 
@@ -75,6 +79,7 @@ def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns,
         ("acts_at_random", {"learning/entropy": 0.6931}),
         ("entropy_collapse", {"learning/entropy": 1e-4}),
         ("short_sighted", {"settings": {"gamma": 0.0}}),
+        ("short_sighted", {"settings": {"gamma": Linear(0.0, 0.9)}}),
         ("no_reward_signal", {"returns": (0.0,)}),
         ("reward_scale", {"discounted_return_mean": 2e7}),
         ("learning_rate_is_0", {"settings": {"learning_rate": 0.0}, "learning/kl": 0.0}),

@@ -12,7 +12,7 @@ from palaestra import Collector, EnvConfig, create_environment
 from palaestra.core import EnvError, TimeStep, restart
 from palaestra.envs import BatchedWrapper, GymEnvironment, LaneEnvironment, NativeVectorEnvironment, SerialDriver
 from palaestra.envs.tiny import TensorCartPole
-from palaestra.envs.wrappers import NormalizeAction, NormalizeObservation, ScaleReward
+from palaestra.envs.wrappers import NormalizeAction, NormalizeObservation, NormalizeReward, ScaleReward
 from tests.cli.parts import exit_code
 from tests.envs.test_batched import counters, stream
 from tests.envs.worlds import Counter
@@ -160,3 +160,17 @@ def test_actions_of_any_kind_of_numbers_are_mapped_around_a_batch_as_around_one(
     for env in (one, pool):
         env.reset()
         assert env.step(action).reward.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_alf_46_the_last_reward_counts_where_all_lanes_end_in_one_step(mode):
+    """ALF-46: exact rewards go with their rows; those of the first ones, which are 0, are not taken for the last."""
+    pool = gymnasium.make_vec("CartPole-v1", 2, "sync", vector_kwargs={"autoreset_mode": mode}, max_episode_steps=3)
+    env = ScaleReward(NormalizeReward(NativeVectorEnvironment(pool, lane_seeds=[1, 2])), scale=2.0)
+    env.reset()
+    while env.ended is None:
+        step = env.step(torch.zeros(2, dtype=torch.int64))
+    assert len(env.ended.reward) == 2 and env.env.ended is not None
+    assert env.ended.reward.tolist() == (2 * env.env.ended.reward).tolist() != [0.0, 0.0]
+    assert step.reward.tolist() == [0.0, 0.0]
+    env.close()

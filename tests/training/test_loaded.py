@@ -5,13 +5,14 @@ import torch
 
 from palaestra import Collector, Trainer, TrainerConfig
 from palaestra.buffers import MixtureSource, ReplayBuffer, WholeSampler, sampler_of
-from palaestra.core import ConfigError, Offline, ShapeError, TensorSpec
+from palaestra.core import POLICY, ConfigError, Offline, ShapeError, TensorSpec, schedule_value
 from palaestra.rollout import OfflineData
 from palaestra.testing.buffers import FIRST, MID
 from palaestra.training import CheckpointStore
 from tests.algorithms.parts import environment, make
 from tests.buffers.model import make_buffer, step
 from tests.faults.parts import differences
+from tests.training.parts import trainer
 
 
 def buffer_of(seed=1, steps=60):
@@ -128,3 +129,19 @@ def test_data_of_nothing_is_refused():
     for data in ({}, empty, {"policy": empty}):
         with pytest.raises(ShapeError, match="load or collect data into it first"):
             OfflineData(data)
+
+
+def test_priorities_follow_the_progress_that_the_algorithm_follows():
+    """The weights that a sampler makes and whoever undoes them mean the same β, so iterations may be long."""
+    learns = trainer("dqn", total=300, prioritized=True, unroll_length=20, learning_starts=0)
+    source, seen = learns.collector.sources[POLICY], []
+    draw = source.draw
+
+    def drawn(plan, generator):
+        seen.append((source.sampler.beta, schedule_value(plan.prioritized.beta, learns.algorithm.progress)))
+        return draw(plan, generator)
+
+    source.draw = drawn
+    learns.run()
+    assert len({beta for beta, _ in seen}) > 3
+    assert all(beta == expected for beta, expected in seen)

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import itertools
 import logging
 import math
 import re
@@ -18,9 +17,9 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.curves import thinned_metrics
 from palaestra.analysis.played import Symptom, play, played_symptoms, possible, too_many_threads
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise
+from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise, schedule_value
 from palaestra.core.reading import opened_text
-from palaestra.runs.records import is_number
+from palaestra.runs.records import is_number, read_evaluations
 from palaestra.runs.run_directory import RunDirectory, find_run
 from palaestra.training import Callback, TrainingRun
 
@@ -110,8 +109,10 @@ class _Log:
         self.rows = thinned_metrics(directory.path)
 
     def setting(self, name: str) -> float | None:
-        """A number of the algorithm's configuration."""
-        value: Any = getattr(self.config.algorithm, name, None)
+        """A number of the algorithm's configuration; of a schedule, what it has come to."""
+        progress = min(1.0, (self.last("env_steps") or 0) / self.config.trainer.total_env_steps)
+        asked: Any = getattr(self.config.algorithm, name, None)
+        value: Any = schedule_value(asked, progress)
         return float(value) if isinstance(value, int | float) and is_number(value) else None
 
     def late(self, name: str, middle: Callable[[Any], Any] = np.median) -> float | None:
@@ -343,8 +344,7 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 
 def _fall(log: _Log) -> Iterator[Symptom]:
-    logged = [float(row["eval/return_mean"]) for row in log.rows if is_number(row.get("eval/return_mean"))]
-    returns = [value for value, _ in itertools.groupby(logged)]  # a row has that of the newest evaluation
+    returns = [float(result["return_mean"]) for _, result in read_evaluations(log.path)]  # rows repeat the newest
     if len(returns) < 4 or not returns[0] < max(returns):
         return
     first, best, late = returns[0], max(returns), max(returns[-2:])

@@ -43,6 +43,8 @@ class RunConfig:
     """Whether TensorBoard files are written; by default where TensorBoard, an extra, is installed."""
     loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], "--loggers"] = ()
     """Tracking services that get the metrics as well; each needs the extra of its name."""
+    project: str = "palaestra"
+    """Project at these services that the run is shown in; MLflow calls it an experiment."""
     callbacks: Annotated[tuple[str, ...], "--callbacks"] = ()
     """Callbacks of your own by name, such as my_package:MyCallback or 'my_package:MyCallback(goal=475)'."""
     eval_num_envs: AtLeastOne[int] = 4

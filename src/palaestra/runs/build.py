@@ -217,7 +217,7 @@ def make_trainer(
     own: list[training.Logger] = [training.FileLogger(path)]
     if config.run.tensorboard or (config.run.tensorboard is None and importlib.util.find_spec("tensorboard")):
         own.append(training.TensorBoardLogger(path / "tensorboard"))
-    own += [_SERVICES[name]("palaestra", path, config=flat_settings(config)) for name in config.run.loggers]
+    own += [_SERVICES[name](config.run.project, path, config=flat_settings(config)) for name in config.run.loggers]
     evaluate: Any = None
     if config.trainer.eval_episodes:
         evaluation = learner.evaluation()

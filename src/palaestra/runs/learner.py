@@ -408,7 +408,8 @@ def borrowed(
     env, lanes = make(*purpose) if found is None else found[1]
     try:
         yield env, lanes
-        if keep and all(isinstance(one, Wrap) and not one.carries_over for one in config.env.wrappers):
+        layers = (*config.env.gym_wrappers, *config.env.wrappers)  # what Gymnasium's remember is not known
+        if keep and all(isinstance(one, Wrap) and not one.carries_over for one in layers):
             with contextlib.suppress(EnvError):  # an environment of one's own that cannot begin again
                 env.seed(lanes)
                 _kept.append((purpose, (env, lanes)))

@@ -276,7 +276,7 @@ class LearningRecord:
         Args:
             collector: has the data.
             info: of the unroll before.
-            progress: of the run, in [0, 1].
+            progress: that schedules of algorithms are at, in [0, 1]; those of samplers go with them.
         """
         if self.self_paced:
             return {}

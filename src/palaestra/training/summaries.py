@@ -126,7 +126,7 @@ class Histograms(Callback):
     """Adds histograms of observations, actions and gradients to every row of metrics.
 
     Data and gradients are those of one more draw, from which nothing is learned; so each row costs about a gradient
-    step, and nothing in between.
+    step, and nothing in between. Of a pass over data without repetition (`WholeSampler`) it takes the rows it draws.
     """
 
     def __init__(self) -> None:

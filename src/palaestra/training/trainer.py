@@ -173,7 +173,7 @@ class Trainer:
             if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
                 return
             progress = self.progress
-            sources = self._learning.sources(self.collector, info, progress)
+            sources = self._learning.sources(self.collector, info, self._schedules_at)
             yield Ask(sources=sources)
             results = self.learner.update(sources) if sources or self._learning.self_paced else {}
         finally:

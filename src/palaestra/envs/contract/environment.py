@@ -137,6 +137,8 @@ class Environment(_Specified, Closeable):
     """LAST rows of environments that reset within the step (their FIRST rows are in the step itself), else `None`."""
     exact_reward: torch.Tensor | None = None
     """Rewards of the latest step before they were rounded, float64 [B]; `None` where they are not known."""
+    exact_ended: torch.Tensor | None = None
+    """The same of the rows in `ended`."""
     checks_finite: bool = False
     """Whether it raises an error itself before it would emit NaN or infinity."""
     auto_reset: bool = True

@@ -54,6 +54,10 @@ class BatchedWrapper(HasSpecs, Environment):
         self.lane_arrays: dict[str, torch.Tensor] = {}
         """The layer's state of every lane, by name."""
         self._given: Any = None
+        self.earned: torch.Tensor | None = None
+        """Exact rewards of the rows that `change` is given, float64 [n], where they are known."""
+        self.exact: torch.Tensor | None = None
+        """Those of the rows that it makes of them, if it changes rewards and says so."""
         self.end_episodes = env.end_episodes
 
     # -- what layers change
@@ -107,14 +111,18 @@ class BatchedWrapper(HasSpecs, Environment):
         return self._changed(self.env.recv())
 
     def _changed(self, time_step: TimeStep) -> TimeStep:
-        ended = self.env.ended
-        self.ended = None if ended is None else self.change(self._with_action(ended))
-        given = self._with_action(time_step)
-        self.exact_reward = None  # a layer that changes rewards may say it in `change`
-        changed = self.change(given)
-        if changed.reward is given.reward:
-            self.exact_reward = self.env.exact_reward
+        self.ended = self.exact_ended = None
+        if self.env.ended is not None:
+            self.ended, self.exact_ended = self._rows(self.env.ended, self.env.exact_ended)
+        changed, self.exact_reward = self._rows(time_step, self.env.exact_reward)
         return changed
+
+    def _rows(self, time_step: TimeStep, earned: torch.Tensor | None) -> tuple[TimeStep, torch.Tensor | None]:
+        """What the layer makes of rows and of their exact rewards."""
+        given = self._with_action(time_step)
+        self.earned, self.exact = earned, None
+        changed = self.change(given)
+        return changed, earned if changed.reward is given.reward else self.exact
 
     def _with_action(self, time_step: TimeStep) -> TimeStep:
         """With the action as this layer was given it."""

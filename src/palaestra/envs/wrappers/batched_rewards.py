@@ -22,10 +22,10 @@ class RewardMapLayer(BatchedLayer):
     """An elementwise map of rewards around a batch."""
 
     def change(self, time_step: TimeStep) -> TimeStep:
-        if self.env.exact_reward is None:
+        if self.earned is None:
             return super().change(time_step)
-        self.exact_reward = super().change(time_step._replace(reward=_exactly(self.env, time_step))).reward
-        return time_step._replace(reward=self.exact_reward.float())
+        self.exact = super().change(time_step._replace(reward=self.earned)).reward
+        return time_step._replace(reward=self.exact.float())
 
 
 @layer_of(EpisodeStatistics)
@@ -41,7 +41,7 @@ class EpisodeStatisticsLayer(BatchedLayer):
 
     def change(self, time_step: TimeStep) -> TimeStep:
         lanes, first, last = time_step.env_id, time_step.first, time_step.step_type == 2
-        totals = self.lane_arrays["return"][lanes] + _exactly(self.env, time_step)
+        totals = self.lane_arrays["return"][lanes] + _exactly(self, time_step)
         totals = totals.masked_fill(like(first, totals), 0)
         lengths = (self.lane_arrays["length"][lanes] + 1).masked_fill(first, 0)
         self.keep("return", lanes, totals)
@@ -72,7 +72,7 @@ class NormalizeRewardLayer(BatchedLayer):
 
     def change(self, time_step: TimeStep) -> TimeStep:
         """As `RunningMeanVariance`, for all lanes at once."""
-        lanes, first, reward = time_step.env_id, time_step.first, _exactly(self.env, time_step)
+        lanes, first, reward = time_step.env_id, time_step.first, _exactly(self, time_step)
         total, count, mean, square = (self.lane_arrays[name][lanes] for name in ("return", "count", "mean", "square"))
         total = (self.layer.gamma * total + reward).masked_fill(first, 0)
         before = (total - mean).masked_fill(first, 0)  # no reward, nothing to count
@@ -81,11 +81,10 @@ class NormalizeRewardLayer(BatchedLayer):
         square = square + before * (total - mean)
         for name, rows in zip(("return", "count", "mean", "square"), (total, count, mean, square), strict=True):
             self.keep(name, lanes, rows)
-        self.exact_reward = self.layer.divided(reward, square / count.clamp(min=1))
-        return time_step._replace(reward=self.exact_reward.float())
+        self.exact = self.layer.divided(reward, square / count.clamp(min=1))
+        return time_step._replace(reward=self.exact.float())
 
 
-def _exactly(env: Environment, time_step: TimeStep) -> torch.Tensor:
+def _exactly(layer: BatchedLayer, time_step: TimeStep) -> torch.Tensor:
     """Rewards as float64, as the environments gave them where that is known."""
-    exact = env.exact_reward
-    return time_step.reward.double() if exact is None or len(exact) != len(time_step.reward) else exact
+    return time_step.reward.double() if layer.earned is None else layer.earned
