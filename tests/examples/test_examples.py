@@ -37,6 +37,12 @@ def test_example_begins(example, tmp_path, monkeypatch):
     runpy.run_path(str(shortened), run_name="__main__")
 
 
+def test_the_page_of_examples_names_them_all():
+    page = (ROOT / "docs/tutorials/examples.md").read_text()
+    found = [path.name + "/" * path.is_dir() for path in (ROOT / "examples").iterdir() if not path.name.startswith("__")]
+    assert sorted(set(re.findall(r"`(\w+(?:\.py|/))`", page))) == sorted(found)
+
+
 @pytest.mark.slow
 @every_example
 def test_example(example, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import palaestra
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, computing
 from palaestra.experiments import find_runs, read_evaluations
 from palaestra.experiments import seeds as module
 from palaestra.experiments.together import train_directories
@@ -92,3 +92,16 @@ def test_a_group_of_seeds_trains_together_in_processes_and_can_go_on(tmp_path, m
     require_same_runs(group.directory / "seed_7", beside.directory)
     more = palaestra.resume(group.directory / "seed_7", trainer__total_env_steps=150)
     assert more.result.status == "done"
+
+
+@pytest.mark.parametrize(("seeds", "library"), [(8, True), (2, False)])
+def test_products_of_a_population_are_those_of_all_members(tmp_path, monkeypatch, seeds, library):
+    """Eight minibatches of 256 rows by 64 x 64 weights are one call, large enough for oneDNN where it is faster."""
+    chosen = []
+    monkeypatch.setattr(computing, "_onednn_is_exact", lambda: True)
+    monkeypatch.setattr(computing, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(computing, "prefer_onednn", chosen.append)
+    monkeypatch.setattr(module, "_train_parts", lambda *_, **__: None)
+    settings = {"env__kwargs": KWARGS, "run__directory": str(tmp_path), "run__compile": False}
+    palaestra.train_together("ppo", CARTPOLE, seeds=seeds, **settings)
+    assert chosen[-1] is library

@@ -24,9 +24,9 @@ from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
 from palaestra.nn import compiled_method
 from palaestra.policies import Phase
 
-__all__ = ["Together"]
+__all__ = ["AT_ONCE", "Together"]
 
-_AT_ONCE = 8
+AT_ONCE = 8
 """Members whose gradient step is one graph: the activations of more leave a core's cache."""
 
 
@@ -117,7 +117,7 @@ class Together:
         ]
         self.whole = self._stacked()
         """All members, [M, ...]."""
-        count, total = -(-len(members) // _AT_ONCE), len(members)
+        count, total = -(-len(members) // AT_ONCE), len(members)
         ends = [total * place // count for place in range(count + 1)]
         self._parts = [(slice(*pair), self._cut(slice(*pair))) for pair in itertools.pairwise(ends)]
         self._graphs: dict[Any, Callable[[_StepData], _Made]] = {}
