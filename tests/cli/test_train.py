@@ -122,7 +122,7 @@ def test_a_file_that_names_algorithm_and_environment_stands_on_their_preset(tmp_
             "tries one perturbation in each environment, all together; leave out env.num_ready",
         ),
         (("ppo", "CartPole-v1", "--run.name", "a/b"), "give a name that is no path"),
-        (("ppo", "CartPole-v1", "--run.name", "last"), "'last', which means the newest run"),
+        (("ppo", "CartPole-v1", "--run.name", "last"), "not 'last', the newest run"),
         (
             ("ppo", "Pendulum-v1", "--env.train-wrappers", "NormalizeAction"),
             "env.train_wrappers or env.train_kwargs change the actions",

@@ -39,7 +39,8 @@ def test_example_begins(example, tmp_path, monkeypatch):
 
 def test_the_page_of_examples_names_them_all():
     page = (ROOT / "docs/tutorials/examples.md").read_text()
-    found = [path.name + "/" * path.is_dir() for path in (ROOT / "examples").iterdir() if not path.name.startswith("__")]
+    there = [path for path in (ROOT / "examples").iterdir() if not path.name.startswith("__")]
+    found = [path.name + "/" * path.is_dir() for path in there]
     assert sorted(set(re.findall(r"`(\w+(?:\.py|/))`", page))) == sorted(found)
 
 

@@ -9,7 +9,7 @@ import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,7 @@ from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
 from palaestra.nn import compiled_method
 from palaestra.policies import Phase
 
-__all__ = ["AT_ONCE", "Together"]
-
-AT_ONCE = 8
-"""Members whose gradient step is one graph: the activations of more leave a core's cache."""
+__all__ = ["Together"]
 
 
 class _Held(NamedTuple):
@@ -92,6 +89,9 @@ class Together:
         ConfigError: they differ in something else, or learn in a way that cannot be had side by side.
     """
 
+    at_once: ClassVar[int] = 8
+    """Members whose gradient step is one graph: the activations of more leave a core's cache."""
+
     def __init__(self, members: Sequence[GradientAlgorithm[Any, Any]]) -> None:
         self.members, first = list(members), members[0]
         self._fields = _numbers_of(members)
@@ -117,7 +117,7 @@ class Together:
         ]
         self.whole = self._stacked()
         """All members, [M, ...]."""
-        count, total = -(-len(members) // AT_ONCE), len(members)
+        count, total = -(-len(members) // self.at_once), len(members)
         ends = [total * place // count for place in range(count + 1)]
         self._parts = [(slice(*pair), self._cut(slice(*pair))) for pair in itertools.pairwise(ends)]
         self._graphs: dict[Any, Callable[[_StepData], _Made]] = {}

@@ -62,10 +62,7 @@ class RunConfig:
         if not name.isprintable():
             yield f"run.name is {name!r}, which has control characters; leave them out"
         if name in ("", ".", "..", "last") or name.startswith("-") or set("/\\") & set(name):
-            yield (
-                f"run.name is {name!r}; give a name that is no path, no option and not 'last', which means the newest "
-                "run (run.directory says in which folder)"
-            )
+            yield f"run.name is {name!r}; give a name that is no path, no option and not 'last', the newest run"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
 from palaestra.runs.records import pass_on, provenance
 from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
-from palaestra.runs.together import choose_for_all, member_configs
+from palaestra.runs.together import member_configs
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 
@@ -197,15 +197,13 @@ def resume_members(
     return [GroupResult(path, tuple(one.result() for one in group)) for path, group in zip(paths, groups, strict=True)]
 
 
-def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int = 0) -> Path:
+def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int = 1) -> Path:
     """A group directory with runs that have not begun, of so many that learn together."""
     config = for_new_run(config)
-    learner = make_learner(config)
+    learner = make_learner(config, population)
     learner.load_data()  # what does not fit is said here, once
     begin_from(learner)
-    if population:
-        choose_for_all(learner, population)
-    threads = 1 if population else learner.num_threads(side_by_side=min(len(seeds), num_cores()))
+    threads = 1 if population > 1 else learner.num_threads(side_by_side=min(len(seeds), num_cores()))
     with new_folder(config, f"{len(seeds)}seeds") as (path, unfinished):
         group = {"format": 1, "seeds": list(seeds), **provenance()}
         replace_text(unfinished / "group.json", json.dumps(group, indent=2) + "\n")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from palaestra import training
-from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
+from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm, Together
 from palaestra.config.config import ExperimentConfig, algorithm_class, flat_settings, on_cpu
 from palaestra.config.presets import preset_line, tuned
 from palaestra.core import POLICY, CheckpointError, ConfigError, Replay, refuses, require_device
@@ -51,8 +51,12 @@ def learner_of(config: ExperimentConfig) -> Learner:
     return SingleLearner(config) if single else RobotLearner(config)
 
 
-def make_learner(config: ExperimentConfig) -> Learner:
+def make_learner(config: ExperimentConfig, population: int = 1) -> Learner:
     """What learns in a run, made and checked.
+
+    Args:
+        config: of the run.
+        population: runs that learn in one graph, whose products of matrices are one call.
 
     Raises:
         ConfigError: the device is not there, an algorithm does not fit the environment, the agents' mapping does not
@@ -64,7 +68,7 @@ def make_learner(config: ExperimentConfig) -> Learner:
     learner = learner_of(config)
     learner.require()
     lanes = {name: config.env.num_envs * number for name, number in learner.num_agents.items()}
-    choose_products(learner.algorithms, lanes)
+    choose_products(learner.algorithms, lanes, min(population, Together.at_once))
     starts = [one.plan.learning_starts for one in learner.algorithms.values() if isinstance(one.plan, Replay)]
     budget = config.trainer.total_env_steps
     if starts and min(starts) >= budget and not config.offline.updates:

@@ -22,7 +22,7 @@ from palaestra.algorithms import Algorithm, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import POLICY, CheckpointError, ConfigError, EnvError, RunSeeds, refuses
-from palaestra.envs import EnvConfig, Environment, EventLog, Wrap, create_environment
+from palaestra.envs import EnvConfig, Environment, EventLog, create_environment
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, OfflineData, evaluate, require_compression, returns_of_variants
 from palaestra.runs import making
@@ -408,8 +408,7 @@ def borrowed(
     env, lanes = make(*purpose) if found is None else found[1]
     try:
         yield env, lanes
-        layers = (*config.env.gym_wrappers, *config.env.wrappers)  # what Gymnasium's remember is not known
-        if keep and all(isinstance(one, Wrap) and not one.carries_over for one in layers):
+        if keep and not any(getattr(w, "carries_over", True) for w in config.env.gym_wrappers + config.env.wrappers):
             with contextlib.suppress(EnvError):  # an environment of one's own that cannot begin again
                 env.seed(lanes)
                 _kept.append((purpose, (env, lanes)))

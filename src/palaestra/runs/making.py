@@ -261,18 +261,15 @@ def _resident_bytes() -> int:
     return 0 if used is None else used.memory_bytes
 
 
-def choose_products(
-    algorithms: Mapping[str, Algorithm[Any, Any]], num_lanes: Mapping[str, int], members: int = 1
-) -> None:
+def choose_products(algorithms: Mapping[str, Algorithm[Any, Any]], lanes: Mapping[str, int], members: int = 1) -> None:
     """Chooses the library that multiplies matrices on the CPU, by the largest product of their gradient steps.
 
     Args:
         algorithms: that learn in this process, by policy.
-        num_lanes: environments (or agents) that write to the buffer of each.
+        lanes: environments (or agents) that write to the buffer of each.
         members: of a population whose gradient step is one graph, and whose products are one call.
     """
-    largest = (_largest_product(one, num_lanes[name]) for name, one in algorithms.items())
-    choose_library(members * max(largest, default=0))
+    choose_library(members * max((_largest_product(a, lanes[name]) for name, a in algorithms.items()), default=0))
 
 
 def _largest_product(algorithm: Algorithm[Any, Any], num_lanes: int) -> int:

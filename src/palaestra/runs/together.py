@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from palaestra.algorithms import GradientAlgorithm, Together
-from palaestra.algorithms.together import AT_ONCE
 from palaestra.config.config import ExperimentConfig, algorithm_class
 from palaestra.core import ConfigError, refuses
 from palaestra.envs import TensorEnvironment, create_environment
@@ -13,7 +12,6 @@ from palaestra.multiagent import is_multi_agent
 from palaestra.nn import compiler_missing
 from palaestra.rollout import Collector, UnrollTogether
 from palaestra.runs.learner import Learner
-from palaestra.runs.making import choose_products
 from palaestra.runs.single import SingleLearner
 from palaestra.training import LEAST_COMPILED, Member, Trainer, planned_gradient_steps
 
@@ -103,17 +101,6 @@ def member_configs(
         run = dataclasses.replace(config.run, name=name, compile=compiles, together=False)
         made.append(dataclasses.replace(config, run=run))
     return made
-
-
-def choose_for_all(learner: Learner, population: int) -> None:
-    """Chooses who multiplies matrices in the processes of a population, whose members' products are one call.
-
-    Args:
-        learner: of one of its runs.
-        population: how many they are.
-    """
-    lanes = dict.fromkeys(learner.algorithms, learner.config.env.num_envs)
-    choose_products(learner.algorithms, lanes, members=min(population, AT_ONCE))
 
 
 def as_member(learner: Learner, population: int) -> None:

@@ -111,9 +111,8 @@ class BatchedWrapper(HasSpecs, Environment):
         return self._changed(self.env.recv())
 
     def _changed(self, time_step: TimeStep) -> TimeStep:
-        self.ended = self.exact_ended = None
-        if self.env.ended is not None:
-            self.ended, self.exact_ended = self._rows(self.env.ended, self.env.exact_ended)
+        ended = self.env.ended
+        self.ended, self.exact_ended = (None, None) if ended is None else self._rows(ended, self.env.exact_ended)
         changed, self.exact_reward = self._rows(time_step, self.env.exact_reward)
         return changed
 
