@@ -10,6 +10,7 @@ import torch
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, EnvError
 from palaestra.experiments import RunDirectory, read_metrics, verify_run
+from palaestra.experiments.receipts import Receipt
 from palaestra.training import Callback, CheckpointStore
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import CHAIN, SMALL, trained
@@ -56,13 +57,17 @@ def test_f33_the_last_iterations_come_to_the_same_bits_and_the_run_stays_as_it_i
     assert exit_code("verify", "--run", str(run.path)) == 0
     assert contents(run.path) == before
     said = output(capsys)
-    assert "replaying env steps" in said
+    assert "replaying " in said and ", env steps " in said
     assert "the same, bit for bit" in said
     assert exit_code("verify", "--run", str(run.path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
     assert (found["ends"], found["other_bits"], found["machine"]) == (newest(run), [], {})
     assert 0 < found["begins"] < found["ends"]
+
+
+def test_a_receipt_counts_what_the_run_counts():
+    assert "5 iterations, updates 0 to 10" in str(Receipt("run", 0, 10, 5, (10,), (), {}, "updates"))
 
 
 class EndsAt(Callback):

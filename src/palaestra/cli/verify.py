@@ -65,7 +65,7 @@ def verify(name: str, options: VerifyOptions) -> int:
 def _receipt(run: str, options: VerifyOptions) -> int:
     def tell(begins: int, ends: int) -> None:
         if not options.json:
-            sys.stderr.write(f"replaying env steps {begins:,} to {ends:,}\n")
+            sys.stderr.write(f"replaying {begins:,} to {ends:,}\n")
 
     receipt = experiments.verify_run(
         run, iterations=options.iterations, from_start=options.from_start, root=options.root, on_start=tell

@@ -46,6 +46,8 @@ class Receipt:
     """Entries of the run's state whose bits differ, with the env steps; the first twenty. None in a good receipt."""
     machine: Mapping[str, tuple[Any, Any]]
     """Versions, processor and threads that differ, by name: then, and here."""
+    unit: str
+    """What the run counts; `env steps` are updates where it is `updates`."""
 
     @property
     def ok(self) -> bool:
@@ -55,7 +57,7 @@ class Receipt:
     def __str__(self) -> str:
         lines = [f"other bits  {one}" for one in self.other_bits]
         lines += [f"machine     {name}: {old} then, {new} here" for name, (old, new) in self.machine.items()]
-        what = f"{self.iterations:,} iterations, env steps {self.begins:,} to {self.ends:,}"
+        what = f"{self.iterations:,} iterations, {self.unit} {self.begins:,} to {self.ends:,}"
         if self.ok:
             said = "verified: weights, optimizers, buffers, random streams and environments are the same, bit for bit"
         elif self.machine:
@@ -86,7 +88,7 @@ def verify_run(
         name: path or name of the run, or `last`.
         iterations: so many at least; by default those since the checkpoint before the newest.
         from_start: trains the whole run again instead.
-        on_start: called with the env steps at which the replay begins and ends.
+        on_start: called with the env steps (or updates) at which the replay begins and ends.
 
     Raises:
         CheckpointError: there is no such run, or no checkpoint that is far enough back; the message says what to do.
@@ -111,12 +113,12 @@ def verify_run(
             raise
     if not found:
         raise CheckpointError(
-            f"the checkpoints of {run.path} at env steps {', '.join(map(str, targets))} were written by a signal in "
+            f"the checkpoints of {run.path} at {', '.join(map(str, targets))} {run.config.unit} are of a signal in "
             "the middle of an unroll, where no replay stops; give more --iterations, or resume the run to its next one"
         )
-    others = [f"{path} at {step:,} env steps" for step, paths in found.items() for path in paths][:20]
+    others = [f"{path} at {step:,} {run.config.unit}" for step, paths in found.items() for path in paths][:20]
     count = _iterations(run, max(found)) - (_iterations(run, begin) if begin else 0)
-    return Receipt(str(run.path), begin, max(found), count, tuple(found), tuple(others), machine)
+    return Receipt(str(run.path), begin, max(found), count, tuple(found), tuple(others), machine, run.config.unit)
 
 
 def _span(run: RunDirectory, iterations: int | None, *, from_start: bool) -> tuple[int, list[int]]:
