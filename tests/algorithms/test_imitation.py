@@ -28,14 +28,26 @@ def imitating(kind, space="continuous", name="ppo", seed=3, **changes):
     return algorithm, collector, drawn
 
 
+def plain_f(bonus, observation, action, after):
+    """g of GAIL, g(s, a) + γ h(s') − h(s) of AIRL."""
+    g = bonus.trained["reward"](Batch.of({"observation": observation, "action": action})).squeeze(-1)
+    if bonus.config.kind == "gail":
+        return g
+    h = bonus.trained["potential"]
+    return g + (0.99 * h(after) - h(observation)).squeeze(-1)
+
+
+def inputs(bonus, policy, rows):
+    """What f sees."""
+    executed = policy.env_action(rows["action"])
+    return bonus.normalized(rows["observation"]), executed, bonus.normalized(rows["next_observation"])
+
+
 def plain_logit(bonus, policy, rows):
     """log D − log(1 − D) of each row, as both papers write it."""
-    seen, executed = bonus.normalized(rows["observation"]), policy.env_action(rows["action"])
-    f = bonus.trained["reward"](Batch.of({"observation": seen, "action": executed})).squeeze(-1)
+    f = plain_f(bonus, *inputs(bonus, policy, rows))
     if bonus.config.kind == "gail":
         return f
-    h = bonus.trained["potential"]
-    f = f + (0.99 * h(bonus.normalized(rows["next_observation"])) - h(seen)).squeeze(-1)
     return f - policy.distribution(rows["observation"]).log_prob(rows["action"]).detach()
 
 
@@ -58,18 +70,18 @@ def test_the_discriminator_is_that_of_a_plain_transcription(kind, space):
     assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights))
 
 
-def test_the_penalty_of_slopes_is_that_of_a_plain_transcription():
-    """Gulrajani et al. 2017, equation (3), as Kostrikov et al. 2019 use it."""
-    algorithm, _, drawn = imitating("gail", gradient_penalty=3.0)
+@KINDS
+def test_the_penalty_of_slopes_is_that_of_a_plain_transcription(kind):
+    """Gulrajani et al. 2017, equation (3), as Kostrikov et al. 2019 use it: of all that f is made of."""
+    algorithm, _, drawn = imitating(kind, gradient_penalty=3.0)
     bonus = algorithm.bonus
     rows = bonus.transitions(drawn, torch.Generator().manual_seed(1))
     here, there = (
-        (bonus.normalized(part["observation"]), algorithm.policy.env_action(part["action"]))
-        for part in (rows, rows["demonstrated"])
+        inputs(bonus, algorithm.policy, part)[: 2 if kind == "gail" else 3] for part in (rows, rows["demonstrated"])
     )
     share = rows["mix"].unsqueeze(-1)
     between = [(share * a + (1 - share) * b).requires_grad_() for a, b in zip(here, there, strict=True)]
-    f = bonus.trained["reward"](Batch.of({"observation": between[0], "action": between[1]}))
+    f = plain_f(bonus, *between[:2], between[-1])
     slopes = torch.autograd.grad(f.sum(), between, create_graph=True)
     penalty = 1.5 * (torch.cat(slopes, -1).norm(dim=-1) - 1) ** 2
     logits = [plain_logit(bonus, algorithm.policy, part) for part in (rows, rows["demonstrated"])]

@@ -89,3 +89,12 @@ def test_noisy_layers_are_refused():
     config = SarsaConfig(network=NetworkConfig(noisy=True))
     with pytest.raises(ConfigError, match=r"leave network\.noisy off"):
         Sarsa(TensorSpec((2,)), DiscreteSpec(num=2), config)
+
+
+def test_all_actions_count_where_none_is_marked_at_a_time_limit(monkeypatch):
+    """Masks of LAST rows may be empty; what was cut off is worth what it would be worth, and not 0."""
+    algorithm, mask = linear(trace_decay=0.0), torch.ones(4, 1, 2, dtype=torch.bool)
+    mask[1] = False
+    monkeypatch.setattr(algorithm.policy, "action_mask", lambda observation: mask)
+    cut = algorithm.preprocess(unroll([MID, LAST, FIRST, MID], [1.0] * 4), None)
+    assert cut.target[0, 0].item() == pytest.approx(1 + GAMMA * expectation(1))

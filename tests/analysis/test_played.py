@@ -8,7 +8,7 @@ import torch
 from palaestra import EnvConfig, RunSeeds
 from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.played import play, played_symptoms
-from palaestra.envs import create_environment
+from palaestra.envs import NativeVectorEnvironment, create_environment
 
 LOUD = 1e4
 
@@ -78,6 +78,33 @@ class FaintPendulum(LoudPendulum):
 
     def observation(self, observation):
         return observation * np.float32(1e-4)
+
+
+class Unbounded(gymnasium.ActionWrapper):
+    """Pendulum for actions without bounds, or with lower ones only."""
+
+    def __init__(self, low: float = -np.inf) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self.action_space = gymnasium.spaces.Box(low, np.inf, (1,), np.float32)
+
+    def action(self, action):
+        return np.clip(action, -2, 2)
+
+
+class MaskedChain(FullChain):
+    """Action 1 is never allowed."""
+
+    observation_space = gymnasium.spaces.Dict(
+        at=FullChain.observation_space, action_mask=gymnasium.spaces.MultiBinary(2)
+    )
+
+    def reset(self, **options):
+        observation, info = super().reset(**options)
+        return {"at": observation, "action_mask": np.array([1, 0], np.int8)}, info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return {"at": observation, "action_mask": np.array([1, 0], np.int8)}, *rest
 
 
 def found(algorithm, name, break_it=lambda policy: None, **settings):
@@ -152,3 +179,39 @@ def test_hooks_are_gone_after_playing():
         policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
         play(policy, env, episodes=1, gamma=0.9)
         assert not any(layer._forward_hooks for layer in layers(policy))
+
+
+@pytest.mark.parametrize("low", [-np.inf, 0.0])
+def test_actions_without_two_bounds_are_not_at_one(low, monkeypatch):
+    """A bound that is not there is no distance of infinity that everything is within."""
+    monkeypatch.setattr(Unbounded.__init__, "__defaults__", (low,))
+    assert "saturated_actions" not in found("ppo", "tests.analysis.test_played:Unbounded")
+
+
+def test_values_of_forbidden_actions_are_nobodys():
+    def believe_in_the_forbidden(policy):
+        layers(policy)[-1].bias.copy_(torch.tensor([0.0, 1e4]))
+
+    assert "values_too_high" not in found("dqn", "tests.analysis.test_played:MaskedChain", believe_in_the_forbidden)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_episodes_end_where_a_pool_begins_the_next_one_within_the_step(mode):
+    """Their last rewards count, and the next ones' do not."""
+    pool = gymnasium.make_vec("CartPole-v1", 1, "sync", vector_kwargs={"autoreset_mode": mode}, max_episode_steps=3)
+    env = NativeVectorEnvironment(pool, lane_seeds=[3])
+    made = ALGORITHMS["dqn"]
+    policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
+    with torch.no_grad():
+        believe_in_riches(policy)
+    played = play(policy, env, episodes=2, gamma=1.0)
+    last = played.returns[0] - 1
+    assert played.returns == pytest.approx([1 + last, 2 + last, 3 + last] * 2, rel=1e-3)
+    env.close()
+
+
+def test_values_of_rewards_that_are_not_played_for_are_not_judged():
+    with create_environment(EnvConfig(name="CartPole-v1", num_envs=1), lane_seeds=[3]) as env:
+        made = ALGORITHMS["dqn"]
+        policy = made(env.observation_spec, env.action_spec, made.config_class(), RunSeeds(1)).policy
+        assert play(policy, env, episodes=1, gamma=None).errors == []

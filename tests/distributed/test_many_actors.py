@@ -211,3 +211,15 @@ def test_a_paused_unroll_that_replays_tells_what_it_has_counted():
         assert info.env_steps == collect.env_steps > 0
         assert info.episodes
         assert collect.state()["ahead"] is not None
+
+
+def test_rows_of_agents_that_are_not_there_are_not_counted(monkeypatch):
+    """F20: so many rows are drawn for each one that is written, however many agents are dead or wait."""
+    with local() as runtime:
+        trainer = trainer_on(runtime, monkeypatch, "dqn", samples_per_insert=8.0, fragment_steps=4)
+        for _ in range(60):
+            trainer.train_iter()
+        written, slack = sum(map(len, trainer.collector.buffers.values())), trainer.collector._pace.slack
+    drawn = sum(one.num_gradient_steps * one.plan.mini_batch_size for one in trainer.algorithms.values())
+    assert drawn == pytest.approx(8.0 * written, abs=2 * slack)
+    assert slack < 0.2 * drawn

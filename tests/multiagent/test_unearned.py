@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import AECEnv
 
-from palaestra.core import DiscreteSpec, EnvError, NonFiniteError, TensorSpec, restart, termination
+from palaestra.core import DiscreteSpec, EnvError, NonFiniteError, TensorSpec, restart, termination, transition
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import (
     AgentSpec,
@@ -26,6 +26,7 @@ from palaestra.multiagent import (
     create_multi_agent_envs,
     evaluate_agents,
     from_pettingzoo,
+    parallel_env,
 )
 from palaestra.policies import Policy, PolicyStep, RandomPolicy
 from palaestra.runs.matches import Player, play_match
@@ -251,3 +252,34 @@ def test_unearned_rewards_are_checked_as_others_are():
         random_play(lambda: Paying(unearned={"other": 1.0}), {"*": "a"}, 2)
     with pytest.raises(NonFiniteError, match="the unearned reward nan for agent 'only'"):
         random_play(lambda: Paying(unearned={"only": float("nan")}), {"*": "a"}, 2)
+
+
+def test_a_parallel_env_tells_an_ante_with_the_first_reward():
+    env = parallel_env(Paying(unearned={"only": -3.0}))
+    env.reset(seed=0)
+    assert env.step({"only": 0})[1] == {"only": -2.0}
+
+
+class Inheriting(MultiAgentEnv):
+    """One agent ends in the first step, and is paid in the second, the last one."""
+
+    agents: ClassVar[Any] = {name: AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2)) for name in ("early", "late")}
+
+    def begin_episode(self, seed: int) -> MultiAgentStep:
+        self.over = False
+        return MultiAgentStep({name: restart(np.zeros(1, np.float32)) for name in self.agents})
+
+    def advance(self, actions: Any) -> MultiAgentStep:
+        end = termination(np.zeros(1, np.float32), 1.0)
+        if not self.over:
+            self.over = True
+            return MultiAgentStep({"early": end, "late": transition(np.zeros(1, np.float32), 0.0)})
+        return MultiAgentStep({"late": end}, True, unearned_rewards={"early": 5.0})
+
+
+def test_what_pettingzoo_cannot_say_is_refused():
+    env = parallel_env(Inheriting())
+    env.reset(seed=0)
+    env.step({"early": 0, "late": 0})
+    with pytest.raises(EnvError, match=r"rewards \{'early': 5.0\} of agents that had ended before"):
+        env.step({"late": 0})

@@ -124,15 +124,20 @@ class AdversarialReward(LearnedReward):
             fields["next_observation"] = self.normalized(rows["next_observation"])
         return Batch.of(fields)
 
+    def _f(self, seen: Any) -> Tensor:
+        f = self.trained["reward"](Batch.of({"observation": seen["observation"], "action": seen["action"]}))
+        if self._infers:
+            potential = self.trained["potential"]
+            f = f + self._gamma * potential(seen["next_observation"]) - potential(seen["observation"])
+        return f.squeeze(-1)
+
     def _logit(self, rows: Any, seen: Any) -> Tensor:
-        f = self.trained["reward"](Batch.of({"observation": seen["observation"], "action": seen["action"]})).squeeze(-1)
         if not self._infers:
-            return f
-        potential, policy = self.trained["potential"], cast(StochasticPolicy, self._policy)
-        shaping = self._gamma * potential(seen["next_observation"]) - potential(seen["observation"])
+            return self._f(seen)
         with torch.no_grad():
-            log_prob = policy.distribution(rows["observation"]).log_prob(rows["action"])
-        return f + shaping.squeeze(-1) - log_prob
+            distribution = cast(StochasticPolicy, self._policy).distribution(rows["observation"])
+            log_prob = distribution.log_prob(rows["action"])
+        return self._f(seen) - log_prob
 
     def _penalty(self, here: Any, there: Any, mix: Tensor) -> Tensor:
         """[...] how far the gradient between a pair of both is from one of length 1."""
@@ -145,12 +150,10 @@ class AdversarialReward(LearnedReward):
             free.append((share * one + (1 - share) * other).detach().requires_grad_())
             return free[-1]
 
-        names = ("observation", "action")
-        between = Batch.of({name: tree_map(mixed, here[name], there[name]) for name in names})
+        between: Any = tree_map(mixed, here, there)
         if not free:
             return torch.zeros_like(mix)
-        f = self.trained["reward"](between)
-        slopes = torch.autograd.grad(f.sum(), free, create_graph=True)
+        slopes = torch.autograd.grad(self._f(between).sum(), free, create_graph=True)
         square = torch.stack([slope.flatten(mix.ndim).square().sum(-1) for slope in slopes]).sum(0)
         return 0.5 * self.config.gradient_penalty * ((square + _LEAST).sqrt() - 1).square()
 

@@ -104,7 +104,7 @@ class Sarsa(GradientAlgorithm[ValueGreedyPolicy, SarsaConfig]):
         """Values under the epsilon-greedy policy that acts now."""
         epsilon = self.policy.exploration.strength if self.policy.exploration is not None else 0.0
         allowed = torch.ones_like(q) if mask is None else mask.to(q.dtype)
-        uniform = (q * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
+        allowed = torch.where(allowed.any(-1, keepdim=True), allowed, 1.0)  # at an end, where none may be marked
+        uniform = (q * allowed).sum(-1) / allowed.sum(-1)
         best = torch.where(allowed.bool(), q, -torch.inf).amax(-1)
-        best = torch.where(allowed.any(-1), best, 0.0)  # nothing is allowed after an end, and nothing is worth anything
         return epsilon * uniform + (1 - epsilon) * best

@@ -93,8 +93,10 @@ def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Sym
         return
     env, _ = evaluation_environment(log.config, log.config.run.seed + 2, 1)
     with env:
-        gamma = log.setting("gamma")
-        played = play(policies[POLICY], env, episodes=episodes, gamma=1.0 if gamma is None else gamma)
+        gamma, bonus = log.setting("gamma"), getattr(log.config.algorithm, "bonus", None)
+        others = log.config.env.train_wrappers, log.config.env.train_kwargs, env.reward_spec.shape, bonus and bonus.kind
+        gamma = None if any(others) else 1.0 if gamma is None else gamma  # values of other rewards are not compared
+        played = play(policies[POLICY], env, episodes=episodes, gamma=gamma)
         unasked = replace(log.config, run=replace(log.config.run, num_threads=None))
         yield from too_many_threads(log.config.run.num_threads or 1, choose_threads(unasked, env.observation_spec))
     yield from played_symptoms(policies[POLICY], played)

@@ -139,9 +139,9 @@ def evaluate_runs(
         ConfigError: they are of several environments.
     """
     directories = begun_runs(names, root)
-    if len(environments := sorted({directory.config.env.name for directory in directories})) > 1:
+    if len(tasks := sorted({_task(directory.config.env) for directory in directories})) > 1:
         raise ConfigError(
-            f"the runs are of {', '.join(environments)}, whose returns have no mean; evaluate those of one environment "
+            f"the runs are of {', '.join(tasks)}, whose returns have no mean; evaluate those of one environment "
             "at a time"
         )
     found = {str(directory.path): evaluate_run(directory.path, **options) for directory in directories}
@@ -153,6 +153,12 @@ def evaluate_runs(
         seed = learner.config.run.seed if seed is None else seed
         chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
+
+
+def _task(env: EnvConfig) -> str:
+    """What an environment is, with all that changes its returns and is not its wrappers."""
+    given = {**env.kwargs, **({} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps})}
+    return " ".join([env.name, *(f"{name}={given[name]!r}" for name in sorted(given))])
 
 
 def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:

@@ -83,13 +83,13 @@ class Played:
 
 
 @torch.inference_mode()
-def play(policy: Policy, env: Environment, *, episodes: int, gamma: float) -> Played:
+def play(policy: Policy, env: Environment, *, episodes: int, gamma: float | None) -> Played:
     """Plays episodes as an evaluation does, for at most half a minute.
 
     Args:
         policy: acts deterministically.
         env: one environment.
-        gamma: discount of measured returns.
+        gamma: discount of measured returns; `None` where action values are of other rewards than the environment's.
     """
     played, end_s = Played(), time.monotonic() + _SECONDS
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def play(policy: Policy, env: Environment, *, episodes: int, gamma: float) -> Pl
     return played
 
 
-def _play_one(policy: Policy, env: Environment, gamma: float, played: Played, end_s: float) -> None:
+def _play_one(policy: Policy, env: Environment, gamma: float | None, played: Played, end_s: float) -> None:
     """Adds one episode; one that runs out of time counts as cut off there."""
     time_step, state = env.reset(), policy.initial_state(1)
     values: list[float] = []
@@ -113,8 +113,9 @@ def _play_one(policy: Policy, env: Environment, gamma: float, played: Played, en
     while True:
         for path, leaf in tree_paths(time_step.observation).items():
             played.observations.setdefault(path, []).append(leaf[0].clone())
-        if isinstance(policy, ValueGreedyPolicy) and not policy.state_spec:
-            values.append(float(policy.q_values(time_step.observation).max()))
+        if isinstance(policy, ValueGreedyPolicy) and not policy.state_spec and gamma is not None:
+            value, allowed = policy.q_values(time_step.observation), policy.action_mask(time_step.observation)
+            values.append(float((value if allowed is None else value[allowed.bool()]).max()))
         if int(time_step.step_type[0]) == StepType.LAST or time.monotonic() > end_s:
             break
         step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)
@@ -122,8 +123,11 @@ def _play_one(policy: Policy, env: Environment, gamma: float, played: Played, en
         if isinstance(action, Tensor):
             played.actions.append(action[0].clone())
         time_step = env.step(action)
+        time_step = time_step if env.ended is None else env.ended  # it has begun the next one within the step
         rewards.append(float(time_step.reward.sum()))
-    if values:  # nothing comes after a terminated episode; of one that was cut off the value is all that is known
+    if (
+        gamma is not None and values
+    ):  # nothing comes after a termination; where it was cut off, the value is what is known
         after = values[-1] * float(time_step.discount[0])
         for value, reward in zip(reversed(values[:-1]), reversed(rewards), strict=True):
             after = reward + gamma * after
@@ -236,13 +240,13 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
     if isinstance(spec, BoundedSpec):
         ends = spec.minimum, spec.maximum
         low, high = (torch.tensor(bound, dtype=torch.double).expand(spec.shape) for bound in ends)
-        near = 0.01 * (high - low)
-        share = float((((actions - low) <= near) | ((high - actions) <= near)).double().mean())
-        if share > 0.98:
+        bounded, near = (high - low).isfinite(), 0.01 * (high - low)
+        share = float((((actions - low) <= near) | ((high - actions) <= near))[:, bounded].double().mean())
+        if share > 0.98:  # not NaN, where nothing has two bounds
             yield Symptom(
                 name="saturated_actions",
                 severity=1,
-                evidence=f"{share:.1%} of all action elements are within 1% of a bound",
+                evidence=f"{share:.1%} of all action elements with bounds are within 1% of one",
                 threshold="98% (our choice): a network at its bounds gets hardly a gradient; some tasks want it",
                 advice=("a smaller --algorithm.learning-rate", "rewards of a smaller scale", "normalised observations"),
             )

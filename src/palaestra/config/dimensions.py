@@ -185,8 +185,10 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
     value, path = setting.value, setting.path
     if setting.is_group or path.startswith(("run.", "trainer.", "distributed.")):
         return []
+    bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Range)]
+    top = min([1.0 for entry in bounds if entry.le == 1 or entry.lt == 1], default=math.inf)
     if isinstance(value, Linear):
-        parts = [_around(f"{path}.{part}", getattr(value, part), 1.0) for part in ("start", "end")]
+        parts = [_around(f"{path}.{part}", getattr(value, part), top) for part in ("start", "end")]
         moving = [one for one in parts if one is not None and value.start != value.end]
         return [one for one in moving if one.high > one.low] + [Dimension(f"{path}.fraction", "linear", 0.05, 1.0)]
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -197,8 +199,6 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
         exponent = round(math.log2(value))
         low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(most)))
         return [Dimension(path, "power_of_two", 2**low, 2**high)] if low < high else []
-    bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Range)]
-    top = min([1.0 for entry in bounds if entry.le == 1 or entry.lt == 1], default=math.inf)
     found = _around(path, float(value), top) if bounds or path.startswith("algorithm.") else None
     return [] if found is None else [found]
 

@@ -1,5 +1,6 @@
 """`PolicyServer`: actors that do not wait, and learning from what arrives, if it is fresh enough."""
 
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -312,7 +313,11 @@ class PolicyServer(WorkerStreams):
                     self.buffers[name].extend(rows, [first + lane for lane in lanes])
 
     def _rows(self, waiting: _Waiting) -> int:
-        return waiting.fragment.info.rows * (self._pace.lanes // self._num_actors)
+        """Rows for buffers. Where no ratio is asked for, steps in which a lane waits count too, as in one process."""
+        if self._asynchronous.samples_per_insert is None:
+            return waiting.fragment.info.rows * (self._pace.lanes // self._num_actors)
+        pieces = itertools.chain.from_iterable(waiting.fragment.pieces.values())
+        return sum((len(rows.step_type) - 1) * len(lanes) for lanes, rows in pieces)  # the first is there already
 
     # -- actors
 

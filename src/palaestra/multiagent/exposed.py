@@ -25,6 +25,7 @@ class _Spaces:
         self.observation_spaces = {name: space_from_spec(spec.observation) for name, spec in env.agents.items()}
         self.action_spaces = {name: space_from_spec(spec.action) for name, spec in env.agents.items()}
         self._rng = np.random.default_rng()
+        self._earned: dict[str, float] = {}  # not told yet; an agent may earn before it is there
 
     def observation_space(self, agent: str) -> Any:
         return self.observation_spaces[agent]
@@ -48,7 +49,19 @@ class _Spaces:
     def _first_step(self, seed: int | None) -> MultiAgentStep:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
+        self._earned = {}
         return self.env.begin_episode(int(self._rng.integers(2**31)))
+
+    def _earn(self, outcome: MultiAgentStep) -> None:
+        for name, reward in outcome.rewards().items():
+            self._earned[name] = self._earned.get(name, 0.0) + reward
+
+    def _told(self, agents: list[str], *, over: bool) -> dict[str, float]:
+        """What these agents have earned; at the end of an episode nothing may be left."""
+        told = {name: self._earned.pop(name, 0.0) for name in agents}
+        if over and (left := {name: reward for name, reward in self._earned.items() if reward}):
+            raise EnvError(f"rewards {left} of agents that had ended before, which PettingZoo cannot say")
+        return told
 
 
 class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
@@ -67,6 +80,7 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
             seed: of this episode and those after it.
         """
         outcome = self._first_step(seed)
+        self._earn(outcome)  # of no action: told with the first one's
         self.agents = list(outcome.time_steps)
         return {name: step.observation for name, step in outcome.time_steps.items()}, {name: {} for name in self.agents}
 
@@ -84,11 +98,11 @@ class AsParallelEnv(_Spaces, ParallelEnv[str, Any, Any]):
         outcome = self.env.advance({name: actions[name] for name in self.agents})
         if waiting := sorted(set(self.agents) - set(outcome.time_steps)):
             raise EnvError(f"agents {waiting} wait while others act, which a ParallelEnv cannot say; use aec_env")
-        earned = outcome.rewards()
+        self._earn(outcome)
         self.agents = [name for name, step in outcome.time_steps.items() if not step.last]
         return (
             {name: step.observation for name, step in outcome.time_steps.items()},
-            {name: earned[name] for name in outcome.time_steps},
+            self._told(list(outcome.time_steps), over=outcome.over),
             {name: bool(step.terminated) for name, step in outcome.time_steps.items()},
             {name: bool(step.truncated) for name, step in outcome.time_steps.items()},
             {name: {} for name in outcome.time_steps},
@@ -112,7 +126,6 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
         self.terminations, self.truncations = {}, {}
         self.rewards, self._cumulative_rewards, self.infos = {}, {}, {}
         self._skip_agent_selection = None
-        self._earned: dict[str, float] = {}  # not told yet; an agent may earn before it is there
         self._take(self._first_step(seed))
 
     def observe(self, agent: str) -> Any:
@@ -152,7 +165,7 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
                 self._enter(name)
                 self._seen[name] = neutral(self.env.agents[name].observation)
                 self.terminations[name], self.truncations[name] = True, False
-        self.rewards = {name: self._earned.pop(name, 0.0) for name in self.agents}
+        self.rewards = self._told(self.agents, over=outcome.over)
         self._accumulate_rewards()
         if outcome.over:
             following = [name for name in outcome.next_agents or () if name in self.agents]
@@ -176,6 +189,5 @@ class AsAECEnv(_Spaces, AECEnv[str, Any, Any]):
             self.terminations[name], self.truncations[name] = bool(time_step.terminated), bool(time_step.truncated)
             if time_step.last:
                 self._dead.add(name)
-        for name, reward in outcome.rewards().items():
-            self._earned[name] = self._earned.get(name, 0.0) + reward
+        self._earn(outcome)
         self._waiting = [name for name, time_step in outcome.time_steps.items() if not time_step.last]

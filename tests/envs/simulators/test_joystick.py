@@ -1,5 +1,6 @@
 """Robots on legs: their contract, and their rewards beside a plain loop over one simulation."""
 
+import itertools
 import math
 
 import numpy as np
@@ -163,3 +164,22 @@ def test_weights_are_named():
         with pytest.raises(ConfigError, match=r"the weight of air is .*; a finite number is needed"):
             Go1Joystick(1, weights={"air": wrong})
     assert Go1Joystick(1, weights={"tilt": 0.0}).weights == {**WEIGHTS, "tilt": 0.0}
+
+
+@pytest.mark.parametrize("kind", [Go1Joystick, BerkeleyHumanoidJoystick, G1Joystick, SpotJoystick])
+def test_noise_commands_and_beginnings_are_of_numbers_of_their_own(kind, monkeypatch):
+    """A robot of many joints has noise of many; what else is drawn in a tick comes behind it."""
+    drawn = []
+    uniform = kind._uniform
+
+    def noted(self, lanes, count, first=0):
+        drawn.append(range(first, first + count))
+        return uniform(self, lanes, count, first)
+
+    monkeypatch.setattr(kind, "_uniform", noted)
+    with kind(1, lane_seeds=[1], num_threads=1) as env:
+        env.reset()
+        env._command_anew(np.arange(1))
+    spans = sorted(set(drawn), key=lambda span: span.start)
+    assert len(spans) == 3
+    assert all(one.stop <= other.start for one, other in itertools.pairwise(spans))

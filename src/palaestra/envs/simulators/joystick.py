@@ -267,7 +267,7 @@ class JoystickRobot(MujocoBatch):
         self._kept["key"][lanes] = np.array(seeds, np.uint64).view(np.int32).reshape(-1, 2)
         for name in ("action", "air", "peak", "contact", "tick"):
             self._kept[name][lanes] = 0
-        drawn = self._uniform(lanes, 13, first=100)
+        drawn = self._uniform(lanes, 13, first=max(100, len(self._spread)))  # behind those of the noise
         spread = 2.0 * drawn[:, :12] - 1.0
         qpos, qvel = np.tile(self._home, (len(lanes), 1)), np.zeros((len(lanes), self.model.nv))
         qpos[:, :2] += 0.5 * spread[:, :2]
@@ -302,7 +302,7 @@ class JoystickRobot(MujocoBatch):
         return np.maximum(reward, 0.0), fallen
 
     def _command_anew(self, lanes: np.ndarray) -> None:
-        drawn = self._uniform(lanes, 10, first=50)
+        drawn = self._uniform(lanes, 10, first=max(50, len(self._spread)))
         asked = self._fastest * (2.0 * drawn[:, :3] - 1.0) * (drawn[:, 3:6] < _ASKED)
         command = self._kept["command"]
         command[lanes] = np.where(drawn[:, 6:9] < 0.5, asked, command[lanes])
