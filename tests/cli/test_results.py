@@ -284,7 +284,14 @@ def test_returns_of_several_environments_have_no_mean(tmp_path, capsys):
     small = ("--trainer.total-env-steps", "64", "--run.name", "recall")
     assert exit_code("train", "ppo", "palaestra.envs.tiny:Recall", *small) == 0
     assert exit_code("eval", "a", "recall") == 2
-    assert "palaestra.envs.tiny:Chain, palaestra.envs.tiny:Recall, whose returns have no mean" in output(capsys)
+    assert "the runs are of palaestra.envs.tiny:Chain, palaestra.envs.tiny:Recall delay=5" in output(capsys)
+    assert (
+        exit_code("train", "ppo", "palaestra.envs.tiny:Recall", *small[:3], "other", "--env.kwargs", "delay", "2") == 0
+    )
+    assert exit_code("eval", "recall", "other") == 2
+    assert "palaestra.envs.tiny:Recall, palaestra.envs.tiny:Recall delay=2, whose returns have no mean" in output(
+        capsys
+    )
 
 
 def test_seeds_that_have_not_begun_are_left_out(folder, tmp_path, capsys, caplog, monkeypatch):

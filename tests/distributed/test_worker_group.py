@@ -94,6 +94,26 @@ def test_a_worker_that_is_silent_while_the_driver_listens_is_replaced(clock):
         assert [fault.what for fault in group.faults] == ["did not answer within 20 s"]
 
 
+def test_time_in_which_the_driver_is_stopped_is_no_silence_of_workers(clock, wait_until):
+    """F15: Ctrl-Z, most likely while answers are waited for; workers are stopped with it and go on with it."""
+    with Apart(QUICK) as runtime:
+        group = group_in(runtime, timeout_s=20.0, recover_timeout_s=20.0)
+        submit, held, wait = runtime.submit, [], runtime.wait
+        runtime.submit = lambda *given: held.append(given)  # type: ignore[method-assign]
+        group.give(group.workers[0], "work")
+
+        def stopped(*args, **kwargs):
+            clock[0] += 600.0
+            runtime.wait = wait  # type: ignore[method-assign]
+            return wait(*args, **kwargs)
+
+        runtime.wait = stopped  # type: ignore[method-assign]
+        assert group.take(at_least=0, timeout_s=0.0) == []
+        assert not group.faults
+        submit(*held.pop())
+        assert [answer for *_, answer in group.take(at_least=1, timeout_s=60.0)] == [7]
+
+
 def test_workers_in_this_process_wait_for_each_other_and_are_never_silent(clock):
     with LocalRuntime(QUICK) as runtime:
         group = group_in(runtime, timeout_s=20.0)

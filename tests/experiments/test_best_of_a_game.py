@@ -41,6 +41,18 @@ class Duel(MultiAgentEnv):
         return 1.0 if ahead > 0 else self._loses if ahead < 0 else 0.0
 
 
+class Dilemma(Duel):
+    """Who chose 1 has left the other in the lurch: 3 for both, 1 for both, or 5 and 0."""
+
+    def advance(self, actions):
+        left, right = int(actions["left"]), int(actions["right"])
+        both = {(0, 0): (3.0, 3.0), (1, 1): (1.0, 1.0), (1, 0): (5.0, 0.0), (0, 1): (0.0, 5.0)}[left, right]
+        seen = np.ones(2, np.float32)
+        return MultiAgentStep(
+            {name: termination(seen, reward) for name, reward in zip(self.agents, both, strict=True)}, True
+        )
+
+
 class Spoil(Callback):
     """Puts another policy into each evaluation: what it chooses follows from the list alone."""
 
@@ -59,7 +71,7 @@ def trained(folder, *biases, **settings):
     sizes = {"algorithm__network__hidden_sizes": (8,), "algorithm__unroll_length": 16, "env__num_envs": 2}
     steps = {"trainer__total_env_steps": 32 * len(biases), "trainer__eval_every_steps": 32, "trainer__eval_episodes": 6}
     settings = {"run__directory": str(folder), "run__name": "duel", **sizes, **steps, **settings}
-    done = palaestra.train("ppo", GAME, callbacks=[Spoil(*biases)], **settings)
+    done = palaestra.train("ppo", settings.pop("game", GAME), callbacks=[Spoil(*biases)], **settings)
     return RunDirectory(done.directory)
 
 
@@ -84,6 +96,16 @@ def test_the_best_policy_of_a_game_is_the_one_that_wins_and_not_the_newest(tmp_p
     run = trained(tmp_path, FOOL, WISE, FOOL, **settings)
     assert chosen(run) == {1}
     assert [one["against_best"] for _, one in read_evaluations(run.path)] == [None, 1.0, 0.0]
+
+
+def test_returns_decide_where_they_differ_from_those_before(tmp_path):
+    """Without randomness all episodes of an evaluation earn the same, and yet returns say who is better."""
+    run = trained(tmp_path, FOOL, WISE, game=GAME.replace("Duel", "Dilemma"))
+    assert [(one["return_mean"], one["against_best"]) for _, one in read_evaluations(run.path)] == [
+        (6, None),
+        (2, None),
+    ]
+    assert chosen(run) == {0}
 
 
 def test_equals_are_the_newest_and_a_continued_run_knows_whom_it_has_to_beat(tmp_path):

@@ -62,6 +62,16 @@ def test_the_space_has_rates_sizes_discounts_and_ends_of_schedules():
     assert ranges["algorithm.gamma"] == (0.9, 0.95) and "algorithm.n_step" not in ranges
 
 
+def test_ends_of_schedules_are_searched_within_the_bounds_of_their_setting():
+    """From a tenth to ten times: of a number without an upper bound up to 2, of a share up to 1."""
+    found = (search_space(preset(*names)) for names in (("evolution_strategies", "CartPole-v1"), ("dqn", "Acrobot-v1")))
+    rates, shares = ({one.path: (one.low, one.high) for one in space} for space in found)
+    assert rates["algorithm.learning_rate.start"] == pytest.approx((0.02, 2.0))
+    assert all(
+        shares[f"algorithm.epsilon.{end}"][1] <= 1 for end in ("start", "end") if f"algorithm.epsilon.{end}" in shares
+    )
+
+
 def test_a_configuration_of_another_task_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the configuration is for dqn on Acrobot-v1"):
         searched(tmp_path, config=preset("dqn", "Acrobot-v1"))

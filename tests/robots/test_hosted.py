@@ -175,6 +175,19 @@ def test_an_agent_that_begins_anew_has_the_actions_that_are_left(kind):
         assert [fault.handled for fault in collector.faults] == ["restart"] * 3
 
 
+@pytest.mark.parametrize("kind", [LocalRuntime, ProcessRuntime])
+def test_a_pause_ends_an_unroll_of_agents_elsewhere(kind, wait_until):
+    """Ctrl-C: that no more actions are allowed is said again and again, and is no leave to go on."""
+    with at_work(kind, timeout_s=20.0, limit=100) as (robot, collector):
+        thread = threading.Thread(target=lambda: collector.unroll(1_000_000), daemon=True)
+        thread.start()
+        wait_until(lambda: robot.tasks["policy"].predictions > 12)
+        collector.pause()
+        thread.join(60)
+        assert not thread.is_alive() and 10 < collector.env_steps < 1_000_000
+        assert collector.unroll(3).env_steps == 6
+
+
 class HangsOnce(Reports):
     """Hangs in its third step, unless one has done so before.
 

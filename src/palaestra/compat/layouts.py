@@ -127,7 +127,7 @@ class Experiences(Batch):
     game_over: Any
     """[T+1] integer, 1 where the *current* step is the last of its episode."""
     discount: Any
-    """[T+1] continuation. PARL has no such field: without it every end counts as a termination."""
+    """[T+1] continuation. PARL has no such field: it is `1 - game_over` where every end is a termination."""
 
 
 def done_of(step_type: Any) -> Any:

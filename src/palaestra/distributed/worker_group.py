@@ -287,15 +287,15 @@ class WorkerGroup:
         by_call = {worker.call: worker for worker in workers if worker.call is not None}
         self._is_back()
         results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
-        self._heard_s = time.monotonic()
+        self._is_back(timeout_s)  # longer, where this process was stopped meanwhile, and with it those who answer
         for result in results:
             by_call[result.call].call = None
         return [(by_call[result.call], result) for result in results]
 
-    def _is_back(self) -> None:
+    def _is_back(self, waited_s: float = 0.0) -> None:
         now = time.monotonic()
         longest_s = min(self._config.timeout_s, self._config.recover_timeout_s) / 4  # that is not taken for silence
-        self._deaf_s += max(0.0, now - self._heard_s - longest_s)
+        self._deaf_s += max(0.0, now - self._heard_s - waited_s - longest_s)
         self._heard_s = now
 
     def _now(self) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from palaestra.multiagent import PolicySpec, create_multi_agent_envs, match_scor
 from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes
+from palaestra.runs.records import read_evaluations
 from palaestra.training import policy_folder
 
 __all__ = ["KeptPolicies", "Opponents", "Player", "RunningPool", "play_match", "rated", "says_nothing"]
@@ -31,8 +33,8 @@ class Opponents(NamedTuple):
 
     pool: Callable[[], Mapping[int, list[Tensor]]] = dict
     """Weights of the snapshots of self-play, by version."""
-    kept: Callable[[], Mapping[str, Policy]] = dict
-    """The policies of the best evaluation before, by name."""
+    kept: Callable[[], tuple[Mapping[str, Policy], float]] = functools.partial(tuple, ({}, math.nan))
+    """The policies of the best evaluation before, by name, and its mean return."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +140,17 @@ class KeptPolicies:
     path: Path
     names: tuple[str, ...]
 
-    def __call__(self) -> dict[str, Policy]:
-        """By name; nothing before there are any."""
+    def __call__(self) -> tuple[dict[str, Policy], float]:
+        """By name, and their mean return; nothing before there are any."""
+        means = [result["return_mean"] for _, result in read_evaluations(self.path) if result.get("best")]
         try:
-            return {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
+            kept = {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
         except (CheckpointError, ConfigError):  # an encoder without a name, say: only the code of the run can make it
-            return {}
+            kept = {}
+        return kept, next(reversed(means), math.nan)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (dict, self())
+        return functools.partial, (tuple, self())
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,12 @@ class RunningPool:
         return functools.partial, (dict, self())
 
 
-def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec]) -> bool:
-    """Whether all agents are judged, none is of a team, and together they earn the same in every episode."""
+def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec], before: float) -> bool:
+    """Whether all agents are judged, none is of a team, and together they earn in every episode what they did before.
+
+    Args:
+        before: mean return of the best evaluation until now.
+    """
     judged, alone = zip(*((spec.judged, not spec.team) for spec in policy_specs.values()), strict=True)
     several = sum(len(spec.agents) for spec in policy_specs.values()) > 1
-    return several and all(judged) and all(alone) and max(evaluation.returns) - min(evaluation.returns) < 1e-9
+    return several and all(judged) and all(alone) and max(abs(one - before) for one in evaluation.returns) < 1e-9

@@ -166,7 +166,8 @@ def _evaluate(
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
     evaluation.seeds.extend(lanes)
     limit_s, plays_itself = config.trainer.eval_time_limit_s, bool(config.agents.self_play.pool_size)
-    if (plays_itself or says_nothing(evaluation, policy_specs)) and (best := opponents.kept()):
+    best, before = opponents.kept()
+    if best and (plays_itself or says_nothing(evaluation, policy_specs, before)):
         games, player = 2 * math.ceil(episodes / 2), Player(policy_specs, actors)
         rival = Player(policy_specs, {**rules.policies, **best})
         won = play_match(player, rival, config.env, games=games, seed=seed, time_limit_s=limit_s)
