@@ -53,7 +53,7 @@ class C51Config(AlgorithmConfig):
     """Reward for novelty; none by default."""
     target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
-    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    epsilon: Fraction[Schedule] = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

@@ -38,7 +38,7 @@ class PQNConfig(AlgorithmConfig):
     """Discount per env step, in [0, 1]."""
     trace_decay: Fraction[Schedule] = 0.65
     """Lambda of the returns, in [0, 1]: 0 is one-step Q-learning, 1 is Monte Carlo."""
-    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    epsilon: Fraction[Schedule] = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting."""
     max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

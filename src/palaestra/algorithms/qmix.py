@@ -54,7 +54,7 @@ class QMIXConfig(AlgorithmConfig):
     """Env steps before the first gradient step."""
     target_period: Positive[int] = 200
     """Gradient steps between two copies of the online to the target networks."""
-    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
+    epsilon: Fraction[Schedule] = field(default_factory=lambda: Linear(1.0, 0.05, 0.2))
     """Probability of a random action while collecting, for each member."""
     double: bool = True
     """Whether the online network chooses the actions whose target values are used."""

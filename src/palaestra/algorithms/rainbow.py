@@ -55,7 +55,7 @@ class RainbowConfig(AlgorithmConfig):
     """Reward for novelty; none by default."""
     target_period: Positive[int] = 250
     """Gradient steps between two copies of the online to the target network."""
-    epsilon: Schedule = 0.0
+    epsilon: Fraction[Schedule] = 0.0
     """Probability of a random action while collecting; noisy layers explore without."""
     max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

@@ -36,7 +36,7 @@ class SarsaConfig(AlgorithmConfig):
     """Discount per env step, in [0, 1]."""
     trace_decay: Fraction[Schedule] = 0.9
     """Lambda of the returns, in [0, 1]: 0 is one-step SARSA, 1 is Monte Carlo."""
-    epsilon: Schedule = field(default_factory=lambda: Linear(1.0, 0.05, 0.5))
+    epsilon: Fraction[Schedule] = field(default_factory=lambda: Linear(1.0, 0.05, 0.5))
     """Probability of a random action while collecting; the values learned are those of this policy."""
     huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly."""
