@@ -219,7 +219,6 @@ def test_rows_of_agents_that_are_not_there_are_not_counted(monkeypatch):
         trainer = trainer_on(runtime, monkeypatch, "dqn", samples_per_insert=8.0, fragment_steps=4)
         for _ in range(60):
             trainer.train_iter()
-        written, slack = sum(map(len, trainer.collector.buffers.values())), trainer.collector._pace.slack
+        written = sum(map(len, trainer.collector.buffers.values()))
     drawn = sum(one.num_gradient_steps * one.plan.mini_batch_size for one in trainer.algorithms.values())
-    assert drawn == pytest.approx(8.0 * written, abs=2 * slack)
-    assert slack < 0.2 * drawn
+    assert drawn == pytest.approx(8.0 * written, rel=0.15)

@@ -1,6 +1,5 @@
 """`PolicyServer`: actors that do not wait, and learning from what arrives, if it is fresh enough."""
 
-import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -316,8 +315,8 @@ class PolicyServer(WorkerStreams):
         """Rows for buffers. Where no ratio is asked for, steps in which a lane waits count too, as in one process."""
         if self._asynchronous.samples_per_insert is None:
             return waiting.fragment.info.rows * (self._pace.lanes // self._num_actors)
-        pieces = itertools.chain.from_iterable(waiting.fragment.pieces.values())
-        return sum((len(rows.step_type) - 1) * len(lanes) for lanes, rows in pieces)  # the first is there already
+        pieces = waiting.fragment.pieces.values()  # the first row of each is there already
+        return sum((len(rows.step_type) - 1) * len(lanes) for some in pieces for lanes, rows in some)
 
     # -- actors
 

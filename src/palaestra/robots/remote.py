@@ -169,11 +169,6 @@ class _Host:
     call: Call | None = None
 
     @property
-    def going_on(self) -> set[int]:
-        """Agents that will be sent leave to go on; 0 actions are none."""
-        return {number for number, count in self.allowed.items() if count}
-
-    @property
     def runs(self) -> bool:
         """Whether one of its agents may ask something without being sent anything."""
         return bool(self.numbers - self.paused - set(self.blocked))
@@ -230,7 +225,7 @@ class RemoteAgentGroup:
         if self._failure is not None:
             raise AgentError(f"the thread that serves the agents' hosts failed: {self._failure}") from self._failure
         with self.changed:
-            paused = {number for host in self._hosts for number in host.paused - host.going_on}
+            paused = {one for host in self._hosts for one in host.paused if not host.allowed.get(one)}  # 0: it stays
             return sorted(self._numbers - paused - set(self.errors))
 
     def start(self, incarnations: Mapping[int, int]) -> None:
@@ -362,7 +357,7 @@ class RemoteAgentGroup:
 
     def _take_report(self, host: _Host, report: HostReport) -> None:
         with self.changed:
-            newly = (report.paused & host.numbers) - host.going_on - host.paused  # not those that were lost
+            newly = {one for one in report.paused - host.paused if one in host.numbers and not host.allowed.get(one)}
             host.paused |= newly
             host.steps = report.steps
             self._episodes += report.episodes

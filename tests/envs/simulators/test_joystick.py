@@ -178,8 +178,9 @@ def test_noise_commands_and_beginnings_are_of_numbers_of_their_own(kind, monkeyp
 
     monkeypatch.setattr(kind, "_uniform", noted)
     with kind(1, lane_seeds=[1], num_threads=1) as env:
-        env.reset()
-        env._command_anew(np.arange(1))
+        step = env.reset()
+        while len(set(drawn)) < 3:  # a command holds for about five seconds
+            step = env.step(torch.zeros_like(step.prev_action))
     spans = sorted(set(drawn), key=lambda span: span.start)
     assert len(spans) == 3
     assert all(one.stop <= other.start for one, other in itertools.pairwise(spans))
