@@ -205,8 +205,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "impossible schedule": (
         "train dqn CartPole-v1 --algorithm.epsilon 2",
         2,
-        "ConfigError dqn cannot be made with these settings for CartPole-v1: EpsilonGreedy was given epsilon=2.0; "
-        "it must stay in [0, 1]",
+        "ConfigError algorithm.epsilon is 2.0; it must lie in [0, 1]",
     ),
     "no such environment": (
         "train ppo CartPol-v1",
