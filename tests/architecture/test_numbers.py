@@ -225,7 +225,7 @@ ROOMS = {
     "robots": Room(9, 1376, "0051"),
     "rollout": Room(9, 1620, "0054"),
     "runs": Room(15, 2818, "0056"),
-    "runtime": Room(12, 1717, "0043"),
+    "runtime": Room(12, 1723, "0056"),
     "testing": Room(4, 506, "0026"),
     "training": Room(16, 2389, "0029"),
 }

@@ -98,17 +98,18 @@ def test_time_in_which_the_driver_is_stopped_is_no_silence_of_workers(clock, wai
     """F15: Ctrl-Z, most likely while answers are waited for; workers are stopped with it and go on with it."""
     with Apart(QUICK) as runtime:
         group = group_in(runtime, timeout_s=20.0, recover_timeout_s=20.0)
-        submit, held, wait = runtime.submit, [], runtime.wait
+        submit, held, poll = runtime.submit, [], runtime.poll
         runtime.submit = lambda *given: held.append(given)  # type: ignore[method-assign]
         group.give(group.workers[0], "work")
 
-        def stopped(*args, **kwargs):
-            clock[0] += 600.0
-            runtime.wait = wait  # type: ignore[method-assign]
-            return wait(*args, **kwargs)
+        def stopped(timeout_s):
+            if timeout_s:
+                clock[0] += 600.0
+                runtime.poll = poll  # type: ignore[method-assign]
+            return poll(timeout_s)
 
-        runtime.wait = stopped  # type: ignore[method-assign]
-        assert group.take(at_least=0, timeout_s=0.0) == []
+        runtime.poll = stopped  # type: ignore[method-assign]
+        assert group.take(at_least=1, timeout_s=0.1) == []
         assert not group.faults
         submit(*held.pop())
         assert [answer for *_, answer in group.take(at_least=1, timeout_s=60.0)] == [7]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -187,7 +186,7 @@ class GradientWorkers:
         seat, version = self._seat(policy, incarnations), self._versions[policy]
         ranks = {worker: rank for rank, worker in enumerate(incarnations, start=1)}
         round_ = _Round(seat, version, dict(incarnations), ranks, algorithm.policy_version + 1, set(incarnations))
-        round_.deadline = time.monotonic() + self._timeout_s
+        round_.deadline = self.runtime.now() + self._timeout_s
         if not incarnations:
             return seat
         self._rounds[policy], state = round_, None
@@ -219,12 +218,12 @@ class GradientWorkers:
         if round_ is None:
             return
         round_.broken |= broken
-        round_.deadline = time.monotonic() + self._timeout_s
+        round_.deadline = self.runtime.now() + self._timeout_s
         for worker in list(round_.incarnations):
             self._ask(worker, policy, round_)
-        deadline = time.monotonic() + (_FAREWELL_S if round_.broken else self._timeout_s)
+        deadline = self.runtime.now() + (_FAREWELL_S if round_.broken else self._timeout_s)
         while (mine := [call for call, (_, one) in self._calls.items() if one is round_]) and (
-            (left := deadline - time.monotonic()) > 0
+            (left := deadline - self.runtime.now()) > 0
         ):
             self.take(self.runtime.wait(mine, at_least=1, timeout_s=left))
         del self._rounds[policy]
@@ -252,8 +251,8 @@ class GradientWorkers:
     @property
     def patience_s(self) -> float:
         """Seconds until a worker has had its update for too long."""
-        deadline = min((one.deadline for _, one in self._calls.values()), default=time.monotonic() + self._timeout_s)
-        return max(0.0, deadline - time.monotonic())
+        deadline = min((one.deadline for _, one in self._calls.values()), default=self.runtime.now() + self._timeout_s)
+        return max(0.0, deadline - self.runtime.now())
 
     def take(self, results: Iterable[Result]) -> None:
         """Takes answers in, asks workers that have begun how it went, and restarts those that died or take too long.
@@ -284,7 +283,7 @@ class GradientWorkers:
                 round_.to_begin.discard(worker)
                 if self._store is not None and not round_.to_begin:
                     say_whether(self._store, round_.seat.name, not round_.broken)
-        now = time.monotonic()
+        now = self.runtime.now()
         for call, (policy, round_) in [item for item in self._calls.items() if item[1][1].deadline <= now]:
             why = f"it has not ended within {self._timeout_s:g} s"
             self._revive(call.worker, call.incarnation, f"{self._lost(policy, round_, call.worker)}: {why}")

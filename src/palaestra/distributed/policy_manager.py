@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,8 +144,8 @@ class DistributedPolicyManager(PolicyManager):
         incarnation, state = self._incarnation(host), None
         if self._held.pop(name, None) != (task.version, incarnation):
             state = self._algorithms[name].state_tensors()
-        job.deadline = time.monotonic() + self._timeout_s
-        job.limit_s = time.monotonic() + _LONGEST_UPDATE * self._timeout_s
+        job.deadline = self._runtime.now() + self._timeout_s
+        job.limit_s = self._runtime.now() + _LONGEST_UPDATE * self._timeout_s
         job.call = self._runtime.call(host, "update", name, task, job.drawn, state)
 
     def _heard(self, job: _Job, result: Result) -> None:
@@ -159,7 +158,7 @@ class DistributedPolicyManager(PolicyManager):
         if answer is None and self._incarnation(result.call.worker) != result.call.incarnation:
             self._begin_again(job)  # it was replaced meanwhile, for the sake of another of its policies
         elif answer is None:
-            job.deadline = min(time.monotonic() + self._timeout_s, job.limit_s)  # it works
+            job.deadline = min(self._runtime.now() + self._timeout_s, job.limit_s)  # it works
             job.call = self._runtime.call(result.call.worker, "finish", job.policy, _PATIENCE_S)
         else:
             job.updated = answer
@@ -207,13 +206,13 @@ class DistributedPolicyManager(PolicyManager):
         return updated.result
 
     def _patience_s(self, jobs: Iterable[_Job]) -> float:
-        deadline = min((job.deadline for job in jobs), default=time.monotonic() + self._timeout_s)
-        patience_s = max(0.0, deadline - time.monotonic())
+        deadline = min((job.deadline for job in jobs), default=self._runtime.now() + self._timeout_s)
+        patience_s = max(0.0, deadline - self._runtime.now())
         return patience_s if self._workers is None else min(patience_s, self._workers.patience_s)
 
     def _replace_silent(self, asked: Mapping[Call, _Job]) -> None:
         for call, job in asked.items():
-            if job.call == call and job.deadline <= time.monotonic():
+            if job.call == call and job.deadline <= self._runtime.now():
                 self._replace(call, f"did not answer within {self._timeout_s:g} s")  # its calls fail
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -115,7 +115,7 @@ class WorkerGroup:
         self._first: WorkerFault | None = None
         self._make, self._parcels, self._looked_s = make, parcels, 0.0
         self._any_joined, self._enough_s = False, 0.0
-        self._heard_s, self._deaf_s = time.monotonic(), 0.0
+        self._heard_s, self._deaf_s = runtime.now(), 0.0
         self.limit_s = math.inf
         """When all waiting ends, in `time.monotonic()` seconds."""
 
@@ -287,20 +287,20 @@ class WorkerGroup:
         by_call = {worker.call: worker for worker in workers if worker.call is not None}
         self._is_back()
         results = self.runtime.wait(by_call, at_least=at_least, timeout_s=timeout_s)
-        self._is_back(timeout_s)  # longer, where this process was stopped meanwhile, and with it those who answer
+        self._heard_s = self.runtime.now()
         for result in results:
             by_call[result.call].call = None
         return [(by_call[result.call], result) for result in results]
 
-    def _is_back(self, waited_s: float = 0.0) -> None:
-        now = time.monotonic()
+    def _is_back(self) -> None:
+        now = self.runtime.now()
         longest_s = min(self._config.timeout_s, self._config.recover_timeout_s) / 4  # that is not taken for silence
-        self._deaf_s += max(0.0, now - self._heard_s - waited_s - longest_s)
+        self._deaf_s += max(0.0, now - self._heard_s - longest_s)
         self._heard_s = now
 
     def _now(self) -> float:
         """Seconds, without those of long updates in which nobody listened: workers can begin only between them."""
-        return time.monotonic() - self._deaf_s
+        return self.runtime.now() - self._deaf_s
 
     def _overdue(self, worker: Worker) -> bool:
         silent_s = self._now() - max(worker.asked_s, worker.waited_s)

@@ -17,6 +17,7 @@ __all__ = ["Runtime"]
 
 _log = logging.getLogger(__name__)
 _HOUR_S = 3600.0
+_STOPPED_S = 5.0  # a wait that takes so much longer was stopped, by Ctrl-Z say, and with it whoever is to answer
 
 
 class Runtime(ABC):
@@ -56,6 +57,7 @@ class Runtime(ABC):
         self._due: dict[str, WorkerRecord] = {}  # that are about to be restarted
         self._open: set[Call] = set()  # whose results were not taken yet
         self._results: dict[Call, Result] = {}
+        self._stopped_s = 0.0
         self._awaited: set[Call] = set()  # that the present `wait` has no result of
         self._closed = False
 
@@ -264,19 +266,25 @@ class Runtime(ABC):
             taken = next(call for call in wanted if call not in self._open)
             raise ConfigError(f"the result of {taken} was taken already, or another runtime was asked for it")
         need = len(wanted) if at_least is None else min(at_least, len(wanted))
-        deadline = time.monotonic() + timeout_s
+        deadline = self.now() + timeout_s
         self._awaited = {call for call in wanted if call not in self._results}
         self._begin_due()
         self._take(self.poll(0.0))
         while len(wanted) - len(self._awaited) < need:
             next_due = self._begin_due()
-            left = deadline - time.monotonic()
+            left, began = deadline - self.now(), time.monotonic()
             if left <= 0:
                 break
-            self._take(self.poll(max(0.0, min(left, next_due))))
+            self._take(self.poll(asked := max(0.0, min(left, next_due))))
+            over = time.monotonic() - began - asked
+            self._stopped_s += over if over > _STOPPED_S and not self.works_here else 0.0
         ended = [self._results.pop(call) for call in wanted if call in self._results]
         self._open.difference_update(result.call for result in ended)
         return ended
+
+    def now(self) -> float:
+        """`time.monotonic()`, less the seconds for which this process was stopped while it waited here."""
+        return time.monotonic() - self._stopped_s
 
     def restart(self, worker: str, why: str = "was ended to be restarted") -> None:
         """Ends a worker, if it has not ended, and begins its next incarnation with a new object of its factory.
