@@ -35,6 +35,13 @@ class Lstm(nn.Module):
         return y.squeeze(0), {"hidden": hidden.squeeze(0), "cell": cell.squeeze(0)}
 
 
+class Warm(Lstm):
+    """One whose memory does not begin with zeros."""
+
+    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
+        return {name: torch.full((batch_size, SIZE), 2.0) for name in ("hidden", "cell")}
+
+
 def made(name: str, env: Any, network: NetworkConfig) -> Any:
     kind: Any = ALGORITHMS[name]
     config = tiny_config(kind, network=network, mini_batch_length=4, burn_in=2, n_step=1)
@@ -93,15 +100,16 @@ def test_it_differs_by_history_and_starts_anew_with_each_episode():
     torch.testing.assert_close(alone, logits[3:, 1:])
 
 
-def test_a_saved_policy_and_an_exported_one_have_the_memory(tmp_path):
-    config = PPOConfig(network=NetworkConfig(hidden_sizes=(8,), recurrent="own", encoder=NAME))
+@pytest.mark.parametrize("name", ["Lstm", "Warm"])
+def test_a_saved_policy_and_an_exported_one_have_the_memory(name, tmp_path):
+    config = PPOConfig(network=NetworkConfig(hidden_sizes=(8,), recurrent="own", encoder=NAME.replace("Lstm", name)))
     policy = PPO(TensorSpec((3,)), DiscreteSpec(num=2), config).policy.eval()
     save_policy(policy, tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
     (program,) = palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
     exported: Any = torch.export.load(program.path).module()
     state = again = None
-    memory = list(policy.initial_state(1).values())
+    memory = [torch.rand_like(leaf) for leaf in policy.initial_state(1).values()]  # of an episode before
     for step in range(6):
         seen = torch.rand(1, 3)
         answer, other = policy(Batch(obs=seen), state), loaded(Batch(obs=seen), again)

@@ -100,8 +100,8 @@ def test_sequences_and_priorities_work_with_it():
     buffer = walked(HindsightSampler(reward, share=1.0, base=PrioritizedSampler()))
     drawn = buffer.draw(replay(mini_batch_size=64, mini_batch_length=3), generator())
     goals = drawn.observation.desired_goal
-    assert torch.equal(goals, goals[:1].expand_as(goals))
-    assert (goals < GOAL).all()
+    assert ((goals == goals[:1]) | (goals == GOAL)).all()  # of the episode that it begins in, or of a later one
+    assert (goals[0] < GOAL).all()
     assert drawn.weight.tolist() == [1.0] * 64
     buffer.write_back(drawn.index[:1], torch.tensor([5.0]))
     twin = walked(HindsightSampler(reward, share=1.0, base=PrioritizedSampler()))
@@ -109,6 +109,21 @@ def test_sequences_and_priorities_work_with_it():
     assert torch.equal(*(b.draw(replay(), generator(2)).observation.desired_goal for b in (buffer, twin)))
     buffer.set_progress(1.0)
     assert buffer.sampler.base.beta == 1.0
+
+
+def test_rows_of_later_episodes_in_a_sequence_keep_their_goals():
+    """What only the first episode has reached is nothing that a later one was about."""
+    buffer = walked(HindsightSampler(reward, share=1.0))
+    drawn = buffer.draw(replay(mini_batch_size=200 * 15, mini_batch_length=15), generator())
+    goals, achieved = drawn.observation.desired_goal[..., 0], drawn.observation.achieved_goal[..., 0]
+    ends = drawn.step_type == LAST
+    ends[0] = False
+    first = ends.cumsum(0) - ends.long() == 0
+    assert first.any() and not first.all()
+    assert (goals[~first] == GOAL).all() and (goals[first] != GOAL).all()
+    moved, came = drawn.step_type[1:] != FIRST, goals[1:] == achieved[1:]
+    assert torch.equal((drawn.reward[1:] == 0)[first[1:] & moved], came[first[1:] & moved])
+    assert (drawn.reward[1:][~first[1:] & moved] == -1).all()
 
 
 def test_what_does_not_fit_is_refused():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,16 +63,24 @@ def test_there_are_never_more_workers_than_environments():
         LaneEnvironment(ProcessDriver(TWO, num_workers=0))
 
 
+def shared() -> set[str]:
+    """Names of shared memory and semaphores that this process has."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split("/dev/shm/")[1].split()[0] for line in lines if "/dev/shm/" in line}
+
+
 def test_opening_and_closing_leaves_no_files_and_no_shared_memory():
     """F31."""
     with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as env:
         env.reset()
-    files, segments = open_files(), set(os.listdir("/dev/shm"))
+    files, before, own = open_files(), shared(), set()
     for _ in range(3):
         with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as env:
             env.step(ZEROS)
+            own |= shared()
     assert open_files() == files
-    assert set(os.listdir("/dev/shm")) == segments
+    assert shared() == before < own
+    assert not (own - before) & set(os.listdir("/dev/shm"))  # of which other programs have some, too
 
 
 @pytest.mark.fault

@@ -126,3 +126,11 @@ def test_what_cannot_be_rated_says_how_to_make_a_run_that_can(tmp_path, capsys):
             main(["rate", str(tmp_path / f"run{number}"), "--baseline"])
         told = " ".join(capsys.readouterr().err.split())
         assert "palaestra train ppo pettingzoo:classic/tictactoe-v3 --agents.self-play.pool-size 10" in told
+
+
+def test_a_fork_plays_against_the_policies_that_it_took_along(tmp_path):
+    run = trained(tmp_path, WISE, WISE, agents__sharing="separate")
+    forked = palaestra.resume(run.path, fork="again", trainer__total_env_steps=96, callbacks=[Spoil(FOOL)])
+    *_, (_, last) = read_evaluations(forked.directory)
+    assert (last["against_best"], last["best"]) == (0.0, False)
+    assert chosen(RunDirectory(forked.directory)) == {1}

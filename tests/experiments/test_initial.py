@@ -13,7 +13,7 @@ import palaestra
 from palaestra.algorithms import ALGORITHMS
 from palaestra.config.config import config_from_mapping
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, train_seeds
+from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, seeds, train_seeds
 from palaestra.policies import save_policy
 from palaestra.runs import records
 from palaestra.runs.lineage import begin_from, for_new_run
@@ -241,3 +241,12 @@ def test_a_budget_in_which_nothing_would_be_learned_is_said(tmp_path, caplog):
     assert "nothing will be learned" not in caplog.text
     palaestra.resume(run.directory, algorithm__learning_starts=102, trainer__total_env_steps=102)
     assert "nothing will be learned: learning begins after 102 env steps (algorithm.learning_starts)" in caplog.text
+
+
+def test_seeds_of_a_group_begin_with_what_was_there_when_it_was_made(source, tmp_path, monkeypatch):
+    """A source that trains on meanwhile is refused by those that begin later, and not taken as it is then."""
+    monkeypatch.setattr(seeds, "_train_parts", lambda *_, **__: None)
+    base = config_of(tmp_path, run__initial_policy=str(source), algorithm__normalize_observation=True)
+    group = train_seeds(base, 2)
+    origins = [RunDirectory(seed.directory).info["began_from"] for seed in group.seeds]
+    assert origins[0] == origins[1] and origins[0]["weights_sha256"]

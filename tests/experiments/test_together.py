@@ -1,6 +1,7 @@
 """Tests of `palaestra.train_together`: runs of a population, each with a directory as it would have alone."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,3 +106,34 @@ def test_products_of_a_population_are_those_of_all_members(tmp_path, monkeypatch
     settings = {"env__kwargs": KWARGS, "run__directory": str(tmp_path), "run__compile": False}
     palaestra.train_together("ppo", CARTPOLE, seeds=seeds, **settings)
     assert chosen[-1] is library
+
+
+def test_a_member_that_failed_stays_one_whose_process_ends_well(tmp_path, monkeypatch):
+    """Its process went on with the others, and ended with 0; a score of before it failed is none."""
+
+    def failed(parts, title, **_):
+        for seed in (seed for part in parts for seed in part):
+            seed.process = SimpleNamespace(returncode=0, poll=lambda: 0)
+            if seed.number == 2:
+                seed.directory.write_info({"status": "failed", "error": "NaN"})
+
+    monkeypatch.setattr(module, "_train_parts", failed)
+    settings = TINY | {"run__directory": str(tmp_path), "run__compile": False}
+    (group,) = palaestra.train_together("ppo", CARTPOLE, seeds=[2, 3], **settings)
+    assert [(seed.status, bool(seed.exit_code)) for seed in group.seeds] == [("failed", True), ("created", False)]
+
+
+def test_a_population_of_which_all_have_failed_goes_on(tmp_path, monkeypatch):
+    """By what they share, such as a full disk."""
+    directories = []
+
+    def here(parts, title, **_):
+        directories.extend(seed.directory for part in parts for seed in part)
+        train_directories(directories)
+
+    monkeypatch.setattr(module, "_train_parts", here)
+    palaestra.train_together("ppo", CARTPOLE, seeds=[2, 3], **TINY, run__directory=str(tmp_path), run__compile=False)
+    for directory in directories:
+        directory.write_info({"status": "failed"})
+    assert train_directories(directories) == 0
+    assert [directory.status for directory in directories] == ["done", "done"]

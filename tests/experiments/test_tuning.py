@@ -14,7 +14,7 @@ import palaestra
 from palaestra.cli.main import main
 from palaestra.config.dimensions import first_values, with_values
 from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
-from palaestra.experiments import Search, load_config, preset, search_space, study, tuning
+from palaestra.experiments import RunDirectory, Search, load_config, preset, search_space, study, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
 from palaestra.training import TrainerConfig
@@ -60,6 +60,14 @@ def test_the_space_has_rates_sizes_discounts_and_ends_of_schedules():
     changed = search_space(preset("dqn", "Acrobot-v1"), {"algorithm.gamma": (0.9, 0.95), "algorithm.n_step": None})
     ranges = {one.path: (one.low, one.high) for one in changed}
     assert ranges["algorithm.gamma"] == (0.9, 0.95) and "algorithm.n_step" not in ranges
+
+
+def test_a_run_to_begin_with_is_found_where_the_search_is_asked_for(trained, tmp_path):
+    run = dataclasses.replace(preset("sac", "Pendulum-v1").run, directory=str(tmp_path), name="first")
+    RunDirectory.create(dataclasses.replace(preset("sac", "Pendulum-v1"), run=run))
+    searched(tmp_path / "study", run__directory=str(tmp_path), run__initial_policy="first")
+    asked = json.loads((tmp_path / "study/study.json").read_text())["config"]
+    assert asked["run"]["initial_policy"] == str((tmp_path / "first").resolve())
 
 
 def test_ends_of_schedules_are_searched_within_the_bounds_of_their_setting():

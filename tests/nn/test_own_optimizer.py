@@ -39,6 +39,18 @@ def test_any_class_of_torch_steps_as_by_hand_and_is_restored(name):
     assert torch.equal(ours.component["q"].weight, again.component["q"].weight)
 
 
+def test_what_it_remembers_is_forgotten_with_a_state_of_before_the_first_step():
+    ours, twin = (model(OptimizerOption("RAdam", {"lr": 0.1})) for _ in range(2))
+    fresh = {key: value.clone() for key, value in ours.state_tensors().items()}
+    twin.load_state_tensors(fresh)
+    ours.step(ours.component["q"](X).square().sum())
+    ours.load_state_tensors(fresh)
+    for _ in range(3):
+        for one in (ours, twin):
+            one.step(one.component["q"](X).square().sum())
+    assert torch.equal(ours.component["q"].weight, twin.component["q"].weight)
+
+
 def test_a_class_follows_its_schedule_and_a_gradient_that_is_not_finite_changes_nothing():
     ours = model(OptimizerOption(torch.optim.Adagrad, {"lr": Linear(0.1, 0.0)}, max_grad_norm=1.0))
     before = ours.component["q"].weight.clone()

@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.services` and of the services: training never waits for one, nor ends with it."""
 
 import inspect
+import json
 import logging
 import posixpath
 import re
@@ -230,6 +231,10 @@ def test_weights_and_biases_gets_rows_against_env_steps(tmp_path, monkeypatch):
     assert init["id"] == next(n for name, _, n in told("wandb", tmp_path, monkeypatch) if name == "init")["id"]
     logged = [(args[0], named["step"]) for name, args, named in calls if name == "log"]
     assert [step for _, step in logged] == [100, 200]
+    (tmp_path / "first").mkdir()  # a run's own identity counts, not where it lies
+    (tmp_path / "first/run.json").write_text(json.dumps({"id": "0123456789abcdef0123"}))
+    again = next(named for name, _, named in told("wandb", tmp_path, monkeypatch) if name == "init")
+    assert again["id"] == "0123456789abcdef" != init["id"]
     assert logged[0][0]["return_mean"] == 1.5
     assert [name for name, *_ in calls][-1] == "finish"
 

@@ -186,7 +186,7 @@ class CompiledSteps(Stepper):
         return tuple([term for term, period in self._algorithm.term_periods.items() if step % period == 0])
 
     def _graph(self, name: str, layout: Any, example: Minibatches) -> Callable[[Batch], Any]:
-        key = name, len(example), self._due(), self._algorithm.model.moves, layout
+        key = name, len(example), self._due(), self._algorithm.model.moves, self._algorithm.bfloat16, layout
         graph = self._graphs.get(key)
         if graph is None:
             try:

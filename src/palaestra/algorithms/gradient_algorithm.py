@@ -78,7 +78,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     after_update: Any = None
     """`(batch)`: after an update's last step, on what `preprocess` returned: statistics. A GPU is waited for before."""
 
-    _bfloat16 = False
+    bfloat16 = False
     _compiled: CompiledSteps | None = None
 
     def _begin(self, seeds: RunSeeds) -> None:
@@ -138,7 +138,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
             ConfigError: `losses` returned something else than `Losses`, or a loss term trains a component that has no
                 optimizer, or that it does not depend on.
         """
-        if self._bfloat16:
+        if self.bfloat16:
             with bfloat16_products(self.device):
                 losses = self.losses(batch)
         else:
@@ -343,7 +343,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
 
     def set_precision(self, precision: Precision) -> None:
         set_products(precision, self.device)
-        self._bfloat16 = precision == "bf16"
+        self.bfloat16 = precision == "bf16"
 
     def compile(self, *, after: int = 0) -> None:
         """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.

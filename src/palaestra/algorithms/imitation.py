@@ -12,11 +12,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from palaestra.algorithms.config import BonusConfig
-from palaestra.algorithms.exploration_bonus import (
-    CuriosityModule,
-    LearnedReward,
-    RandomNetworkDistillation,
-)
+from palaestra.algorithms.exploration_bonus import CuriosityModule, LearnedReward, RandomNetworkDistillation
 from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, schedule_value, seeded_initialisation
 from palaestra.core.tree import to_device, tree_leaves, tree_map
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption

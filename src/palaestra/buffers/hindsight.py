@@ -12,9 +12,18 @@ import torch
 
 from palaestra.buffers.reader import StreamReader
 from palaestra.buffers.samplers import Sampler, UniformSampler
-from palaestra.core import Batch, ConfigError, ShapeError
+from palaestra.core import Batch, ConfigError, ShapeError, StepType
 
 __all__ = ["HindsightSampler"]
+
+
+def _of_first_episode(batch: Batch, changed: np.ndarray) -> torch.Tensor:
+    """[T+1, n] which rows are of the episode that a row begins in; all of windows, which end where theirs does."""
+    if "next_observation" in batch:
+        return torch.ones(len(batch.reward), len(changed), dtype=torch.bool, device=batch.reward.device)
+    ends = batch.step_type[:, changed] == StepType.LAST
+    ends[0] = False  # a sequence that begins at the end of an episode is of the next one
+    return ends.cumsum(0) - ends.long() == 0
 
 
 @final
@@ -75,18 +84,23 @@ class HindsightSampler(Sampler):
             raise ShapeError(
                 f"hindsight needs goals of one axis, and these are {tuple(goal.shape[1:])}, stacks included"
             )
+        same = _of_first_episode(batch, changed)
         for name in ("observation", "next_observation"):
             if name in batch:
-                batch[name].desired_goal[..., changed, :] = goal
+                rows = batch[name].desired_goal[..., changed, :]
+                given = goal.to(rows.device)
+                new = torch.where(same[..., None], given, rows) if rows.ndim > 2 else given
+                batch[name].desired_goal[..., changed, :] = new
         steps = len(batch.reward) - 1
         achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
         achieved = achieved.cpu().numpy()
         desired = np.broadcast_to(goal.cpu().numpy(), achieved.shape)
         rewards = self._computed(self.reward, "reward", achieved, desired, batch.reward.shape[2:])
-        batch.reward[1:, changed] = rewards.to(batch.reward.device)
+        arrived = same[1:].reshape(*same[1:].shape, *(1 for _ in batch.reward.shape[2:]))
+        batch.reward[1:, changed] = torch.where(arrived, rewards.to(batch.reward), batch.reward[1:, changed])
         if self.terminated is not None:
-            over = self._computed(self.terminated, "terminated", achieved, desired, ())
-            batch.discount[1:, changed] = 1 - over.to(batch.discount.device)
+            over = self._computed(self.terminated, "terminated", achieved, desired, ()).to(batch.discount)
+            batch.discount[1:, changed] = torch.where(same[1:], 1 - over, batch.discount[1:, changed])
         return batch
 
     def _goals(self, buffer: StreamReader, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:

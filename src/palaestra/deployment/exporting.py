@@ -196,6 +196,7 @@ class _Program(nn.Module):
         }
         state = policy.state_spec
         self.state = {f"state.{key}": leaf for key, leaf in state.items()} if isinstance(state, dict) else {}
+        self._begin = {key: leaf.detach() for key, leaf in policy.initial_state(1).items()} if self.state else {}
         own = {"first": TensorSpec((), torch.bool)} if self.state else {}
         own |= {"reward": TensorSpec(())} if policy.reads_reward else {}
         self.inputs: dict[str, TensorSpec] = {**self.observation, **self.state, **own}
@@ -211,7 +212,8 @@ class _Program(nn.Module):
         if self.state:
             memory, first = self.policy.rewarded(memory, given.get("reward")), given["first"]
             # not a product: a memory that is not finite must end with its episode as well
-            memory = memory.map(lambda leaf: leaf.masked_fill(first.reshape(-1, *[1] * (leaf.ndim - 1)), 0))
+            first = {key: first.reshape(-1, *[1] * (leaf.ndim - 1)) for key, leaf in memory.items()}
+            memory = Batch.of({key: torch.where(first[key], self._begin[key], leaf) for key, leaf in memory.items()})
         return tuple(self._packed(self.policy.choose(observation, memory, False, True)))
 
     def _unpacked(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], Any, Any]:

@@ -199,10 +199,9 @@ def resume_members(
 
 def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int = 1) -> Path:
     """A group directory with runs that have not begun, of so many that learn together."""
-    config = for_new_run(config)
-    learner = make_learner(config, population)
+    learner = make_learner(config := for_new_run(config), population)
     learner.load_data()  # what does not fit is said here, once
-    begin_from(learner)
+    origin = begin_from(learner)
     threads = 1 if population > 1 else learner.num_threads(side_by_side=min(len(seeds), num_cores()))
     with new_folder(config, f"{len(seeds)}seeds") as (path, unfinished):
         group = {"format": 1, "seeds": list(seeds), **provenance()}
@@ -210,7 +209,8 @@ def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int =
         for seed in seeds:
             name = f"seed_{seed}"
             run = dataclasses.replace(config.run, seed=seed, directory=str(path), name=name, num_threads=threads)
-            RunDirectory(unfinished / name).begin(dataclasses.replace(config, run=run))
+            (directory := RunDirectory(unfinished / name)).begin(dataclasses.replace(config, run=run))
+            directory.write_info({"began_from": origin} if origin else {})  # what it is now, and all have to begin with
     return path
 
 
@@ -333,8 +333,8 @@ class _Seed:
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
-        unbegun = 128 + (self.asked_to_stop or signal.SIGINT)
-        exit_code = 128 - code if code < 0 else code or (0 if self.finished or self.process else unbegun)
+        unbegun = not (self.finished or self.process) and 128 + (self.asked_to_stop or signal.SIGINT)
+        exit_code = 128 - code if code < 0 else code or unbegun or int(status == "failed")  # others of it may end well
         if code and _is_finished(self.directory):  # others of its process are not
             status, exit_code = self.directory.status, 0
         steps, why = int(info.get("env_steps") or self.env_steps), error or info.get("reason")

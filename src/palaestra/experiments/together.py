@@ -143,7 +143,8 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
         CheckpointError: they have no checkpoints of one env step to go on from.
     """
     resumed = any(run.status != "created" for run in runs)
-    directories = [run for run in runs if not (run.status == "failed" or run.info.get("reason"))] if resumed else runs
+    left = [run for run in runs if not run.info.get("reason")] if resumed else runs
+    directories = [run for run in left if run.status != "failed"] or left  # all of them failed by what they share
     if resumed:
         _level(directories)
     learners = [make_learner(directory.config) for directory in directories]

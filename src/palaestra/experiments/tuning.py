@@ -25,6 +25,7 @@ from palaestra.experiments.run import require_same_task
 from palaestra.experiments.study import Outcomes, Search
 from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
+from palaestra.runs.lineage import for_new_run
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
@@ -133,6 +134,7 @@ def tune(
             "break them would win. Leave them out, and give weights"
         )
     require_fit(config)
+    config = for_new_run(config)  # runs that it begins with are found where it is asked for
     config, dimensions = search.begin(config, space)
     if not config.trainer.eval_episodes:
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")

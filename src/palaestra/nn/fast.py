@@ -275,6 +275,7 @@ def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Ten
         changed: what a call changes besides its result.
     """
     if any(leaf.is_cuda for leaf in tree_leaves(example) if isinstance(leaf, Tensor)):
+        example = _without_gaps(example)
         return Recorded(_compiled_or_not(owner, method, example), example, changed)
     return _compiled_ahead(owner, method, example)
 
@@ -294,8 +295,15 @@ def recorded_calls(
     Returns:
         Takes all arguments in one, gives a list of results.
     """
+    example = _without_gaps(example)
     call = _compiled_or_not(owner, method, cut(example)[0])
     return Recorded(lambda given: [call(argument) for argument in cut(given)], example, changed)
+
+
+def _without_gaps(example: Any) -> Any:
+    """With strides of the copies that `Recorded` works on: code is compiled for those, and does not look at them."""
+    leaves, structure = optree.tree_flatten(example)
+    return structure.unflatten(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
 
 
 def _compiled_or_not(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:

@@ -378,8 +378,7 @@ class ComponentOptimizer:
             state = {key.removesuffix(f".{name}"): _beside(tensors[key].clone(), parameter) for key in mine}
             if (state and state.keys() != kept) or not all(_fits(value, parameter) for value in state.values()):
                 raise CheckpointError(f"{what}: {sorted(mine)[:4]}")
-            if state:
-                self._own.state[parameter] = state
+            self._own.state[parameter] = state
         if rest or "steps" not in tensors:
             raise CheckpointError(f"{what}: {sorted(rest)[:4]}")
         self.steps.copy_(tensors["steps"])

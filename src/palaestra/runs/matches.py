@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, RunSeeds
+from palaestra.core.reading import read_json
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import PolicySpec, create_multi_agent_envs, match_score, play_multi_agent_envs
 from palaestra.ops import elo_ratings
@@ -142,12 +143,14 @@ class KeptPolicies:
 
     def __call__(self) -> tuple[dict[str, Policy], float]:
         """By name, and their mean return; nothing before there are any."""
-        means = [result["return_mean"] for _, result in read_evaluations(self.path) if result.get("best")]
+        kept, means = dict[str, Policy](), [None]
         try:
-            kept = {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
+            means = [read_json(self.path / "run.json").get("best_return")]  # of a fork, what it has taken along
+            means += [result["return_mean"] for _, result in read_evaluations(self.path) if result.get("best")]
+            kept |= {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
         except (CheckpointError, ConfigError):  # an encoder without a name, say: only the code of the run can make it
             kept = {}
-        return kept, next(reversed(means), math.nan)
+        return kept, math.nan if means[-1] is None else means[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (tuple, self())

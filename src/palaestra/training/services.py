@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from palaestra.core import import_extra
+from palaestra.core import CheckpointError, import_extra
+from palaestra.core.reading import read_json
 from palaestra.rollout import Episode
 from palaestra.training.parts import Histogram
 
@@ -154,7 +155,10 @@ def _named(directory: str | Path) -> tuple[str, str]:
     folder = Path(directory).absolute()
     in_group = (folder.parent / "group.json").is_file()
     name = f"{folder.parent.name}/{folder.name}" if in_group else folder.name
-    return name, hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    try:
+        return name, str(read_json(folder / "run.json")["id"])[:16]  # a run's own, wherever it is moved
+    except (CheckpointError, KeyError, TypeError):
+        return name, hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 class _RunLogger(NetworkLogger):
