@@ -385,3 +385,15 @@ def test_training_works_in_a_thread_where_python_delivers_no_signals():
     thread.start()
     thread.join(60)
     assert [result.status for result in results] == ["done"]
+
+
+def test_schedules_of_a_longer_run_are_where_they_would_be_from_the_first_update_on():
+    """Half of a run is a quarter of one that is twice as long; a run of equal length goes on to the bit."""
+    first = trainer("ppo", total=240)
+    while first.progress < 0.5:
+        first.train_iter()
+    state, share = first.state(), first.progress
+    for total, expected in ((240, share), (480, share / 2), (60, 1.0)):
+        other = trainer("ppo", total=total)
+        other.load_state(state)
+        assert other.algorithm.progress == expected

@@ -354,6 +354,7 @@ class Trainer:
             "metrics": [metric.state() for metric in self.metrics],
             "iterations": self._iterations,
             "learning": {"progress": self._schedules_at, "policies": self._learning.state()},
+            "total": self.config.total_env_steps,
             "next": self._next,
             "best": self.best_return,
             "evaluation": None if self._evaluation is None else self._evaluation.to_json(),
@@ -395,7 +396,8 @@ class Trainer:
         for metric, saved in zip(self.metrics, trainer["metrics"], strict=True):
             metric.load_state(saved)
         self._learning.load_state(trainer["learning"]["policies"])
-        self._set_progress(trainer["learning"]["progress"])
+        total = self.config.total_env_steps  # of a longer run than was saved, less is over
+        self._set_progress(min(1.0, trainer["learning"]["progress"] * trainer.get("total", total) / total))
         now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so
         overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
