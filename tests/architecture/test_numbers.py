@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(15, 2821, "0056"),
     "runtime": Room(12, 1723, "0056"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2395, "0056"),
+    "training": Room(16, 2393, "0056"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -291,8 +291,7 @@ class Trainer:
             except CheckpointError as error:
                 self.best_return = before  # what is kept is still the policy of that one
                 self._save_failed(error)
-        goal = self.config.stop_at_return
-        if goal is not None and evaluation.return_mean >= goal and not self._used_up():
+        if (goal := self.config.stop_at_return) is not None and evaluation.return_mean >= goal and not self._used_up():
             self.stop(f"an evaluation reached a mean return of {evaluation.return_mean:.1f}, the goal was {goal:g}")
 
     def _take_episodes(self, episodes: Sequence[Episode]) -> None:
@@ -334,8 +333,7 @@ class Trainer:
         try:
             self._checkpoints.save(self.collector.env_steps, self.state(), replace=self._outdated)
         except CheckpointError as error:
-            self._save_failed(error, final=final)
-            return
+            return self._save_failed(error, final=final)
         self._saved_step, self._failed_saves, self._outdated = self.collector.env_steps, 0, False
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
