@@ -234,10 +234,9 @@ class Trainer:
         return True
 
     def _evaluation_is_due(self) -> bool:
-        every_s, now = self.config.eval_every_s, time.monotonic()
-        if every_s is None:
+        if (every_s := self.config.eval_every_s) is None:
             return self._is_due("eval")
-        due = now - self._evaluated_s >= every_s
+        due = (now := time.monotonic()) - self._evaluated_s >= every_s
         self._evaluated_s = now if due else self._evaluated_s
         return due
 
@@ -333,7 +332,8 @@ class Trainer:
         try:
             self._checkpoints.save(self.collector.env_steps, self.state(), replace=self._outdated)
         except CheckpointError as error:
-            return self._save_failed(error, final=final)
+            self._save_failed(error, final=final)
+            return
         self._saved_step, self._failed_saves, self._outdated = self.collector.env_steps, 0, False
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
