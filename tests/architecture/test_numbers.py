@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2186, "0052"),
     "deployment": Room(9, 1634, "0056"),
     "distributed": Room(14, 2535, "0056"),
-    "envs": Room(58, 7205, "0026"),
+    "envs": Room(58, 7206, "0056"),
     "experiments": Room(10, 1781, "0056"),
     "multiagent": Room(14, 2000, "0056"),
     "nn": Room(20, 2947, "0056"),

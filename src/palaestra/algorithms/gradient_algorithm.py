@@ -79,6 +79,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     """`(batch)`: after an update's last step, on what `preprocess` returned: statistics. A GPU is waited for before."""
 
     bfloat16 = False
+    """Whether products of gradient steps are rounded to it; `set_precision` says so."""
     _compiled: CompiledSteps | None = None
 
     def _begin(self, seeds: RunSeeds) -> None:

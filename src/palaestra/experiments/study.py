@@ -184,15 +184,14 @@ def _run_trials(
     began_s, leave, running = time.monotonic(), threading.Event(), dict[Future[Any], list[Any]]()
     together = _are_together(config, space, search, tell)
     waiting = [one for one in study.get_trials() if one.state.name == "RUNNING"]
-    alone = together and bool(waiting)  # a population goes on as it is, without new members
     with StopSignals() as stop, ThreadPoolExecutor(search.jobs) as pool:
         try:
             while True:
                 late = search.time_limit_s is not None and time.monotonic() - began_s > search.time_limit_s
                 trials, free = list[Any](), 0 if late or (together and running) else search.jobs - len(running)
+                alone = together and bool(waiting)  # a population goes on as it is, without new members
                 while len(trials) < free and stop.received is None:
                     if not waiting and (alone or _number_asked(study) >= search.trials):
-                        alone = False
                         break
                     known = waiting.pop(0) if waiting else None
                     trials.append(_asked(study, known, config.run.seed, space, search.jobs))

@@ -138,7 +138,8 @@ class ChaosEnv(EnvironmentWrapper):
     def advance(self, action: Any) -> TimeStep:
         self._steps += 1
         rules = [rule for rule in self._rules if rule.fault != "reset" and rule.step in (None, self._steps)]
-        return self._corrupted(self.env.advance(action), self._struck(rules))
+        struck = self._struck(rules)  # first: some faults come before the step
+        return self._corrupted(self.env.advance(action), struck)
 
     def _struck(self, rules: list[ChaosRule]) -> list[ChaosFault]:
         """The faults of those rules that strike; what they do before a step is done."""
