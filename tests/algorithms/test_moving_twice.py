@@ -11,7 +11,7 @@ from torch import Tensor
 
 from palaestra import Collector, EnvConfig, NetworkConfig, RunSeeds, create_environment, evaluate
 from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
-from palaestra.core import Batch, DiscreteSpec, TensorSpec
+from palaestra.core import Batch, ConfigError, DiscreteSpec, TensorSpec
 from palaestra.envs import TensorEnvironment
 from palaestra.nn import SearchSettings, gumbel_search
 
@@ -97,9 +97,10 @@ def test_a_search_finds_the_moves_of_the_solver():
 
 
 @torch.no_grad()
-def test_returns_change_sides_where_the_other_player_moves_next():
+def test_returns_change_sides_where_the_other_player_moves_next(monkeypatch):
     """By hand, of one game of six moves: one row after the other, backwards."""
     learner = algorithm(trace_decay=0.5)
+    monkeypatch.setattr(learner.policy.network, "require_agreement", lambda rows: None)  # boards are left out
     player, reward = [0, 0, 1, 1, 1, 0], [0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
     value = torch.tensor([0.1, -0.2, 0.3, 0.4, -0.5, 0.6])
     observation = {
@@ -144,9 +145,16 @@ def test_it_learns_the_game():
 
 def muzero(**settings: Any) -> MuZero:
     env = Pile(1)
-    network = NetworkConfig(hidden_sizes=(32,), activation="relu")
-    config = MuZeroConfig(alternating=True, network=network, max_return=1.0, num_atoms=21, gamma=1.0, **settings)
+    settings = {"network": NetworkConfig(hidden_sizes=(32,), activation="relu")} | settings
+    config = MuZeroConfig(alternating=True, max_return=1.0, num_atoms=21, gamma=1.0, **settings)
     return MuZero(env.observation_spec, env.action_spec, config, RunSeeds(0))
+
+
+def test_a_model_of_turns_has_to_see_whose_turn_it_is():
+    """F27: what the network does not see was taken for the same player all the time."""
+    with pytest.raises(ConfigError, match="policy_sees leaves out 'player', which says who moves next; add it"):
+        muzero(network=NetworkConfig(hidden_sizes=(8,), policy_sees=("left",)))
+    assert muzero(network=NetworkConfig(hidden_sizes=(8,), policy_sees=("left", "player")))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import palaestra
 from palaestra import Batch, RunSeeds
 from palaestra.algorithms import AlphaZero, AlphaZeroConfig, MuZero, MuZeroConfig
 from palaestra.core import ConfigError, DiscreteSpec, TensorSpec
@@ -198,9 +199,10 @@ def alphazero(**settings) -> AlphaZero:
 
 
 @torch.no_grad()
-def test_the_values_of_alphazero_change_sides_with_every_move():
+def test_the_values_of_alphazero_change_sides_with_every_move(monkeypatch):
     """Lambda-returns with a discount of -1: what the other player gains is lost."""
     algorithm = alphazero()
+    monkeypatch.setattr(algorithm.policy.network, "require_agreement", lambda rows: None)  # of no real game
     boards = {"observation": torch.zeros(7, 2, 2, 3, 3), "action_mask": torch.ones(7, 2, 9, dtype=torch.bool)}
     batch = rows(9, Batch.of(boards))
     found = algorithm.preprocess(batch, None)
@@ -244,3 +246,43 @@ def test_a_simulator_has_to_be_there_and_to_see_what_the_environment_shows():
         AlphaZero(env.observation_spec, env.action_spec, AlphaZeroConfig(simulator="palaestra.envs:TimeLimit"))
     with pytest.raises(ConfigError, match="at least 2 atoms"):
         alphazero(num_atoms=1)
+
+
+GAME = {
+    "algorithm__simulator": "palaestra.envs:TicTacToe",
+    "algorithm__num_simulations": 2,
+    "algorithm__unroll_length": 8,
+    "algorithm__mini_batch_sequences": 4,
+    "algorithm__mini_batch_length": 4,
+    "algorithm__network__hidden_sizes": (8,),
+    "env__num_envs": 4,
+    "env__kwargs": {},  # else those of the preset
+    "env__train_kwargs": {},
+    "trainer__total_env_steps": 128,
+    "trainer__eval_episodes": 0,
+    "run__tensorboard": False,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env__kwargs": {"opponent": "random"}},
+        {"env__train_kwargs": {"opponent": "random"}},
+        {"env__wrappers": ("ScaleReward(scale=0.1)",)},
+    ],
+    ids=["opponent", "opponent of training", "rewards"],
+)
+def test_a_task_that_goes_on_otherwise_than_the_simulator_is_refused(changes, tmp_path):
+    """F27: its observations look the same; searches foresaw what never happens."""
+    settings = GAME | changes | {"run__directory": str(tmp_path)}
+    with pytest.raises(ConfigError, match="goes on otherwise than the simulator, TicTacToe without arguments"):
+        palaestra.train("alphazero", "palaestra.envs:TicTacToe", **settings)
+
+
+def test_games_that_only_begin_otherwise_than_those_of_the_simulator_are_taken(tmp_path):
+    """Random first moves of training, as in its preset; and games of any time limit."""
+    moves = {"env__kwargs": {"opponent": "random"}, "env__train_kwargs": {"opponent": None, "random_moves": 3}}
+    settings = GAME | moves | {"env__max_episode_steps": 5, "run__directory": str(tmp_path)}
+    done = palaestra.train("alphazero", "palaestra.envs:TicTacToe", **settings)
+    assert done.result.env_steps >= 128

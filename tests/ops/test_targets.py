@@ -65,6 +65,15 @@ def test_a_terminated_row_ignores_its_action_values_even_where_nothing_is_allowe
     assert q_target(ONLINE, REWARD, torch.zeros(2), nothing).tolist() == [1.0, 2.0]
 
 
+def test_where_an_episode_is_cut_off_and_nothing_is_allowed_the_best_of_all_actions_counts():
+    """At a time limit of a game that is over for its mask; the first action, 1 and 4, is not the best of row 0."""
+    nothing, bootstrap = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0.5, 0.25])
+    assert q_target(ONLINE, REWARD, bootstrap, nothing).tolist() == [1 + 0.5 * 5, 2 + 0.25 * 4]
+    assert double_q_target(ONLINE, TARGET, REWARD, bootstrap, nothing).tolist() == [1 + 0.5 * 20, 2 + 0.25 * 40]
+    mixed = torch.tensor([[0, 0, 0], [0, 0, 1]])
+    assert q_target(ONLINE, REWARD, bootstrap, mixed).tolist() == [1 + 0.5 * 5, 2.0]
+
+
 def test_the_mutant_that_ignores_the_end_overestimates():
     """ALF-25: row 1 terminated."""
     right = double_q_target(ONLINE, TARGET, REWARD, DISCOUNT)
@@ -78,7 +87,7 @@ def test_the_greedy_action_is_the_best_allowed_one(mask):
     expected = [best(row, m) for row, m in zip(ONLINE.tolist(), masks(mask), strict=True)]
     assert greedy_action(ONLINE, mask).tolist() == expected
     assert greedy_action(ONLINE).tolist() == [1, 0]  # the mutant without the mask
-    assert greedy_action(ONLINE, torch.zeros(2, 3)).tolist() == [0, 0]
+    assert greedy_action(ONLINE, torch.zeros(2, 3)).tolist() == [1, 0]  # where none is allowed, all are
 
 
 def test_targets_accept_sequences():

@@ -24,10 +24,10 @@ def read_info(run: Path) -> dict[str, Any]:
 def test_a_resumed_run_multiplies_with_the_library_that_it_began_with(tmp_path, monkeypatch):
     """F25: another one rounds otherwise; where this machine lacks it, the run says so."""
     monkeypatch.setattr(computing, "_onednn_is_exact", lambda: True)
-    monkeypatch.setattr("palaestra.runs.making.choose_library", lambda largest: computing.prefer_onednn(True))
+    monkeypatch.setattr("palaestra.core.computing.choose_library", lambda largest: computing.prefer_onednn(True))
     run = trained(tmp_path, trainer__total_env_steps=8)
     assert read_info(run.directory)["onednn"] is True
-    monkeypatch.setattr("palaestra.runs.making.choose_library", lambda largest: computing.prefer_onednn(False))
+    monkeypatch.setattr("palaestra.core.computing.choose_library", lambda largest: computing.prefer_onednn(False))
     forked = palaestra.resume(run.directory, trainer__total_env_steps=16, fork=True)
     assert computing.prefers_onednn()
     assert read_info(forked.directory)["onednn"] is True
@@ -57,8 +57,8 @@ def test_settings_that_could_not_work_are_refused(algorithm, settings, message):
 
 def test_learners_in_processes_share_the_cores(monkeypatch):
     """Pictures are learned from with all of them; learners beside each other would take more than there are."""
-    monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
-    monkeypatch.setattr("palaestra.runs.making.faster_threads", lambda rows, widths, most, picture: most)
+    monkeypatch.setattr("palaestra.core.computing.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.core.computing.faster_threads", lambda rows, widths, most, picture: most)
     learners = {"distributed__runtime": "process", "distributed__num_learners": 4}
     base, pictures = preset("ppo", "CartPole-v1"), TensorSpec((4, 84, 84), torch.uint8)
     config = config_from_mapping(type(base), learners, base=base)
@@ -73,8 +73,8 @@ def test_learners_in_processes_share_the_cores(monkeypatch):
 def test_threads_for_pictures_are_measured_and_limited_too(monkeypatch):
     """What a convolutional network encodes; a small box is flattened, whatever its axes."""
     seen = []
-    monkeypatch.setattr("palaestra.runs.making.num_cores", lambda: 8)
-    monkeypatch.setattr("palaestra.runs.making.faster_threads", lambda *given: seen.append(given) or 8)
+    monkeypatch.setattr("palaestra.core.computing.num_cores", lambda: 8)
+    monkeypatch.setattr("palaestra.core.computing.faster_threads", lambda *given: seen.append(given) or 8)
     config, pictures = preset("sac", "Pendulum-v1"), {"camera": TensorSpec((3, 64, 64), torch.uint8)}
     for spec in (TensorSpec((2, 2, 2)), pictures):
         assert choose_threads(config, spec) == 8

@@ -118,8 +118,13 @@ class AlphaZero(GradientAlgorithm[SearchPolicy, AlphaZeroConfig]):
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> AlphaZeroBatch:
-        """Adds lambda-returns over the values that searches found; of ends and the last row, the network's own."""
+        """Adds lambda-returns over the values that searches found; of ends and the last row, the network's own.
+
+        Raises:
+            ConfigError: the rows are those of another task than the simulator.
+        """
         network: Any = self.policy.network
+        network.require_agreement(batch)
         cut_off = (batch.step_type == StepType.LAST) & (batch.discount != 0)
         seen = batch.observation if cut_off.any() else batch.observation[-1:]
         own = network.values(network.predict(seen).atoms)  # [L+1, N] or [1, N]

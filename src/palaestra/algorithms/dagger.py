@@ -189,7 +189,7 @@ class _TeacherActs(policies.Exploration):
 
 def _require_inside(action: Tensor, spec: BoundedSpec) -> None:
     low, high = (torch.as_tensor(np.array(bound)) for bound in (spec.minimum, spec.maximum))
-    slack = 1e-4 * (high - low)  # of rounding
+    slack = 1e-4 * torch.where((high - low).isfinite(), high - low, 1.0)  # of rounding
     if bool(((action < low - slack) | (action > high + slack)).any()):
         raise SpecError(
             f"the teacher's actions are from {action.min():.4g} to {action.max():.4g}, outside of {spec}; clip them in "

@@ -5,6 +5,7 @@ independent Gaussian instead of Ornstein-Uhlenbeck noise; one learning rate; nei
 normalisation; actor and critic are differentiated at the same weights, then stepped together.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ class DDPG(GradientAlgorithm[DeterministicPolicy, DDPGConfig]):
         size = self.policy.raw_action_spec.size
         self.remembered = parts.Remembered(self.policy, config)
         actor, critic = (layers.on_features() if self.policy.splits else layers for layers in (actor, critic))
-        self.target_actor = Network(self.policy.feature_spec, size, actor)
+        self.target_actor = Network(self.policy.feature_spec, size, copy.deepcopy(actor))
         self.critic = EnsembleNetwork(self.policy.feature_spec, 1, 1, critic, action_size=size)
         networks = {"actor": self.remembered.head, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})

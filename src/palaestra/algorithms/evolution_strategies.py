@@ -60,6 +60,11 @@ class EvolutionStrategies(Algorithm[PopulationPolicy, EvolutionStrategiesConfig]
         self.policy = PopulationPolicy.build(
             observation_spec, action_spec, layers, normalize=config.normalize_observation
         )
+        if others := sorted(set(config.optimizers) - {"policy"}):
+            raise ConfigError(
+                f"one optimizer steps all parameters; leave out algorithm.optimizers.{others[0]}, or give "
+                "algorithm.optimizers.policy"
+            )
         self.policy.noise_std = config.noise_std
         adam = OptimizerOption("adam", {"lr": config.learning_rate, "weight_decay": config.weight_decay})
         self.model = CoreModel({"policy": self.policy.network}, {"policy": adam})

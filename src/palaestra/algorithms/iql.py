@@ -6,6 +6,7 @@ unless it is given a schedule; the policy's mean and log standard deviation have
 code.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +68,8 @@ class IQL(GradientAlgorithm[GaussianPolicy, IQLConfig]):
         self.policy = GaussianPolicy.build(observation_spec, action_spec, actor, normalize=config.normalize_observation)
         size = self.policy.raw_action_spec.size
         self._critic, self._target_critic = (
-            EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size) for _ in range(2)
+            EnsembleNetwork(observation_spec, 1, 2, layers, action_size=size)
+            for layers in (critic, copy.deepcopy(critic))
         )
         self._value = Network(observation_spec, 1, value)
         components = {"actor": self.policy.network, "critic": self._critic, "value": self._value}

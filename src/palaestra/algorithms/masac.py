@@ -125,7 +125,8 @@ class MASAC(GradientAlgorithm[TeamSquashedGaussianPolicy, MASACConfig]):
             "actor": cost.mean(),
             "temperature": self.temperature.loss((log_prob + self.target_entropy) * acts),
         }
-        return Losses(terms, {"q_mean": q.mean(), "entropy": -(log_prob * acts).mean(), "alpha": temperature})
+        entropy = -(log_prob * acts).sum() / acts.sum().clamp(min=1)  # of those that act
+        return Losses(terms, {"q_mean": q.mean(), "entropy": entropy, "alpha": temperature})
 
     def _members(self, q: Tensor) -> Tensor:
         """[G x K, N, 1] -> [K, N, G]."""

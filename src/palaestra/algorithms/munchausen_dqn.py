@@ -16,7 +16,7 @@ from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, 
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import ConfigError, DataSource, Linear, Replay, Schedule, SpecTree
-from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption, allowed_logits
+from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import huber, td_target
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
@@ -112,6 +112,8 @@ class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy, MunchausenDQNConfig]):
     def _soft(self, observation: Any) -> tuple[Tensor, Tensor]:
         """[..., A] values of the target network, and τ log π of the soft policy over the allowed actions."""
         q = self._target_network(self.policy.normalize(observation))
-        temperature = self.value_of("temperature")
-        logits = allowed_logits(q / temperature, self.policy.action_mask(observation))
+        temperature, mask = self.value_of("temperature"), self.policy.action_mask(observation)
+        logits = q / temperature
+        if mask is not None:
+            logits = torch.where(mask.bool(), logits, torch.finfo(logits.dtype).min)
         return q, temperature * logits.log_softmax(-1)

@@ -17,9 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from palaestra.algorithms.config import AlgorithmConfig, Fraction, Limit, NotNegative, Positive, planning_options
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, Schedule, SpecTree, StepType
+from palaestra.core import Batch, ConfigError, Schedule, SpecTree, StepType, spec_leaves
 from palaestra.core.plan import DataSource, Plan, Replay
-from palaestra.nn import CoreModel, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
+from palaestra.nn import PLAYER, CoreModel, LearnedModel, NetworkConfig, OptimizerOption, PlanningOptions
 from palaestra.ops import masked_mean, n_step_returns, valid_starts
 from palaestra.policies import SearchPolicy
 
@@ -84,7 +84,7 @@ class MuZeroConfig(AlgorithmConfig):
     @property
     def plan(self) -> Plan:
         """The data these settings ask for: sequences as long as the model is unrolled, and n steps beyond."""
-        return self.plan_with(mini_batch_length=self.model_steps + self.td_steps + 1)
+        return self.plan_with(mini_batch_length=self.model_steps + self.td_steps + 1, sequence_period=1)
 
     @property
     def planning(self) -> PlanningOptions:
@@ -121,7 +121,7 @@ class MuZero(GradientAlgorithm[SearchPolicy, MuZeroConfig]):
     """Learns a model in which a search predicts rewards, values and policies, from replayed sequences.
 
     Raises:
-        ConfigError: the action space is not discrete.
+        ConfigError: the action space is not discrete, or the network does not see who moves next.
     """
 
     config_class = MuZeroConfig
@@ -131,6 +131,9 @@ class MuZero(GradientAlgorithm[SearchPolicy, MuZeroConfig]):
         self.policy = SearchPolicy.build(
             observation_spec, action_spec, layers, normalize=config.normalize_observation, planning=config.planning
         )
+        hidden = {*spec_leaves(observation_spec)} - {*spec_leaves(self.policy.observation_spec)}
+        if config.alternating and PLAYER in hidden:
+            raise ConfigError(f"network.policy_sees leaves out {PLAYER!r}, which says who moves next; add it")
         settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
         adam = OptimizerOption("adamw", settings, config.max_grad_norm)
         self.model = CoreModel({"network": self.policy.network}, {"network": adam})

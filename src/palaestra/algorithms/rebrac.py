@@ -6,6 +6,7 @@ their mean size over all the data of an update, before its first gradient step; 
 next action is in the data and the critics are not held to any.
 """
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,7 +104,7 @@ class ReBRAC(GradientAlgorithm[DeterministicPolicy, ReBRACConfig]):
             observation_spec, action_spec, actor, normalize=config.normalize_observation
         )
         size = self.policy.raw_action_spec.size
-        self.target_actor = Network(observation_spec, size, actor)
+        self.target_actor = Network(observation_spec, size, copy.deepcopy(actor))
         self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
         networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})

@@ -6,9 +6,10 @@ is not finite is found out. It knows nothing of what is learned, nor where minib
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from palaestra.algorithms.algorithm import UpdateInfo
@@ -104,3 +105,51 @@ def num_rows(batch: Batch) -> int:
     while isinstance(leaf, Batch):
         leaf = next(iter(vars(leaf).values()))
     return leaf.shape[0]
+
+
+class MemberAverages:
+    """Means over the gradient steps of an update, of each of M members that learn side by side.
+
+    Args:
+        number: M.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+
+    def add(self, part: slice, active: Tensor, metrics: Mapping[str, Tensor], rows: Tensor) -> None:
+        """Takes a gradient step of those members of a part that made it.
+
+        Args:
+            part: of the members.
+            active: [G] which of them made it.
+            metrics: [G] each.
+            rows: [G] that they learned from.
+        """
+        names = (*metrics, "rows", "steps")
+        values = torch.stack([*metrics.values(), rows, torch.ones_like(rows)])
+        if names not in self._sums:
+            self._sums[names] = torch.zeros(len(names), self._number, dtype=torch.float64)
+        self._sums[names][:, part] += torch.where(active, values, 0.0)
+
+    def give(self, infos: Mapping[int, UpdateInfo]) -> None:
+        """Writes them into the reports of members: of each metric over the steps that had it.
+
+        Args:
+            infos: by the member's number.
+        """
+        names = [*dict.fromkeys(name for given in self._sums for name in given)]
+        sums, counts = torch.zeros(2, len(names), self._number, dtype=torch.float64)
+        for given, found in self._sums.items():
+            places = [names.index(name) for name in given]
+            sums[places] += found
+            counts[places] += found[-1]
+        means, made, whole = (sums / counts).float().T.contiguous(), (counts > 0).T.tolist(), sums.T.tolist()
+        for place, info in infos.items():
+            totals = dict(zip(names, whole[place], strict=True))
+            if totals.get("steps"):
+                found = zip(names, means[place].unbind(), made[place], strict=True)
+                info.records.append({name: mean for name, mean, had in found if had and name not in ("rows", "steps")})
+                info.gradient_steps += int(totals["steps"])
+                info.rows += int(totals["rows"])

@@ -26,7 +26,8 @@ class Targets:
         tau: share of the way in each move, in [0, 1]; a number or a schedule.
 
     Raises:
-        ConfigError: neither `period` nor `tau` is given, or `period` is below 1, or the model lacks what they follow.
+        ConfigError: neither `period` nor `tau` is given, or `period` is below 1, or the model lacks what they follow,
+            or a target shares parameters with it.
         ShapeError: a target network differs from what it follows.
 
     Examples:
@@ -60,6 +61,9 @@ class Targets:
         for target, source in self.follows.items():
             if target not in model.component:
                 model.extend({target: copy.deepcopy(model.component[source])})
+            kept, learned = ({*model.component[name].parameters()} for name in (target, source))
+            if kept & learned:
+                raise ConfigError(f"{target} has parameters of {source}, which it is to follow; give it copies")
         self.copy()
 
     def copy(self) -> None:

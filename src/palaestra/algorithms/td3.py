@@ -5,6 +5,7 @@ actor that is due is differentiated at the same weights as the critics, then ste
 units of raw actions, which lie in [-1, 1].
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +100,7 @@ class TD3(GradientAlgorithm[DeterministicPolicy, TD3Config]):
         size = self.policy.raw_action_spec.size
         self.remembered = parts.Remembered(self.policy, config)
         actor, critic = (layers.on_features() if self.policy.splits else layers for layers in (actor, critic))
-        self.target_actor = Network(self.policy.feature_spec, size, actor)
+        self.target_actor = Network(self.policy.feature_spec, size, copy.deepcopy(actor))
         self.critic = EnsembleNetwork(self.policy.feature_spec, 1, 2, critic, action_size=size)
         networks = {"actor": self.remembered.head, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})

@@ -5,6 +5,7 @@ scale of the action values in (5) is their mean at the policy's actions, over al
 first gradient step; the squared distance is a mean over action dimensions.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +82,7 @@ class TD3BC(GradientAlgorithm[DeterministicPolicy, TD3BCConfig]):
             observation_spec, action_spec, actor, normalize=config.normalize_observation
         )
         size = self.policy.raw_action_spec.size
-        self.target_actor = Network(observation_spec, size, actor)
+        self.target_actor = Network(observation_spec, size, copy.deepcopy(actor))
         self.critic = EnsembleNetwork(observation_spec, 1, 2, critic, action_size=size)
         networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate})

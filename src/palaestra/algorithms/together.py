@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, UpdateData
-from palaestra.algorithms.steppers import num_rows
+from palaestra.algorithms.steppers import MemberAverages, num_rows
 from palaestra.core import Batch, DataSource, RunSeeds, equal_minibatches, tree_map, tree_paths
 from palaestra.core.errors import ConfigError, NonFiniteError
 from palaestra.core.schedule import Linear, Piecewise, Schedule, schedule_value
@@ -191,10 +191,10 @@ class Together:
                 stack.enter_context(algorithm.policy.in_phase(Phase.UPDATE))
             data = {place: UpdateData(self.members[place], one, infos[place]) for place, one in sources.items()}
             self._follow_schedules()
-            averages = _Averages(len(self.members))
+            averages = MemberAverages(len(self.members))
             for rows, places in self._minibatches({place: one for place, one in data.items() if not one.empty}):
                 for part, given, made in self._steps(rows, places):
-                    averages.add(part, given.active, made)
+                    averages.add(part, given.active, made.metrics, made.num_valid)
                     self._write_back(part.start, given, made.priority, sources)
             averages.give(infos)
             for place, one in data.items():
@@ -337,33 +337,6 @@ class Together:
                 if gradient is not None:
                     found[key] = found[key] + gradient if key in found else gradient
         return found
-
-
-class _Averages:
-    """Means over the gradient steps of an update, of each of M members."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-
-    def add(self, part: slice, active: Tensor, made: _Made) -> None:
-        """Takes a gradient step of those members of a part that made it."""
-        names = (*made.metrics, "rows", "steps")
-        values = torch.stack([*made.metrics.values(), made.num_valid, torch.ones_like(made.num_valid)])
-        if names not in self._sums:
-            self._sums[names] = torch.zeros(len(names), self._number, dtype=torch.float64)
-        self._sums[names][:, part] += torch.where(active, values, 0.0)
-
-    def give(self, infos: Mapping[int, UpdateInfo]) -> None:
-        """Writes them into the reports of members."""
-        for names, sums in self._sums.items():
-            means = (sums[:-2] / sums[-1]).float().T.contiguous()
-            rows, steps = sums[-2].tolist(), sums[-1].tolist()
-            for place, info in infos.items():
-                if steps[place]:
-                    info.records.append(dict(zip(names, means[place].unbind(), strict=False)))
-                    info.gradient_steps += int(steps[place])
-                    info.rows += int(rows[place])
 
 
 def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:

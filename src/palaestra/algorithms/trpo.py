@@ -64,7 +64,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
     """Learns a stochastic policy by natural gradient steps of bounded divergence, and a state value beside it.
 
     Raises:
-        ConfigError: the action space holds something else.
+        ConfigError: the action space holds something else, or the policy is given another optimizer.
     """
 
     config_class = TRPOConfig
@@ -72,10 +72,10 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
     stored_fields = ("log_prob",)
 
     def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: TRPOConfig) -> None:
-        if "policy" in config.optimizers:
+        if others := sorted(set(config.optimizers) - {"value"}):
             raise ConfigError(
-                "TRPO takes the natural step of its policy as it is; leave out algorithm.optimizers.policy, or give "
-                "algorithm.optimizers.value, of the value network"
+                f"TRPO takes the natural step of its policy as it is; leave out algorithm.optimizers.{others[0]}, or "
+                "give algorithm.optimizers.value, of the value network"
             )
         layers, _ = config.network.parts("policy", "value")
         self.policy = stochastic_policy(observation_spec, action_spec, layers, normalize=config.normalize_observation)
@@ -158,6 +158,7 @@ class TRPO(Algorithm[StochasticPolicy, TRPOConfig]):
         share, found = 1.0, (0.0, longest.new_tensor(before), longest.new_tensor(0.0))
         for _ in range(self.config.num_line_steps):
             vector_to_parameters(start + share * longest, parameters)
+            self.model.optimizers["policy"].keep_lengths()
             gain, kl = measured()
             if float(gain) > before and float(kl) <= limit:
                 found = (share, gain, kl)

@@ -305,6 +305,8 @@ def compare_runs(
         ConfigError: the runs of a group differ in more than their seeds.
     """
     one, other = find_runs([first], root), find_runs([second], root)
+    if x == "steps" and len(units := sorted({run.config.unit for run in (*one, *other)})) > 1:
+        raise ConfigError(f"{first} and {second} do not count the same ({', '.join(units)}); compare them by x='time'")
     curves = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
     ignored = ("run.seed", "run.name", "run.directory")
     differences = {

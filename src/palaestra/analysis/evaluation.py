@@ -25,6 +25,7 @@ from palaestra.runs.data import DataSummary, require_new, save_data
 from palaestra.runs.matches import Opponents, Player, play_match
 from palaestra.runs.team import TeamLearner
 from palaestra.training import part_name
+from palaestra.training.checkpoints import step_of
 
 __all__ = [
     "Ratings",
@@ -139,7 +140,7 @@ def evaluate_runs(
         ConfigError: they are of several environments.
     """
     directories = begun_runs(names, root)
-    if len(tasks := sorted({_task(directory.config.env) for directory in directories})) > 1:
+    if len(tasks := sorted({directory.config.env.task for directory in directories})) > 1:
         raise ConfigError(
             f"the runs are of {', '.join(tasks)}, whose returns have no mean; evaluate those of one environment "
             "at a time"
@@ -153,12 +154,6 @@ def evaluate_runs(
         seed = learner.config.run.seed if seed is None else seed
         chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
-
-
-def _task(env: EnvConfig) -> str:
-    """What an environment is, with all that changes its returns and is not its wrappers."""
-    given = {**env.kwargs, **({} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps})}
-    return " ".join([env.name, *(f"{name}={given[name]!r}" for name in sorted(given))])
 
 
 def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:
@@ -238,7 +233,7 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
     """The state in a checkpoint."""
     store = directory.checkpoints()
-    steps = {int(path.name.removeprefix("step_")): path for path in store.steps()}
+    steps = {step_of(path): path for path in store.steps()}
     if which != "last" and not str(which).isdigit():
         raise ConfigError(f"--which is {which!r}; give best, last, or the env steps of a checkpoint")
     if not steps or (which != "last" and int(which) not in steps):

@@ -53,6 +53,8 @@ class LoggedRun:
     """The algorithm, which only tables name."""
     replaced: int = 0
     """Points of earlier sessions, which a later one replaced."""
+    task: str = ""
+    """All that decides returns there and what is counted, where that is known: as of runs of this library."""
 
     def score(self, until: float = math.inf) -> float:
         """Mean score over the last tenth of its env steps, of which those after `until` do not count.
@@ -143,11 +145,12 @@ def _file(path: Path) -> list[LoggedRun]:
 
 def _own(folder: Path) -> LoggedRun:
     config = RunDirectory(folder).config
+    task = f"{config.env.task}, by {config.unit}"
     if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
         points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
-        return _logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name)
+        return replace(_logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name), task=task)
     rows = thinned_metrics(folder, "eval/return_mean")
-    return _curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name)
+    return replace(_curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name), task=task)
 
 
 def _rows(path: Path, skip: int = 0, *, table: bool = False) -> Iterator[tuple[int, dict[str, str]]]:

@@ -165,7 +165,8 @@ def evaluate_offline(
     def worth() -> Tensor:
         """[members] discounted returns from the first steps on."""
         first = _in_parts(lambda part: value(rows.pairs(part, rows.chosen)).T, rows.first)  # [starts, members]
-        return ((counts * first).sum(0) / counts.sum(0).clamp(min=1e-8)).double() * rows.unit / (1 - gamma)
+        begun = counts.sum(0) > 0  # a member may have drawn no first step of an episode
+        return ((counts * first).sum(0)[begun] / counts.sum(0)[begun]).double() * rows.unit / (1 - gamma)
 
     halfway = worth()
     for number in _fit(value, rows, weight, gamma, updates, generator):

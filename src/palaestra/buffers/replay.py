@@ -277,7 +277,7 @@ class ReplayBuffer:
         starts = self.sampler.every(self.reader, plan.window)
         if plan.mini_batch_length == 1 or (self.keeps_states and self.state_period > 1):  # so far apart already
             return starts
-        return starts[self.reader.ages(starts) % plan.mini_batch_length == 0]
+        return starts[self.reader.ages(starts) % (plan.sequence_period or plan.mini_batch_length) == 0]
 
     def write_back(self, indices: Tensor | np.ndarray, priority: Tensor | np.ndarray) -> None:
         """Gives priorities of rows to the sampler, at any time; uniform sampling ignores them.

@@ -115,6 +115,8 @@ def _entries(names: Sequence[str], options: StatsOptions) -> list[_Entry]:
             if counted.setdefault((key, run.path.resolve()), number) != number:
                 raise ConfigError(f"{run.path} is given twice, and would count as two; give each run once")
             entries.append(_Entry(key, env, run))
+            if len(tasks := sorted({one.run.task for one in entries if one.env == env and one.run.task})) > 1:
+                raise ConfigError(f"these are scores of different tasks, or by different counts: {'; '.join(tasks)}")
     return entries
 
 

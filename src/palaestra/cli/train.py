@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -72,7 +72,8 @@ def train(algorithm: str, environment: str, options: TrainCommand) -> int:
         sys.stdout.write(as_yaml(config))
         return 0
     if options.dry_run:
-        estimate = experiments.dry_run(config)
+        alone = replace(config, run=replace(config.run, together=config.run.together and options.seeds is None))
+        estimate = experiments.dry_run(alone)
         each = "" if options.seeds is None else f"\nseeds       all of this for each of {options.seeds}"
         print(json.dumps(asdict(estimate)) if options.json else f"{estimate}{each}")
         return 0

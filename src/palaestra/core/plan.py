@@ -127,6 +127,8 @@ class Replay:
     """Sequences in a minibatch, as ALF counts: with a length of 1, rows."""
     mini_batch_length: Positive[int] = 1
     """Time steps in a sequence; 1 gives flat transitions."""
+    sequence_period: Positive[int | None] = None
+    """Rows from one sequence to the next where the whole buffer is gone through; its length by default."""
     learning_starts: NotNegative[int] = 0
     """Env steps before the first gradient step."""
     n_step: Positive[int] = 1

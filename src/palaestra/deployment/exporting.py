@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, PalaestraError, StepType, TimeStep, did_you_mean, import_extra
 from palaestra.core.files import fingerprint, whole_folder, write_json
-from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, spec_leaves
+from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, dtype_limits, numpy_dtype, spec_leaves
 from palaestra.core.tree import tree_paths
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
@@ -376,11 +376,12 @@ def _sequences(program: _Program) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator) -> Tensor:
-    """Values that a spec allows; within three where it has no bounds, within 1,000 of the one nearest to 0."""
+    """Values that a spec allows; floats within three where it has no bounds, all within 1,000 of that nearest to 0."""
     shape = (rows, *spec.shape)
     if spec.dtype == torch.bool:
         return torch.from_numpy(generator.random(shape) < 0.5)
-    low, high = (np.asarray(bound, np.float64) for bound in spec.bounds or (-3.0, 3.0))
+    limits = (-3.0, 3.0) if spec.dtype.is_floating_point else dtype_limits(numpy_dtype(spec.dtype))
+    low, high = (np.asarray(bound, np.float64) for bound in spec.bounds or limits)
     middle = np.clip(0.0, low, high)  # the number they allow that is nearest to 0
     low, high = np.maximum(low, middle - 1e3), np.minimum(high, middle + 1e3)
     values = torch.from_numpy(low + (high - low) * generator.random(shape))

@@ -105,12 +105,16 @@ def share(
         _create(_require_repository(push))
     _require_alike(runs)
     seed = runs[0].config.run.seed + _FRESH_SEED
-    found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed, baseline=True)
     run = max(runs, key=_best_return)
     learner, policies = experiments.policies_of_run(run)
     missing: list[str] = []
     with files.whole_folder(target, "shared folder") as folder:
         hashes = _copy_policies(run.path, folder)
+        found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed, baseline=True)
+        with tempfile.TemporaryDirectory() as again:
+            changed = _copy_policies(run.path, Path(again)) != hashes
+        if changed:
+            raise ConfigError(f"{run.path} still trains, and kept a better policy meanwhile; share it once more")
         experiments.save_config(_published(run.config), folder / "config.yaml")
         evaluation = found.runs[str(run.path)].to_json() | {"seed": seed}
         (folder / "evals").mkdir()

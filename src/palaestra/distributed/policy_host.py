@@ -12,6 +12,7 @@ from torch import Tensor
 from palaestra.algorithms import Algorithm, ShardedSteps, UpdateInfo
 from palaestra.core import Batch, NonFiniteError, Plan, computing_thread
 from palaestra.distributed.exchange import BrokenGroupError, Exchange, GroupSeat, exchange_for, fingerprint
+from palaestra.nn import Precision, set_deterministic, set_products
 
 __all__ = ["PolicyHost"]
 
@@ -20,16 +21,24 @@ def host_factory(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Any:
     """What makes a host, with copies of algorithms on the devices that they are on.
 
     They are sent as they are on the CPU, and so is everything that follows; a host places what arrives. It computes
-    with as many threads as this process, for sums of another number are rounded otherwise.
+    with as many threads as this process, for sums of another number are rounded otherwise, and with its kernels.
     """
     sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
     devices = {name: str(one.device) for name, one in algorithms.items()}
-    return functools.partial(_placed, sent, devices, torch.get_num_threads())
+    products: Precision = "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
+    kernels = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), products
+    return functools.partial(_placed, sent, devices, kernels)
 
 
-def _placed(algorithms: Mapping[str, Algorithm[Any, Any]], devices: Mapping[str, str], threads: int) -> Any:
+def _placed(
+    algorithms: Mapping[str, Algorithm[Any, Any]], devices: Mapping[str, str], kernels: tuple[int, bool, Precision]
+) -> Any:
+    threads, deterministic, products = kernels
     torch.set_num_threads(threads)
-    return PolicyHost({name: one.to(_here(devices[name])) for name, one in algorithms.items()})
+    set_deterministic(deterministic)
+    for name, algorithm in algorithms.items():
+        set_products(products, algorithm.to(_here(devices[name])).device)
+    return PolicyHost(algorithms)
 
 
 def _here(device: str) -> str:

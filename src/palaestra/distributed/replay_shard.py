@@ -45,6 +45,11 @@ def require_replay_shards(algorithms: Mapping[str, Any], config: DistributedConf
             f"distributed.replay_shards is {count}, but {', '.join(kept)} keeps its unrolls (clear=False) in this "
             "process; leave one of the two out"
         )
+    if asked := [name for name, one in algorithms.items() if getattr(one.plan, "returns", False)]:
+        raise ConfigError(
+            f"distributed.replay_shards is {count}, but {', '.join(asked)} asks for returns of all that is kept "
+            "(Replay.returns), and a shard knows its own alone; leave it out"
+        )
     if count > num_envs:
         raise ConfigError(
             f"distributed.replay_shards is {count}, but the run has {num_envs} environments, and each lies in one "

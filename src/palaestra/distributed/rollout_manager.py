@@ -81,7 +81,7 @@ class WorkerStreams:
         """Where the workers live."""
         self.shards = next((one.shards for one in buffers.values() if isinstance(one, ShardedReplay)), None)
         """Where rows lie that are not here."""
-        factory, parcels = functools.partial(RolloutWorker, make), 0
+        self._make, factory, parcels = make, functools.partial(RolloutWorker, make), 0
         if self.shards is not None:
             factory = functools.partial(factory, shards=self.shards.map)
             parcels = self.shards.map.most(config.num_workers)
@@ -470,7 +470,7 @@ class RolloutManager(WorkerStreams):
         positions = [saved[str(worker)] for worker in range(len(saved))]
         alike = len(positions) in (0, number)
         if not alike:
-            positions = shared_out([position and position["lanes"] for position in positions], number)
+            positions = shared_out([position and position["lanes"] for position in positions], number, self._make)
         self.env_steps = state["env_steps"]
         self.load_attributes(state)
         self._quota.load_state(state)

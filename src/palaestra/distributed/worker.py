@@ -199,18 +199,18 @@ class RolloutWorker:
         """
         collector, env = self._parts.collector, self._parts.env
         if position is not None and "collector" in position:
-            collector.load_state(position["collector"])
+            for name, buffer in self._buffers.items():
+                buffer.load_state_tensors(position["buffers"][name])
+            collector.load_state(position["collector"])  # which may begin an episode in the buffers
             for name, state in position["generators"].items():
                 self._parts.policies[name].generator.set_state(state)
             for name, memory in position.get("explorations", {}).items():
                 exploration: Any = self._parts.policies[name].exploration
                 exploration.memory = memory
-            for name, buffer in self._buffers.items():
-                buffer.load_state_tensors(position["buffers"][name])
         elif position is not None:
             if position["lanes"] is not None:
                 env.load_lane_state(position["lanes"])
-                episodes = int(np.sum(position["lanes"]["episode"]))
+                episodes = max(0, int(np.sum(position["lanes"]["episode"])))
                 for policy in self._parts.policies.values():  # else it would repeat the choices of who was there first
                     policy.seed(RunSeeds(policy.generator.initial_seed()).integer("acting", episodes))
             if isinstance(collector, MultiAgentCollector):
@@ -315,13 +315,19 @@ def _sent(lanes: list[int], rows: Batch) -> tuple[list[int], Batch]:
     return lanes, Batch.of({name: rows[name] for name in _SENT if name in rows})
 
 
-def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int) -> list[dict[str, Any]]:
+def shared_out(lanes: Sequence[Mapping[str, Any] | None], number: int, make: Any = None) -> list[dict[str, Any]]:
     """Positions of another number of workers: the same environments in the same order; arrays, or lists as JSON.
 
     Args:
         lanes: of each worker that there was, in order; `None` where it is not known.
         number: of workers that there are.
+        make: makes their parts; one that shares out environments says the seeds of those that have not begun.
     """
+    if None in lanes and any(lanes) and isinstance(make, _Shares):
+        shares = dataclasses.replace(make, num_workers=len(lanes))
+        seeds = [np.array(shares.share(worker)[1]) for worker in range(len(lanes))]
+        unbegun = [{"lane_seed": one, "episode": np.full(len(one), -1)} for one in seeds]
+        lanes = [new if one is None else one for one, new in zip(lanes, unbegun, strict=True)]
     known = [one for one in lanes if one is not None]
     positions: list[dict[str, Any]] = [{"lanes": {} if len(known) == len(lanes) else None} for _ in range(number)]
     names = {name: isinstance(value, str) for one in known for name, value in one.items()}

@@ -16,6 +16,7 @@ from palaestra.core import Batch, PalaestraError, RunSeeds, SpecTree, TensorSpec
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import ConfigError, EnvError, require_kind
 from palaestra.core.importing import GIVEN
+from palaestra.envs.contract.attributes import require_known_layers
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
@@ -83,9 +84,9 @@ def load(
         outer = (*layers, *outer)
     else:
         env, duration = _made(name, maker, kwargs or {}), max_episode_steps
+        require_known_layers(name, env, duration)
         if duration is None:
-            spec = env.spec if isinstance(env, gymnasium.Env) else None
-            duration = (spec and spec.max_episode_steps) or 0
+            duration = (isinstance(env, gymnasium.Env) and env.spec and env.spec.max_episode_steps) or 0
     if isinstance(env, gymnasium.Env):
         env = GymEnvironment(_gym_wrapped(env, duration, inner), discount=discount)
     elif isinstance(env, VectorEnv):
@@ -229,7 +230,7 @@ def _reported(env: Environment) -> tuple[str, ...]:
     """What an environment that is stepped as a whole reports in an episode, or its first steps."""
     action: Any = to_batched(neutral_rows(env.action_spec, 1), env.action_spec)
     found, rows = dict[str, None](), [env.reset()]
-    for _ in range(LOOK_STEPS):
+    for _ in range(LOOK_STEPS + 1):  # the rows of each step are looked at before the next
         infos = [row.env_info for row in rows if isinstance(row.env_info, Batch)]
         found |= dict.fromkeys(name for info in infos for name in info.keys())  # noqa: SIM118
         if any((row.step_type == 2).any() for row in rows):

@@ -190,6 +190,22 @@ class EnvConfig:
         plain = {"vectorization": kind, "num_workers": None, "num_ready": None, "chaos": "", "on_fault": on_fault}
         return dataclasses.replace(self, num_envs=num_envs, **plain)
 
+    def stepped(self, vectorization: Vectorization) -> Self:
+        """The same environments, stepped in another way, without the threads of a batch.
+
+        Args:
+            vectorization: how.
+        """
+        threads = self.num_threads if vectorization == "batch" else None
+        return dataclasses.replace(self, vectorization=vectorization, num_threads=threads)
+
+    @property
+    def task(self) -> str:
+        """What an environment is, with all that changes its returns and is not its wrappers."""
+        given = {**self.kwargs, "max_episode_steps": self.max_episode_steps, "variants": self.variants or None}
+        named = [f"{name}={given[name]!r}" for name in sorted(given) if given[name] is not None or name in self.kwargs]
+        return " ".join([self.name, *named])
+
     @property
     def all_kwargs(self) -> dict[str, Any]:
         """For the constructor of a training environment."""

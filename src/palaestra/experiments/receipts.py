@@ -18,6 +18,7 @@ from palaestra.runs import RunDirectory, find_run, make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
 from palaestra.runs.lineage import copy_results
 from palaestra.training import StoppedError, StopSignals, Trainer
+from palaestra.training.checkpoints import step_of
 from palaestra.training.learning import computing_at_speed
 
 __all__ = ["Receipt", "verify_run"]
@@ -123,7 +124,7 @@ def verify_run(
 
 def _span(run: RunDirectory, iterations: int | None, *, from_start: bool) -> tuple[int, list[int]]:
     """Env steps at which the replay begins, and of the checkpoints after that."""
-    steps = [int(path.name.removeprefix("step_")) for path in run.checkpoints().steps()]
+    steps = [step_of(path) for path in run.checkpoints().steps()]
     steps = [step for step in steps if step]  # one of the initial state says nothing that the seed does not
     if from_start and steps:
         return 0, steps
@@ -247,7 +248,7 @@ def _differing(run: RunDirectory, copy: RunDirectory, step: int, state: Mapping[
     if state is not None:  # saved and read, as that of the run was
         copy.checkpoints().save(step, state, replace=True)
     here, then = _state(copy, step), _state(run, step)
-    ignored = _OF_THE_CLOCK | (_OF_THE_END if state is not None else set())
+    ignored = _OF_THE_CLOCK | (_OF_THE_END if state is not None else {"best", "evaluation"})  # a rival may be another
     for one in (here, then):
         one["trainer"] = {name: value for name, value in one["trainer"].items() if name not in ignored}
     return _other_bits(then, here, "")

@@ -25,6 +25,7 @@ from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs import RunDirectory, make_learner
 from palaestra.runs.together import as_member, population
 from palaestra.training import StopSignals, run_together
+from palaestra.training.checkpoints import step_of
 
 __all__ = ["group_summary", "train_together"]
 
@@ -182,15 +183,15 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
 def _level(directories: Sequence[RunDirectory]) -> None:
     """Takes away checkpoints that not all of the runs have, which were made last where a process was killed."""
     saved = [
-        {path.name: path for path in directory.checkpoints().steps() if (path / "manifest.json").is_file()}
+        {step_of(path): path for path in directory.checkpoints().steps() if (path / "manifest.json").is_file()}
         for directory in directories
     ]
-    newest = max(set.intersection(*map(set, saved)), default="")
+    newest = max(set.intersection(*map(set, saved)), default=-1)
     for directory, own in zip(directories, saved, strict=True):
-        for name, path in own.items():
-            if name > newest:
+        for step, path in own.items():
+            if step > newest:
                 shutil.rmtree(path)
-        if own and not newest:  # it begins anew
+        if own and newest < 0:  # it begins anew
             directory.write_info({"saved": False, "resumed_at": None, "env_steps": None})
 
 

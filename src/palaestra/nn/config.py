@@ -28,7 +28,8 @@ EncoderOption: TypeAlias = str | dict[str, Any] | Callable[..., Any] | None
 observation spec, or a module; or one of these for each part of the algorithm. A module that an algorithm is given, as
 `network`, is trained itself; of one in a configuration, from which many may be made, every network gets a copy."""
 
-_MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_LAZY = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)  # no subclasses of those that they become
+_MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_LAZY)
 _DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ALSO_DROPPING = (nn.MultiheadAttention, nn.RNNBase)  # without a module for it
 

@@ -368,18 +368,17 @@ def largest_picture(observation_spec: SpecTree) -> tuple[int, ...]:
     return max((picture_shape(leaf) or () for leaf in leaves), key=math.prod, default=())
 
 
-def channels_first(picture: Tensor, spec_shape: Sequence[int], shape: Sequence[int]) -> Tensor:
+def channels_first(picture: Tensor, spec_shape: Sequence[int]) -> Tensor:
     """Pictures as networks see them, those in a row with their channels one after another.
 
     Args:
         picture: [..., *spec_shape].
         spec_shape: of one leaf of an observation.
-        shape: `picture_shape` of that.
 
     Returns:
         [..., C, H, W].
     """
-    picture = picture.movedim(-1, -3) if tuple(shape[-2:]) != tuple(spec_shape[-2:]) else picture
+    picture = picture.movedim(-1, -3) if _channels_are_last(spec_shape) else picture
     return picture.flatten(-4, -3) if len(spec_shape) == 4 else picture
 
 
@@ -396,9 +395,11 @@ def _encoder_of(spec: SpecTree, make: Callable[[Sequence[int]], ConvolutionalNet
 
 
 def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
-    """[C, H, W] where the spec is an image, else `None`. Channels are last where the last axis is the shortest.
+    """[C, H, W] where the spec is an image, else `None`.
 
-    Of images in a row, which have one axis more in front, the channels are one after another.
+    Two axes beside each other that are equally long are its pixels, the first two where all three are; else channels
+    are last where that axis is the shortest. Of images in a row, which have one axis more in front, the channels are
+    one after another.
 
     Args:
         spec: of one leaf of an observation.
@@ -406,9 +407,14 @@ def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     if spec.dtype not in (torch.uint8, torch.bool) or len(spec.shape) not in (3, 4):
         return None
     *frames, first, middle, last = spec.shape
-    channels, height, width = (last, first, middle) if last < min(first, middle) else (first, middle, last)
+    channels, height, width = (last, first, middle) if _channels_are_last(spec.shape) else (first, middle, last)
     shape = (math.prod(frames) * channels, height, width)
     return shape if shape[0] and ConvolutionalNetwork.fits(shape) else None
+
+
+def _channels_are_last(shape: Sequence[int]) -> bool:
+    first, middle, last = shape[-3:]
+    return first == middle or (middle != last and last < min(first, middle))
 
 
 class Integers(nn.Module):
@@ -516,7 +522,7 @@ class _Image(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         value = value if self.integers is None else self.integers(value)
-        return self.network(channels_first(value, self.spec_shape, self.network.shape))
+        return self.network(channels_first(value, self.spec_shape))
 
 
 class _Children(nn.Module):

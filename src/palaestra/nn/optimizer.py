@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_object, refuses
-from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_value
+from palaestra.core.schedule import Linear, Piecewise, Schedule, parse_schedule, schedule_range, schedule_value
 from palaestra.nn import rules
 from palaestra.nn.fast import ADAM, Recorded, flatten, norms_of, recording, scaled
 
@@ -62,7 +62,8 @@ class OptimizerOption:
             if name not in known:
                 yield f"{self.cls} has no parameter {name!r}{did_you_mean(name, known)}"
         for name, value in {**self.params, "max_grad_norm": self.max_grad_norm}.items():
-            numbers = value if isinstance(value, tuple | list) else [value]
+            ends = schedule_range(value) if isinstance(value, Linear | Piecewise) else [value]
+            numbers = value if isinstance(value, tuple | list) else ends
             if own is None and any(isinstance(number, int | float) and not number >= 0 for number in numbers):
                 yield f"{self.cls} was given {name} = {value}; it must not be negative"
         if not all(0 <= beta < 1 for beta in self.params.get("betas", ())):
@@ -234,7 +235,7 @@ class ComponentOptimizer:
                 for mine, changed in zip(old, new, strict=True):
                     _write(mine, changed, finite)
             _write(self.steps, steps, finite)
-        self._bring_back(finite)
+        self.keep_lengths(finite)
 
     def _shortened(self, grads: Sequence[Tensor], norm: Tensor) -> list[Tensor]:
         if self.option.max_grad_norm is None:
@@ -280,10 +281,14 @@ class ComponentOptimizer:
         else:
             self._update(grads, self._rate)
         if self.lengths:
-            self._bring_back(None)
+            self.keep_lengths()
 
-    def _bring_back(self, finite: Tensor | None) -> None:
-        """Rescales the vectors that keep their length."""
+    def keep_lengths(self, finite: Tensor | None = None) -> None:
+        """Rescales the vectors that keep their length, as each step does.
+
+        Args:
+            finite: 0-dim bool, whether to; always by default.
+        """
         for parameters, dim in self._lengths_of:
             kept = [unit(parameters[0], dim)] if dim is not None else rules.of_one_scale(parameters)
             for parameter, value in zip(parameters, kept, strict=True):

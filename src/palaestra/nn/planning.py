@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ACTION_MASK, ConfigError, SpecTree, import_maker
+from palaestra.core import ACTION_MASK, ConfigError, SpecTree, StepType, import_maker, tree_leaves
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.network import Network, mlp_of
 from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
@@ -234,6 +234,29 @@ class SimulatorModel(PlanningNetwork):
                 f"{options.simulator} observes {self.simulator.observation_spec}, and the environment "
                 f"{observation_spec}: a search needs to begin where the environment is; leave out wrappers, or name "
                 "the environment itself as algorithm.simulator"
+            )
+
+    def require_agreement(self, rows: Any) -> None:
+        """Refuses what another task than the simulator has collected, where searches foresee what does not happen.
+
+        Args:
+            rows: [L+1, N] time steps with the raw actions of the first L.
+
+        Raises:
+            ConfigError: the simulator says something else of what follows an action.
+        """
+        goes_on = rows.step_type[:-1] != StepType.LAST
+        seen, after = rows.observation[:-1][goes_on], rows.observation[1:][goes_on]
+        state, reward, over = self.simulator.transition(self.simulator.state_of(seen), rows.action["choice"][goes_on])
+        same = over == (rows.discount[1:][goes_on] == 0)
+        same &= torch.isclose(reward.float(), rows.reward[1:][goes_on].float(), 1e-4, 1e-5)
+        for found, given in zip(tree_leaves(self.simulator.observe(state)), tree_leaves(after), strict=True):
+            same &= over | torch.isclose(found.float(), given.float(), 1e-4, 1e-5).flatten(1).all(1)
+        if not same.all():
+            raise ConfigError(
+                f"the environment goes on otherwise than the simulator, {type(self.simulator).__name__} without "
+                "arguments: leave out wrappers of rewards and env.kwargs or env.train_kwargs that change the task (an "
+                "opponent, say), or name a class that is made so as algorithm.simulator"
             )
 
     def predict(self, observation: Any) -> Prediction:

@@ -1,5 +1,6 @@
 """Products of matrices in less than single precision, while weights and what is between products stay in it."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -8,7 +9,14 @@ from torch import Tensor
 
 from palaestra.core import ConfigError
 
-__all__ = ["Precision", "bfloat16_products", "has_bfloat16_products", "in_full_precision", "set_products"]
+__all__ = [
+    "Precision",
+    "bfloat16_products",
+    "has_bfloat16_products",
+    "in_full_precision",
+    "set_deterministic",
+    "set_products",
+]
 
 T = TypeVar("T")
 
@@ -41,6 +49,18 @@ def set_products(precision: Precision, device: torch.device) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of convolutions and recurrent cells
+
+
+def set_deterministic(deterministic: bool) -> None:
+    """Chooses kernels that give equal results on equal GPUs, in all of this process; on a CPU all do.
+
+    Args:
+        deterministic: else the fastest kernels.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def bfloat16_products(device: torch.device) -> torch.autocast:

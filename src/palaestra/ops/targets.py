@@ -33,7 +33,7 @@ def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] 
         action_mask: [N, A] which actions are allowed, bool or 0/1; default all.
 
     Returns:
-        [N] int64 in 0 … A − 1; the first of several, and where none is allowed (often so after an end).
+        [N] int64 in 0 … A − 1; the first of several. Where no action is allowed (often so after an end), all are.
 
     Raises:
         ShapeError: the arrays differ in shape; the message names both.
@@ -44,7 +44,8 @@ def greedy_action(q: Float[Tensor, "*N A"], action_mask: Shaped[Tensor, "*N A"] 
     """
     if action_mask is not None:
         require_same_shape("[N, A]", q=q, action_mask=action_mask)
-        q = torch.where(action_mask.bool(), q, -torch.inf)
+        allowed = action_mask.bool()
+        q = torch.where(allowed | ~allowed.any(-1, keepdim=True), q, -torch.inf)
     return q.argmax(-1)
 
 
@@ -89,7 +90,7 @@ def q_target(
     Mnih et al. 2015, https://doi.org/10.1038/nature14236, the target of algorithm 1; van Hasselt et al. 2016,
     https://arxiv.org/abs/1509.06461, equation (3).
     Departs from the papers: the maximum is over allowed actions; where none is allowed (often so after an end) it is
-    the first one's value, which `bootstrap` of a terminated episode removes.
+    over all, which `bootstrap` of a terminated episode removes.
 
     Args:
         next_q: [N, A] action values of the next observation, by the target network.

@@ -140,7 +140,7 @@ class LatentPolicy(NetworkPolicy):
         require_memory(state)
         world, dynamics = self.network.world, self.network.world.dynamics
         memory = dynamics.advance(state["memory"], state["latent"], state["action"])
-        probs = dynamics.posterior(memory, world.encode(self.normalize(observation)))
+        probs = dynamics.posterior(memory, world.encode(self.seen_normalized(observation)))
         if deterministic:
             latent = dynamics.most_probable(probs)
         else:

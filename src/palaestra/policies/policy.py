@@ -3,6 +3,7 @@
 Nothing here knows environments, buffers or how a policy is learned.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -296,10 +297,15 @@ class Policy(MovableModule, ABC):
         Returns:
             The same structure; the observation itself where there is no normaliser.
         """
-        observation = observation if self.normalizer is None else self.normalizer(observation)
-        for normalizer in self.unseen:
-            observation = normalizer(observation)
-        return observation
+        return functools.reduce(lambda seen, one: one(seen), self.unseen, self.seen_normalized(observation))
+
+    def seen_normalized(self, observation: Any) -> Any:
+        """What the policy sees as its networks see it, without what critics see besides.
+
+        Args:
+            observation: raw, leaves [..., *observation].
+        """
+        return observation if self.normalizer is None else self.normalizer(observation)
 
     def action_mask(self, observation: Any) -> Any:
         """Which actions are allowed.

@@ -75,7 +75,7 @@ class SearchPolicy(NetworkPolicy):
         return kind(observation_spec, num_actions, config, options)
 
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
-        root = self.network.root(self.normalize(observation))
+        root = self.network.root(self.seen_normalized(observation))
         gumbel = None if deterministic else -torch.empty_like(root.logits).exponential_(generator=self.generator).log()
         found = gumbel_search(root, self.network.expand, self.network.search, gumbel)
         plan = {"choice": found.action, "policy": found.policy, "value": found.value}

@@ -340,7 +340,7 @@ class ReturnConditionedPolicy(NetworkPolicy):
         Returns:
             Over [T, B] actions, or [B]; and the memory of the network after the last row.
         """
-        seen = step.replace(observation=self.normalize(step["observation"]))
+        seen = step.replace(observation=self.seen_normalized(step["observation"]))
         (numbers, log_std), memory = self.network(seen, state, first)
         assert self._action_head is not None
         return self._action_head.distribution(numbers, log_std, self.action_mask(step["observation"])), memory

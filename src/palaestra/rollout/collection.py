@@ -13,18 +13,9 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, sampler_of
-from palaestra.core import (
-    POLICY,
-    ConfigError,
-    OnPolicy,
-    Replay,
-    ShapeError,
-    SpecTree,
-    TensorSpec,
-    schedule_value,
-    spec_layout,
-)
+from palaestra.core import ConfigError, ShapeError, SpecTree, TensorSpec, schedule_value, spec_layout
 from palaestra.core.errors import require_kind
+from palaestra.core.plan import POLICY, OnPolicy, Replay
 from palaestra.envs import Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode

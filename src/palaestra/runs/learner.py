@@ -349,7 +349,7 @@ def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -
         num_envs = 1
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(num_envs)]
     env = env.for_evaluation(num_envs)
-    env = env if kind == "auto" else dataclasses.replace(env, vectorization=kind)
+    env = env if kind == "auto" else env.stepped(kind)
     return create_environment(env, lane_seeds=lanes), lanes
 
 
@@ -408,7 +408,9 @@ def borrowed(
     env, lanes = make(*purpose) if found is None else found[1]
     try:
         yield env, lanes
-        if keep and not any(getattr(w, "carries_over", True) for w in config.env.gym_wrappers + config.env.wrappers):
+        layers = (*config.env.gym_wrappers, *config.env.wrappers)
+        carries = getattr(env, "carries_over", False) or any(getattr(layer, "carries_over", True) for layer in layers)
+        if keep and not carries:
             with contextlib.suppress(EnvError):  # an environment of one's own that cannot begin again
                 env.seed(lanes)
                 _kept.append((purpose, (env, lanes)))

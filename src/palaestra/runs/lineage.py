@@ -19,13 +19,12 @@ from palaestra.core.importing import GIVEN
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import decided
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
-from palaestra.nn.blocks import LAYERS
 from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
 from palaestra.robots import RobotConfig
 from palaestra.runs import records
 from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
 from palaestra.runs.learner import Learner
-from palaestra.runs.making import require_kept_statistics
+from palaestra.runs.making import refuse_idle, require_kept_statistics
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
 from palaestra.training import Trainer, policy_folder
@@ -61,7 +60,7 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
             kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
             config = dataclasses.replace(config, algorithm=kept)
     config = _absolute_data(config)
-    _refuse_idle(config.algorithm)
+    refuse_idle(config.algorithm)
     if (source := config.run.initial_policy) is None:
         return config
     path = str(find_run(source, config.run.directory).path.resolve())
@@ -76,50 +75,6 @@ def _absolute_data(config: ExperimentConfig) -> ExperimentConfig:
         return config
     where = f"{data[: len(data) - len(path)]}{Path(path).absolute()}"
     return dataclasses.replace(config, offline=dataclasses.replace(config.offline, data=where))
-
-
-_CELLS: dict[str, tuple[str, ...]] = {"recurrent_size": ("lstm", "gru", "attention"), "recurrent_span": ("lstm", "gru")}
-_ATTENTION = dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), ("attention",))
-_SEQUENCES = dict.fromkeys(("mini_batch_length", "burn_in"), ("lstm", "gru", "attention", "own"))
-_MEMORIES = {**_CELLS, **_ATTENTION, **_SEQUENCES}
-"""Settings of `NetworkConfig` or of an algorithm, and the memories that have them."""
-
-
-_OWN_WEIGHTS = {name for name, kind in LAYERS.items() if kind.starts_itself} | {"noisy"}
-"""Layers whose weights start in one way."""
-
-
-_NOVELTY, _IMITATION = ("rnd", "icm"), ("gail", "airl")
-_OF_BONUSES = {"weight": _NOVELTY, "feature_size": _NOVELTY, "gradient_penalty": _IMITATION}
-"""Settings of a learned reward that only some kinds have."""
-
-
-@refuses(ConfigError)
-def _refuse_idle(algorithm: Any) -> Iterator[str]:
-    """Refuses settings of an algorithm that do nothing beside its others."""
-    defaults = type(algorithm)()
-    network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
-    recurrent = getattr(network, "recurrent", None)
-    for name, kinds in _MEMORIES.items() if network is not None else ():
-        inside = hasattr(network, name)
-        owner, usual = (network, defaults.network) if inside else (algorithm, defaults)
-        value, default = getattr(owner, name, None), getattr(usual, name, None)
-        idle = recurrent not in kinds and value != default
-        if idle and (inside or value != getattr(algorithm.plan, name, None)):  # some learn sequences without a memory
-            why = f"algorithm.network.recurrent {recurrent}, so that it would do nothing; it is for {', '.join(kinds)}"
-            yield f"algorithm.{'network.' if inside else ''}{name} is {value}, and {why}"
-    own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
-    if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
-        yield (
-            f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
-            "would do nothing; leave it out"
-        )
-    kind = getattr(bonus, "kind", None)
-    for name, kinds in _OF_BONUSES.items() if kind is not None else ():
-        if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
-            yield f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}"
-    if bonus is not None and kind is None and bonus != defaults.bonus:
-        yield "algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl"
 
 
 @refuses(ConfigError)
@@ -141,6 +96,8 @@ def require_effect(config: ExperimentConfig) -> Iterator[str]:
         )
     if config.distributed.mode == "async" and "grace_timeout_s" in given:
         yield "distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*"
+    elif config.distributed.min_finished_workers is None and (late := {"grace_timeout_s", "max_lag"} & {*given}):
+        yield f"distributed.{min(late)} is of workers that are late; give distributed.min_finished_workers, too"
     if config.run.together:
         yield "run.together is for several seeds; give --seeds N, or leave it out"
     where = ("env.vectorization", "run.eval_vectorization", "distributed.runtime", "trainer.eval_async")
@@ -158,6 +115,9 @@ def require_effect(config: ExperimentConfig) -> Iterator[str]:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         yield f"settings of agents are for environments with many agents, and {config.env.name} has one"
+    most = config.trainer.total_env_steps
+    if beyond := [step for step in config.trainer.eval_at_steps if step > most]:
+        yield f"trainer.eval_at_steps has {beyond[0]:,}, and the run has {most:,} (trainer.total_env_steps)"
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         yield "agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size"
@@ -333,6 +293,7 @@ _FIXED = (
     *("algorithm_name", "env", "algorithm.network", "algorithm.rewards", "algorithm.capacity"),
     *("algorithm.bonus.kind", "algorithm.bonus.hidden_sizes", "algorithm.bonus.feature_size"),
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
+    *("algorithm.initial_temperature", "algorithm.initial_multiplier"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
     *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
     *("agents.judged", "run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),

@@ -8,10 +8,9 @@ import importlib.util
 import inspect
 import logging
 import math
-import os
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,15 @@ from rich.filesize import decimal
 from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import available_bytes
 from palaestra.config.config import ExperimentConfig, algorithm_class
-from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree
-from palaestra.core.computing import (
-    BoundedTensors,
-    choose_library,
-    faster_threads,
-    memory_bytes,
-    num_cores,
-    prefer_onednn,
-    prefers_onednn,
-)
+from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, computing
+from palaestra.core.errors import refuses
 from palaestra.core.importing import import_maker, parse_call
 from palaestra.envs import EnvConfig, create_environment, probe_specs
+from palaestra.envs.contract.attributes import INSTEAD
 from palaestra.envs.create import is_pool
 from palaestra.envs.simulators.mujoco import shared_models
-from palaestra.nn import NetworkConfig, compiler_missing, largest_picture
+from palaestra.nn import NetworkConfig, compiler_missing, largest_picture, set_deterministic
+from palaestra.nn.blocks import LAYERS
 from palaestra.policies import in_saved_order
 from palaestra.rollout import Collector
 from palaestra.runs.records import say_once
@@ -61,6 +54,7 @@ def make_from_specs(config: ExperimentConfig) -> tuple[Any, tuple[SpecTree, Spec
     made = made_of(config, config.algorithm_name, config.algorithm, (observation_spec, action_spec), seeds)
     if isinstance(made, Algorithm):
         made.require_reward(reward_spec)
+        specs = made.policy.whole_spec, made.policy.action_spec, reward_spec  # in the order of its weights
     return made, specs
 
 
@@ -90,7 +84,9 @@ def made_of(
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
     try:
-        with BoundedTensors((memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"):
+        with computing.BoundedTensors(
+            (computing.memory_bytes() or math.inf) / 4, math.inf, "more than this machine has memory for"
+        ):
             made = kind(*specs, settings, seeds)
     except ConfigError as error:
         if name not in ALGORITHMS:  # nobody knows whether its spaces or its lines are wrong
@@ -121,10 +117,7 @@ def set_up_torch(config: ExperimentConfig, observation_spec: SpecTree) -> None:
         observation_spec: of its environment.
     """
     torch.set_num_threads(choose_threads(config, observation_spec))
-    if config.run.deterministic:  # slower kernels, equal results on equal GPUs; on a CPU they are equal anyway
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if config.run.deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
-        torch.use_deterministic_algorithms(config.run.deterministic)
+    set_deterministic(config.run.deterministic)
 
 
 def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side_by_side: int = 1) -> int:
@@ -140,7 +133,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     distributed = config.distributed
     if distributed.runtime in ("process", "ray"):
         side_by_side *= (distributed.gradient_shards or distributed.num_learners) * max(1, distributed.num_policy_hosts)
-    network, most = getattr(config.algorithm, "network", None), max(1, num_cores() // side_by_side)
+    network, most = getattr(config.algorithm, "network", None), max(1, computing.num_cores() // side_by_side)
     if config.run.num_threads:
         return config.run.num_threads
     if not issubclass(algorithm_class(config.algorithm_name), Algorithm):  # a robot's threads wait for torch's
@@ -149,7 +142,7 @@ def choose_threads(config: ExperimentConfig, observation_spec: SpecTree, *, side
     sizes = [getattr(config.algorithm, name, None) for name in ("mini_batch_size", "mini_batch_sequences")]
     rows = sizes[0] or sizes[1] or whole
     widths = network.hidden_sizes if isinstance(network, NetworkConfig) else NetworkConfig().hidden_sizes
-    return faster_threads(rows, widths, most, largest_picture(observation_spec))
+    return computing.faster_threads(rows, widths, most, largest_picture(observation_spec))
 
 
 _FEW, _MORE, _SEVERAL = 2, 8, 16
@@ -179,12 +172,6 @@ def lane_bytes(env: EnvConfig) -> tuple[int, int]:
     return max(0, first - each, few - _FEW * each), each
 
 
-_INSTEAD = {
-    "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
-    "NormalizeReward": "--env.train-wrappers NormalizeReward",
-}
-
-
 def require_kept_statistics(env: EnvConfig) -> None:
     """Refuses Gymnasium's wrappers whose statistics no checkpoint has; says of the library's own what evaluations lack.
 
@@ -196,7 +183,7 @@ def require_kept_statistics(env: EnvConfig) -> None:
     """
     for one in (*env.gym_wrappers, *env.wrappers, *env.train_wrappers):
         if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
-            instead = _INSTEAD[found[0]]
+            instead = INSTEAD[found[0]]
             if one in env.gym_wrappers:
                 raise ConfigError(
                     f"Gymnasium's {found[0]} keeps statistics that no checkpoint has, so that a resumed run would be "
@@ -269,7 +256,9 @@ def choose_products(algorithms: Mapping[str, Algorithm[Any, Any]], lanes: Mappin
         lanes: environments (or agents) that write to the buffer of each.
         members: of a population whose gradient step is one graph, and whose products are one call.
     """
-    choose_library(members * max((_largest_product(a, lanes[name]) for name, a in algorithms.items()), default=0))
+    computing.choose_library(
+        members * max((_largest_product(a, lanes[name]) for name, a in algorithms.items()), default=0)
+    )
 
 
 def _largest_product(algorithm: Algorithm[Any, Any], num_lanes: int) -> int:
@@ -287,7 +276,7 @@ def compute_as_before(config: ExperimentConfig, info: Mapping[str, Any]) -> None
     """Threads and library as `run.json` has them, if the run has begun: others round otherwise."""
     if config.run.num_threads is None:
         torch.set_num_threads(info.get("threads", torch.get_num_threads()))
-    prefer_onednn(info.get("onednn", prefers_onednn()))
+    computing.prefer_onednn(info.get("onednn", computing.prefers_onednn()))
 
 
 def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any, Any] | Collector) -> None:
@@ -412,3 +401,54 @@ def attempt(kind: Any, observation_spec: SpecTree, action_spec: SpecTree, config
         return kind(observation_spec, action_spec, config or kind.config_class(), RunSeeds(0))
     except PalaestraError:
         return None
+
+
+_CELLS: dict[str, tuple[str, ...]] = {"recurrent_size": ("lstm", "gru", "attention"), "recurrent_span": ("lstm", "gru")}
+_ATTENTION = dict.fromkeys(("attention_window", "attention_layers", "attention_heads"), ("attention",))
+_SEQUENCES = dict.fromkeys(("mini_batch_length", "burn_in"), ("lstm", "gru", "attention", "own"))
+_MEMORIES = {**_CELLS, **_ATTENTION, **_SEQUENCES}
+"""Settings of `NetworkConfig` or of an algorithm, and the memories that have them."""
+
+
+_OWN_WEIGHTS = {name for name, kind in LAYERS.items() if kind.starts_itself} | {"noisy"}
+"""Layers whose weights start in one way."""
+
+
+_NOVELTY, _IMITATION = ("rnd", "icm"), ("gail", "airl")
+_OF_BONUSES = {"weight": _NOVELTY, "feature_size": _NOVELTY, "gradient_penalty": _IMITATION}
+"""Settings of a learned reward that only some kinds have."""
+
+
+@refuses(ConfigError)
+def refuse_idle(algorithm: Any) -> Iterator[str]:
+    """Refuses settings of an algorithm that do nothing beside its others.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    defaults = type(algorithm)()
+    network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
+    recurrent = getattr(network, "recurrent", None)
+    for name, kinds in _MEMORIES.items() if network is not None else ():
+        inside = hasattr(network, name)
+        owner, usual = (network, defaults.network) if inside else (algorithm, defaults)
+        value, default = getattr(owner, name, None), getattr(usual, name, None)
+        idle = recurrent not in kinds and value != default
+        if idle and (inside or value != getattr(algorithm.plan, name, None)):  # some learn sequences without a memory
+            why = f"algorithm.network.recurrent {recurrent}, so that it would do nothing; it is for {', '.join(kinds)}"
+            yield f"algorithm.{'network.' if inside else ''}{name} is {value}, and {why}"
+    own = "noisy" if getattr(network, "noisy", False) else getattr(network, "block", None)
+    if network is not None and own in _OWN_WEIGHTS and network.init != defaults.network.init:
+        yield (
+            f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
+            "would do nothing; leave it out"
+        )
+    for name in ("priority_alpha", "priority_beta") if getattr(algorithm, "prioritized", True) is False else ():
+        if getattr(algorithm, name) != getattr(defaults, name):
+            yield f"algorithm.{name} is {getattr(algorithm, name)}, but algorithm.prioritized is False; leave one out"
+    kind = getattr(bonus, "kind", None)
+    for name, kinds in _OF_BONUSES.items() if kind is not None else ():
+        if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
+            yield f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}"
+    if bonus is not None and kind is None and bonus != defaults.bonus:
+        yield "algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl"

@@ -373,10 +373,10 @@ def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any, Any]]) 
     return True
 
 
-def _run_id(run: str | Path) -> Any:
-    """Which run a directory is of; `None` where that is not known."""
+def _info(run: str | Path, name: str) -> Any:
+    """What a directory says of its run, such as its `id`; `None` where that is not known."""
     try:
-        return read_json(Path(run) / "run.json").get("id")
+        return read_json(Path(run) / "run.json").get(name)
     except (CheckpointError, AttributeError):
         return None
 
@@ -388,7 +388,8 @@ def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> No
         env_steps: of the run by then.
         record: the result.
     """
-    text = json.dumps({**record, "run": _run_id(run)}, indent=2)
+    own = {"run": _info(run, "id"), "resumed_at": _info(run, "resumed_at")}
+    text = json.dumps({**record, **own}, indent=2)
     replace_text(run / "evals" / f"{env_steps}.json", f"{text}\n")
 
 
@@ -397,7 +398,7 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
 
     These are damaged ones, and those of another run, by the name that older ones do not have.
     """
-    found, own = [], _run_id(run)
+    found, own = [], _info(run, "id")
     for path in (Path(run) / "evals").glob("*.json"):
         if not path.stem.isdigit():
             continue

@@ -26,6 +26,7 @@ from palaestra.core.reading import opened, parse_json, read_text
 from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations, say_once
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
 from palaestra.training import CheckpointStore
+from palaestra.training.checkpoints import step_of
 
 __all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups", "list_runs"]
 
@@ -172,7 +173,7 @@ class RunDirectory:
         """Env steps of the newest checkpoint that was finished; 0 without any."""
         store = CheckpointStore(self.path / "checkpoints")
         steps = [path for path in store.steps() if (path / "manifest.json").is_file()]
-        return int(steps[-1].name.removeprefix("step_")) if steps else 0
+        return step_of(steps[-1]) if steps else 0
 
     @property
     def steps_done(self) -> int:
@@ -186,7 +187,12 @@ class RunDirectory:
         info = self.info
         after = info.get("policy_lost_at", -1)  # which those before had kept
         found = [(step, result) for step, result in read_evaluations(self.path) if step > after]
-        since = [result for step, result in found if step > info.get("resumed_at", -1) and result.get("best")]
+        session = info.get("resumed_at")  # an evaluation may be made again at the very step that a run continues from
+        since = [
+            result
+            for step, result in found
+            if result.get("best") and result.get("resumed_at", session if step > (session or -1) else ...) == session
+        ]
         if since:
             return since[-1]["return_mean"]
         means = [] if is_number(info.get("best_return")) else [result["return_mean"] for _, result in found]

@@ -123,9 +123,9 @@ class SingleLearner(PolicyLearner):
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
         render_mode = "human" if window else "rgb_array"
-        config = dataclasses.replace(self.config.env.for_evaluation(1, render_mode=render_mode), vectorization="serial")
+        config = self.config.env.for_evaluation(1, render_mode=render_mode).stepped("serial")
         if is_pool(config):  # there is no other
-            config = dataclasses.replace(config, vectorization="auto")
+            config = config.stepped("auto")
         try:
             env = create_environment(config, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)])
         except MissingExtraError:
@@ -262,6 +262,8 @@ def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any, Any]) -> str:
     assert isinstance(spec, Mapping)
     if shown := sorted({"reward", "env_info"} & set(config.env.inputs)):
         return f"env.inputs shows {shown[0]}, which is of the goal that was given; leave it out of env.inputs"
+    if config.env.variants:
+        return "env.variants may reward goals differently, and replayed rewards are those of the first; leave them out"
     goals = [spec[name] for name in _KEYS[1:]]
     layouts = [(goal.shape, goal.dtype) if isinstance(goal, TensorSpec) else None for goal in goals]
     if layouts[0] is None or len(layouts[0][0]) != 1 or layouts[0] != layouts[1]:

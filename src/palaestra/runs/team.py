@@ -251,7 +251,9 @@ def _chosen(config: ExperimentConfig, name: str) -> tuple[Any, Any]:
         return rule, None
     base = config.algorithm if kind == config.algorithm_name else None
     try:
-        return kind, config_from_mapping(algorithm_class(kind).config_class, settings, base=base)
+        own = config_from_mapping(algorithm_class(kind).config_class, settings, base=base)
+        making.refuse_idle(own)
+        return kind, own
     except ConfigError as error:
         raise ConfigError(f"agents.policies.{name}: {error}") from error
 

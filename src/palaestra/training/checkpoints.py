@@ -30,6 +30,11 @@ _READ_EVERY = 4  # saves after which a shared segment is read again; its size is
 _log = logging.getLogger(__name__)
 
 
+def step_of(path: Path) -> int:
+    """The env steps that a checkpoint's directory is named by."""
+    return int(path.name.removeprefix("step_"))
+
+
 class CheckpointStore:
     """The checkpoints of one run, `step_<env steps>/` each.
 
@@ -102,7 +107,8 @@ class CheckpointStore:
 
     def steps(self) -> list[Path]:
         """The checkpoints' directories, oldest first, valid or not."""
-        return sorted(p for p in self.directory.glob("step_*") if p.name.removeprefix("step_").isdigit())
+        found = self.directory.glob("step_*")
+        return sorted((path for path in found if path.name.removeprefix("step_").isdigit()), key=step_of)
 
     @property
     def never_saved(self) -> bool:

@@ -12,17 +12,8 @@ import numpy as np
 
 from palaestra.core import PalaestraError, SpecError, SpecTree, TimeStep, episode_seed, spec_leaves, tree_leaves
 from palaestra.core.spec import ACTION_MASK
-from palaestra.envs.check.rules import (
-    SHORT,
-    Finding,
-    Stream,
-    end_of_own_rule,
-    end_rules,
-    equal,
-    gym_rules,
-    mask_rule,
-    stream_rules,
-)
+from palaestra.envs.check import rules
+from palaestra.envs.check.rules import SHORT, Finding, Stream
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import GymEnvironment, gym_env_of
 from palaestra.envs.contract.nest import flatten, to_batched, unflatten
@@ -119,7 +110,10 @@ def check(
     report.sees.update(_sees(one.observation_spec))
     if played:
         stream, again, different, short, state = played
-        found += [*stream_rules(one, stream, again, different), *end_rules(one, [*stream, *different], short)]
+        found += [
+            *rules.stream_rules(one, stream, again, different),
+            *rules.end_rules(one, [*stream, *different], short),
+        ]
         rule = "A running episode can be replayed, so that a run is resumed exactly"
         fix = "draw from the seed of the episode alone; a layer that remembers earlier episodes is a StatefulWrapper"
         _tried(found, rule, lambda: _replay(make, state), "what was shown before", fix)
@@ -186,11 +180,11 @@ def _play_all(
     """
     gym_env = gym_env_of(one)
     if gym_env is not None:
-        report.findings.extend(gym_rules(gym_env, seed))
+        report.findings.extend(rules.gym_rules(gym_env, seed))
         if report.ok:
             if ACTION_MASK in gym_env.reset(seed=seed)[1]:
-                report.findings.append(mask_rule(one.begin_episode(seed), one.observation_spec))
-            report.findings.append(end_of_own_rule(gym_env, steps, seed))
+                report.findings.append(rules.mask_rule(one.begin_episode(seed), one.observation_spec))
+            report.findings.append(rules.end_of_own_rule(gym_env, steps, seed))
             report.findings.append(_bounds_rule(gym_env.action_space))
     if not report.ok:
         return None
@@ -238,7 +232,7 @@ def _play_after_last(make: Make, stream: Stream, seed: int) -> None:
         env.reset()
         for time_step in stream[1 : last + 1]:
             env.step(time_step.prev_action)
-        if not equal(env.step(space.sample()), stream[last + 1]):
+        if not rules.equal(env.step(space.sample()), stream[last + 1]):
             raise SpecError("two different ones, after different actions")
     finally:
         _close(env)
@@ -271,7 +265,7 @@ def check_batch(config: EnvConfig, steps: int, seed: int, progress: Callable[[],
         return report
     with create_environment(config, seed=seed) as env:
         lanes = [
-            [*stream_rules(env, first, again, different), *end_rules(env, [*first, *different], None)]
+            [*rules.stream_rules(env, first, again, different), *rules.end_rules(env, [*first, *different], None)]
             for first, again, different in zip(*runs, strict=True)
         ]
     for findings in zip(*lanes, strict=True):

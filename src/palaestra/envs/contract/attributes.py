@@ -306,3 +306,36 @@ def layers_of(env: Any) -> list[Any]:
         inner = "env" if isinstance(env, EnvironmentWrapper | gymnasium.Wrapper) else "gym_env"
         env = getattr(env, inner, None) if isinstance(env, SingleEnvironment | gymnasium.Wrapper) else None
     return layers
+
+
+INSTEAD = {
+    "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
+    "NormalizeReward": "--env.train-wrappers NormalizeReward",
+}
+"""Gymnasium's wrappers whose statistics no checkpoint has, and what takes their place."""
+
+
+def require_known_layers(name: str, env: Any, limit: int | None) -> None:
+    """Refuses layers of Gymnasium's inside an environment that was given, which the settings are not told of.
+
+    Args:
+        name: of the environment.
+        env: it.
+        limit: the time limit that is asked for.
+
+    Raises:
+        ConfigError: one keeps statistics, or ends episodes before the limit.
+    """
+    for layer in layers_of(env):
+        kind = type(layer).__name__ if type(layer).__module__.startswith("gymnasium.wrappers.") else ""
+        if kind in INSTEAD and getattr(layer, "update_running_mean", True):
+            raise ConfigError(
+                f"{name!r} has Gymnasium's {kind} inside, whose statistics no checkpoint has and evaluations would "
+                f"begin without; take it off, and give {INSTEAD[kind]}"
+            )
+        inner = getattr(layer, "_max_episode_steps", None) if kind == "TimeLimit" else None
+        if limit is not None and inner is not None and (limit == 0 or inner < limit):
+            raise ConfigError(
+                f"env.max_episode_steps is {limit}, but {name!r} has a time limit of {inner} inside, which would end "
+                "episodes before; make it without (gymnasium.make(ID, max_episode_steps=-1)), or give its id"
+            )

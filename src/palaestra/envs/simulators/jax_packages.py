@@ -70,6 +70,8 @@ def _gymnax(name: str, kwargs: dict[str, Any]) -> Task:
     known = {field.name for field in dataclasses.fields(params)}
     env, params = gymnax.make(name, **{key: value for key, value in kwargs.items() if key not in known})
     params = params.replace(**{key: value for key, value in kwargs.items() if key in known})
+    if not hasattr(env, "is_truncated"):
+        raise ConfigError("this gymnax does not say what ends an episode (is_truncated); pip install 'gymnax>=1.0'")
 
     def reset(key: Any) -> tuple[Any, Any]:
         observation, state = env.reset_env(key, params)
@@ -280,7 +282,7 @@ _CRAFTAX = [f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Sym
 
 PACKAGES = {
     "gymnax": Package(
-        ("jax", "gymnax", "six"), "gymnax six", _gymnax, lambda: _module("gymnax").registered_envs,
+        ("jax", "gymnax", "six"), "'gymnax>=1.0' six", _gymnax, lambda: _module("gymnax").registered_envs,
         "terminated and truncated are two flags",
     ),
     "brax": Package(

@@ -278,6 +278,11 @@ class LaneEnvironment(HasSpecs, Environment):
         again = [({}, {**before, **after}) for before, after in attributes_of(state, self.batch_size)]
         self._restore([LaneEpisode(*pair, [], "", one) for pair, one in zip(pairs, again, strict=True)])
 
+    @property
+    def carries_over(self) -> bool:
+        """Whether a layer of an environment of this process carries something from one episode into the next."""
+        return any(env.carried_state() for env in getattr(self.driver, "envs", ()))
+
     def render(self) -> np.ndarray:
         self._check_open()
         require_idle(self._sent, "render was called")

@@ -68,6 +68,8 @@ def _layered(env: SingleEnvironment, settings: _Preprocessing) -> SingleEnvironm
 
 def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
     """A C++ pool of one game; the limit counts env steps of the agent."""
+    if kwargs.get("life_loss_info"):
+        raise ConfigError("life_loss_info says that an episode has ended where its game goes on; give episodic_life")
     settings, game = _split(kwargs, limit)
     return Native(gym.pool(name, num_envs, {**vars(settings), **game}), settings.stack_num)
 

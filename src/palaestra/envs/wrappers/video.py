@@ -67,7 +67,9 @@ class RecordVideo(StatefulWrapper):
             self._directory.mkdir(parents=True, exist_ok=True)
             names = (f"episode_{number}.{self._suffix}" for number in itertools.count(self._number))
             path = next(path for name in names if not (path := self._directory / name).exists())
-            options = {"fps": self._fps, "macro_block_size": 2} if self._suffix == "mp4" else {"loop": 0}
+            options = {"fps": self._fps, "macro_block_size": 2}
+            if self._suffix == "gif":
+                options = {"loop": 0, "duration": 1000 / self._fps}
             self._writer, self._path = self._imageio.get_writer(path, **options), path
             self._film(self.env.render())
         self._number += 1
