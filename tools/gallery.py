@@ -7,6 +7,7 @@ python tools/gallery.py measure    # also writes docs/gallery_table.md: returns 
 import base64
 import hashlib
 import json
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ import gymnasium
 
 import palaestra
 from palaestra.deployment import check_shared
+from palaestra.experiments import preset
 from tools.browser import ask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,7 +127,6 @@ def put(entry: Entry, folder: Path) -> dict[str, Any]:
         inputs = made[0].manifest["inputs"]
         shutil.copyfile(made[0].path, folder / f"{file}.onnx")
     shutil.copyfile(source / "curve.png", folder / f"{file}.png")
-    row = RESULTS / f"{file}.json"
     return {
         "name": entry.name,
         "world": entry.world,
@@ -139,9 +140,24 @@ def put(entry: Entry, folder: Path) -> dict[str, Any]:
             "revision": facts["revision"],
             "weights_sha256": ", ".join(facts["weights_sha256"].values()),
             "curve": f"{file}.png",
-            "row": file if row.is_file() else None,
+            "row": row_of(facts, RESULTS / f"{file}.json"),
         },
     }
+
+
+def row_of(facts: dict[str, Any], results: Path) -> str | None:
+    """The row that `palaestra verify` trains as this policy was: the same preset and budget, and nothing else.
+
+    Args:
+        facts: of the policy.
+        results: file of the row of its name; there need not be one.
+    """
+    row = json.loads(results.read_text(encoding="utf-8")).get("row") if results.is_file() else None
+    if row is None or row["compile"] or row.get("settings"):
+        return None
+    own = ["palaestra", "train", row["algorithm"], row["env"], "--run.name"]
+    same = shlex.split(facts["command"])[: len(own)] == own
+    return results.stem if same and preset(*own[2:4]).trainer.total_env_steps == row["env_steps"] else None
 
 
 def reached(facts: dict[str, Any]) -> str:

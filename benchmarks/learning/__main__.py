@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
     run.add_argument("--peer-dir", type=Path, default=default_directory(), help="where Stable-Baselines3 is installed")
     run.add_argument("--env-steps", type=int, help="another budget, to try the benchmark itself; give --results too")
     status = verbs.add_parser("status", help="which rows are done, partial or not run")
-    report = verbs.add_parser("report", help="print the table; write pages; draw curves, if matplotlib is installed")
+    report = verbs.add_parser("report", help="print the table; renew summaries, pages and curves (needs matplotlib)")
     report.add_argument("--curves", type=Path, default=CURVES, help="where curves are written")
     report.add_argument("--pages", type=Path, default=PAGES, help="where the pages of the algorithms are")
     for verb in (run, status, report):
@@ -106,6 +106,8 @@ def report(arguments: argparse.Namespace) -> None:
     records = {name: queue.read(arguments.results, row) for name, row in ROWS.items()}
     if not any(records.values()):
         raise SystemExit(f"no results in {arguments.results}; first run `python -m benchmarks.learning run`")
+    for row in ROWS.values():
+        queue.renew(arguments.results, row)
     print(markdown(records))
     for page in write_pages(records, arguments.pages):
         print(f"wrote {page}", file=sys.stderr)

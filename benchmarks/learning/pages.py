@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import interval, markdown, peer_seeds, summarize, zoo_text
+from benchmarks.learning.summary import interval, markdown, marks, peer_seeds, summarize, verdict, zoo_text
 from benchmarks.record import ROOT, table
 
 Records = Mapping[str, Mapping[str, Any] | None]
@@ -23,8 +23,9 @@ TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
 the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3
 Zoo and the spread of its episodes. *Level* is non-inferiority: the 95% interval of the difference lies above minus
-5% of what the other one is above random actions; *undecided* are rows whose interval is too wide to tell. Commands,
-single seeds and machine: `benchmarks/learning/results/`."""
+5% of what the other one is above random actions; *undecided* are rows whose interval is too wide to tell. Where seeds
+were added after a look at the planned ones, the verdict of those alone stands in brackets. *Compiled* is with
+`--compile`, *bf16* with products in bfloat16. Commands, single seeds and machine: `benchmarks/learning/results/`."""
 
 
 def section(algorithm: str, records: Records) -> str:
@@ -36,11 +37,11 @@ def section(algorithm: str, records: Records) -> str:
     for row in rows:
         record: Any = records[row.name]
         summary = summarize(row, record["seeds"], peer_seeds(row, records))
-        bars = "; ".join(f"{bar['text']}: {verdict(bar)}" for bar in summary["bars"])
+        bars = "; ".join(f"{bar['text']}: {verdict(bar, bold=True)}" for bar in summary["bars"])
         done = len(record["seeds"])
         lines.append(
             [
-                row.task,
+                ", ".join([row.task, *(mark for mark in marks(row) if mark != row.variant)]),
                 f"{row.env_steps:,}",
                 f"{done}" if done >= row.seeds else f"{done} of {row.seeds}",
                 interval(summary["last"]),
@@ -51,10 +52,6 @@ def section(algorithm: str, records: Records) -> str:
         )
         curves.append(f"![{algorithm} on {row.task}](../assets/curves/{row.name}.svg)")
     return "\n\n".join([table(HEADER, lines), TEXT, *curves]) + "\n"
-
-
-def verdict(bar: Mapping[str, str]) -> str:
-    return bar["verdict"] if bar["verdict"] == "met" else f"**{bar['verdict']}**"
 
 
 def page_with(text: str, measured: str) -> str:

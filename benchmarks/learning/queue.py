@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.learning.rows import ROWS, Row, peer_of
-from benchmarks.learning.summary import peer_seeds, summarize
+from benchmarks.learning.summary import Seeds, peer_seeds, summarize
 from benchmarks.record import write_json
 
 
@@ -44,14 +44,31 @@ def pending(results: Path, names: Sequence[str], seeds: Sequence[int] | None = N
 
 
 def add(results: Path, job: Job, result: Mapping[str, Any], origin: Mapping[str, Any]) -> None:
-    """Writes one more seed of a row; where its numbers come from is kept with each seed."""
+    """Writes one more seed of a row, and renews the summaries of rows that are compared with it.
+
+    Where its numbers come from is kept with each seed.
+    """
     record = read(results, job.row)
     seeds = [] if record is None else [seed for seed in record["seeds"] if seed["seed"] != job.seed]
     seeds = sorted([*seeds, {**result, "revision": origin["revision"]}], key=lambda seed: seed["seed"])
-    peer = peer_of(job.row)
-    others = () if peer is None else peer_seeds(job.row, {peer.name: read(results, peer)})
-    summary = summarize(job.row, seeds, others)
+    summary = summary_of(results, job.row, seeds)
     write_json(results / f"{job.row.name}.json", {**origin, **described(job.row), "summary": summary, "seeds": seeds})
+    for row in ROWS.values():
+        if peer_of(row) == job.row:
+            renew(results, row)
+
+
+def renew(results: Path, row: Row) -> None:
+    """Writes the summary of a row anew where its peer has got seeds since."""
+    record = read(results, row)
+    if record is not None and (summary := summary_of(results, row, record["seeds"])) != record["summary"]:
+        write_json(results / f"{row.name}.json", {**record, "summary": summary})
+
+
+def summary_of(results: Path, row: Row, seeds: Seeds) -> dict[str, Any]:
+    """Of seeds of a row, beside those that its peer has."""
+    peer = peer_of(row)
+    return summarize(row, seeds, () if peer is None else peer_seeds(row, {peer.name: read(results, peer)}))
 
 
 def described(row: Row) -> dict[str, Any]:

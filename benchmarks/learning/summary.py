@@ -24,15 +24,38 @@ mean and standard deviation over the episodes of 150,000 env steps, with its env
 version. *Level* is non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5%
 of what the other one is above random actions. It is *not met* where the interval lies below that, else *undecided*:
 the seeds are too few to tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the
-interval. Rows of Stable-Baselines3 are trained by the same queue, with our hyperparameters. In
-MountainCarContinuous-v0 our presets execute every action {CAR_REPEAT} times: so many frames are one env step, and the
-budget is the Zoo's in frames. Rows from HalfCheetah-v5 on are trained with `--compile`. Training time is without
-evaluation, but with compilation."""
+interval. Some rows got further seeds after a look at the planned ones: their verdict is of all seeds, and in brackets
+stands that of the planned seeds alone, on which no such choice has worked. Rows of Stable-Baselines3 are trained by the
+same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets execute every action {CAR_REPEAT} times:
+so many frames are one env step, and the budget is the Zoo's in frames. Training time is without evaluation, but with
+compilation; behind it stands *compiled* where a row is trained with `--compile`, and *bf16* where its products are in
+bfloat16 (`--run.precision bf16`)."""
 
 
 def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
-    """Mean over seeds of the final evaluation, the Zoo's row, and the bars; `peer` has the seeds of its `peer_of`."""
+    """Mean over seeds of the final evaluation, the Zoo's row, and the bars; `peer` has the seeds of its `peer_of`.
+
+    Where either side has more seeds than were planned, a bar has the verdict of the planned ones, too.
+    """
     last, best = (mean_interval(final(seeds, which)) for which in ("last", "best"))
+    other, bars = peer_of(row), judged(row, seeds, peer)
+    planned = seeds[: row.seeds], peer if other is None else peer[: other.seeds]
+    if (seeds, peer) != planned:
+        counts = " and ".join(str(len(side)) for side in (planned if planned[1] != peer else planned[:1]))
+        first = judged(row, *planned)
+        for bar, one in zip(bars, first, strict=True):
+            bar["planned"] = {"seeds": counts, "verdict": one["verdict"]}
+    return {
+        "last": last._asdict(),
+        "best": best._asdict(),
+        "train_s": spread([seed["train_s"] for seed in seeds])._asdict(),
+        "zoo": None if row.zoo is None else asdict(row.zoo),
+        "bars": bars,
+    }
+
+
+def judged(row: Row, seeds: Seeds, peer: Seeds) -> list[dict[str, Any]]:
+    """The bars of a row, by these seeds and those of its `peer_of`."""
     bars = []
     if row.zoo is not None:
         bars.append(level_bar(final(seeds), "the Zoo", row.zoo.sample, chance()[row.env]))
@@ -44,13 +67,14 @@ def summarize(row: Row, seeds: Seeds, peer: Seeds = ()) -> dict[str, Any]:
         bars.append(solved_bar(final(seeds), row.solved, row.seeds))
     if row.env == "CartPole-v1" and not row.variant:
         bars.append(cartpole_bar(seeds, row.env_steps, CARTPOLE_TRAIN_S.get(row.algorithm, math.inf)))
-    return {
-        "last": last._asdict(),
-        "best": best._asdict(),
-        "train_s": spread([seed["train_s"] for seed in seeds])._asdict(),
-        "zoo": None if row.zoo is None else asdict(row.zoo),
-        "bars": bars,
-    }
+    return bars
+
+
+def verdict(bar: Mapping[str, Any], *, bold: bool = False) -> str:
+    """The verdict of all seeds, and that of the planned ones where there are more; bold unless met, if asked for."""
+    said = f"**{bar['verdict']}**" if bold and bar["verdict"] != "met" else bar["verdict"]
+    first = bar.get("planned")
+    return said + (f" (the {first['seeds']} planned seeds: {first['verdict']})" if first else "")
 
 
 def final(seeds: Seeds, which: str = "last") -> list[float]:
@@ -96,11 +120,18 @@ def rival_bar(returns: Sequence[float], whom: str, theirs: Sample, times: float 
 
 
 def peer_title(row: Row) -> str:
-    """Of its `peer_of`: what differs, the library, the algorithm or the variant."""
+    """Of its `peer_of`: what differs, the library, the algorithm with its variant, or the variant alone."""
     peer = ROWS[row.rival or row.level_with or f"sb3_{row.name}"]
     if peer.peer:
         return "Stable-Baselines3"
-    return peer.title if peer.algorithm != row.algorithm else peer.variant or f"that without {row.variant}"
+    if peer.algorithm == row.algorithm:
+        return peer.variant or f"that without {row.variant}"
+    return f"{peer.title} ({peer.variant})" if peer.variant else peer.title
+
+
+def marks(row: Row) -> list[str]:
+    """How it is trained, other than in float32 and step by step."""
+    return ["compiled"] * row.compile + ["bf16"] * (row.settings.get("run__precision") == "bf16")
 
 
 def solved_bar(returns: Sequence[float], least: float, wanted: int) -> dict[str, Any]:
@@ -205,7 +236,7 @@ def _line(
     row, record = ROWS[name], records[name]
     title = f"{row.title}, {row.variant}" if row.variant else row.title
     if record is None or summary is None:
-        cells = [title, f"{row.env_steps:,}", f"0 of {row.seeds}", "not run", "", "", _zoo(row), ""]
+        cells = [title, f"{row.env_steps:,}", f"0 of {row.seeds}", "not run", "", ", ".join(marks(row)), _zoo(row), ""]
     else:
         done, seconds = len(record["seeds"]), summary["train_s"]["median"]
         cells = [
@@ -215,7 +246,7 @@ def _line(
             interval(summary["last"])
             + drawn(_ends(summary["last"]), bounds, None if row.zoo is None else row.zoo.mean),
             interval(summary["best"]),
-            f"{seconds:.0f} s",
+            ", ".join([f"{seconds:.0f} s", *marks(row)]),
             _zoo(row),
             _bars(row, summary["bars"]),
         ]
@@ -245,12 +276,12 @@ def _zoo(row: Row) -> str:
     return "" if row.zoo is None else f"{row.zoo.mean:.1f} ± {row.zoo.std:.1f}"
 
 
-def _bars(row: Row, bars: Sequence[Mapping[str, str]]) -> str:
+def _bars(row: Row, bars: Sequence[Mapping[str, Any]]) -> str:
     """Verdicts, and behind a click what they mean."""
     if not bars:
         return ""
-    short = ", ".join(bar["verdict"] for bar in bars)
-    texts = [f"{bar['text']}: {bar['verdict']}" for bar in bars]
+    short = ", ".join(verdict(bar) for bar in bars)
+    texts = [f"{bar['text']}: {verdict(bar)}" for bar in bars]
     if row.zoo is not None and row.zoo.env is not None:
         texts.append(f"the Zoo's environment is {row.zoo.env}")
     return f"<details><summary>{short}</summary>{'; '.join(texts)}</details>"

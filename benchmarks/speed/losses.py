@@ -23,7 +23,7 @@ import torch
 from benchmarks import heal
 from benchmarks.record import origin, provenance, publish, table, write_json
 from benchmarks.speed.replay_shards import CAPACITY, LANES, SHAPES, SHARDS, STEPS, Both
-from benchmarks.speed.scale import of_table
+from benchmarks.speed.scale import Told, told
 from benchmarks.speed.simulation import UNROLL, Cluster, Costs, Simulation
 from benchmarks.speed.sleepy import ENVS_EACH
 from palaestra.runtime import ProcessRuntime, keep_freed_memory
@@ -165,12 +165,12 @@ def _row(what: str, measured: float, simulated: float) -> dict[str, Any]:
     return {"what": what, "measured": measured, "simulated": simulated, "error": simulated / measured - 1}
 
 
-def costs_of_cluster(found: dict[str, Any]) -> Costs:
+def costs_of_cluster(found: dict[str, Any], known: Told) -> Costs:
     """Of the simulation without losses, with those of losses; messages are Ray's."""
     scale = Costs(**json.loads(RESULT.with_name("scale.json").read_text())["costs"])
     learners = costs_of_learners(json.loads((heal.RESULTS / "heal.json").read_text()))
-    call_s, byte_s = 1e-6 * of_table("call", "ray"), 1e-6 / of_table("transport", "ray")
-    scale = dataclasses.replace(scale, call_s=call_s, byte_s=byte_s, lost_s=learners.lost_s, back_s=learners.back_s)
+    scale = dataclasses.replace(scale, call_s=known.call_s["ray"], byte_s=known.byte_s["ray"])
+    scale = dataclasses.replace(scale, lost_s=learners.lost_s, back_s=learners.back_s)
     costs = costs_of_shards(found, scale)
     filled_byte_s = costs.filled_byte_s + found["copied_s"] / _held_bytes(found)
     return dataclasses.replace(costs, filled_byte_s=filled_byte_s)
@@ -185,8 +185,8 @@ def clusters(costs: Costs, row_bytes: int) -> list[dict[str, Any]]:
     rows += [dataclasses.replace(one, shard_life_s=life_s) for one in (replay, copied) for life_s in LIVES]
     found = []
     for cluster in rows:
-        told = {**asdict(cluster), **asdict(Simulation(costs, cluster).run(100))}
-        found.append({name: None if value == math.inf else value for name, value in told.items()})
+        outcome = {**asdict(cluster), **asdict(Simulation(costs, cluster).run(100))}
+        found.append({name: None if value == math.inf else value for name, value in outcome.items()})
     return found
 
 
@@ -231,8 +231,9 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
+    known = told()
     found = {**shards(given.repeats), "load": os.getloadavg()[0]}
-    costs = costs_of_cluster(found)
+    costs = costs_of_cluster(found, known)
     record = {**provenance(f"python -m benchmarks.speed.losses --repeats {given.repeats}"), "shards": found}
     record |= {"held": held(found), "costs": asdict(costs), "clusters": clusters(costs, _row_bytes(found))}
     write_json(RESULT, record)

@@ -1,7 +1,8 @@
 """One run of a script of CleanRL: `python -m benchmarks.speed.peer_cleanrl ppo WARMUP_S WINDOW_S`.
 
-The script is run as it is, with its own switches; `PEER_REPOSITORY` says where the checkout is. What it would write to
-TensorBoard ticks the window, and nothing is written. Prints one line of JSON.
+The script is run with its own switches; `PEER_REPOSITORY` says where the checkout is. Its wrappers that normalise and
+clip observations and rewards, in Python at every env step, are left out, as no other side does that. What it would
+write to TensorBoard ticks the window, and nothing is written. Prints one line of JSON.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from benchmarks.speed.workloads import WORKLOADS, PPOSettings, Workload
 
 SCRIPTS = {"CartPole-v1": "ppo.py", "HalfCheetah-v5": "ppo_continuous_action.py"}
 SCRIPTS |= {"envpool:Pong-v5": "ppo_atari_envpool.py"}
+LEFT_OUT = ("NormalizeObservation", "TransformObservation", "NormalizeReward", "TransformReward")
+"""Wrappers of PPO's scripts for continuous actions."""
 LAST_OF_ITERATION = "charts/SPS"
 ENDLESS = 10**9
 
@@ -57,13 +60,6 @@ class WindowWriter:
             return step(*arguments, **named)
 
         return counting
-
-
-class TransformObservation(gymnasium.wrappers.TransformObservation):
-    """As it was before Gymnasium 1.0, for which the script was written."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any], func: Callable[[Any], Any]) -> None:
-        super().__init__(env, func, env.observation_space)
 
 
 class OldPool:
@@ -106,6 +102,12 @@ def old_pools(stack: contextlib.ExitStack) -> None:
     stack.enter_context(mock.patch.object(gym, "Wrapper", PoolWrapper))
 
 
+def without_normalization(stack: contextlib.ExitStack) -> None:
+    """Environments are not wrapped by those of `LEFT_OUT`, until the stack ends."""
+    for name in LEFT_OUT:
+        stack.enter_context(mock.patch.object(gymnasium.wrappers, name, lambda env, *_, **__: env))
+
+
 def ppo_switches(workload: Workload, env: str) -> list[str]:
     settings = workload.settings
     assert isinstance(settings, PPOSettings)
@@ -137,7 +139,7 @@ def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
         if workload.is_pool:
             old_pools(stack)
         stack.enter_context(mock.patch("torch.utils.tensorboard.SummaryWriter", return_value=writer))
-        stack.enter_context(mock.patch.object(gymnasium.wrappers, "TransformObservation", TransformObservation))
+        without_normalization(stack)
         stack.enter_context(mock.patch.object(torch.optim.Adam, "step", writer.counted(torch.optim.Adam.step)))
         stack.enter_context(
             mock.patch.object(

@@ -1,8 +1,9 @@
 """One run of a script of LeanRL, compiled: `python -m benchmarks.speed.peer_leanrl sac WARMUP_S WINDOW_S`.
 
-The script is run as it is, with its own switches; `PEER_REPOSITORY` says where the checkout is. Its progress bar ticks
-the window, and what it would send to Weights & Biases goes nowhere. It reads the ends of episodes as Gymnasium before
-1.0 gave them, where HalfCheetah was version 4, of the same size. Prints one line of JSON.
+The script is run with its own switches; `PEER_REPOSITORY` says where the checkout is. PPO's does not normalise, as in
+`peer_cleanrl`. Its progress bar ticks the window, and what it would send to Weights & Biases goes nowhere. It reads
+the ends of episodes as Gymnasium before 1.0 gave them, where HalfCheetah was version 4, of the same size. Prints one
+line of JSON.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from unittest import mock
 import torch
 import tqdm
 
-from benchmarks.speed.peer_cleanrl import ENDLESS, ppo_switches
+from benchmarks.speed.peer_cleanrl import ENDLESS, ppo_switches, without_normalization
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS, DQNSettings, PPOSettings, SACSettings, TD3Settings, Workload
 
@@ -104,6 +105,7 @@ def measure(name: str, *, warmup_s: float, window_s: float) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(sys.modules, {"wandb": silent_wandb()}))
         stack.enter_context(mock.patch.object(tqdm, "tqdm", bar))
+        without_normalization(stack)
         stack.enter_context(mock.patch.object(torch.optim.Adam, "__init__", recorded))
         stack.enter_context(mock.patch.object(sys, "argv", [str(script), *switches(workload)]))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))

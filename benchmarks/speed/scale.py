@@ -14,7 +14,7 @@ import statistics
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,10 +28,47 @@ from palaestra.core import POLICY
 from palaestra.runtime import ProcessRuntime
 
 RESULT = Path(__file__).parent / "results" / "scale.json"
+TOLD = RESULT.with_name("distributed.json")
 WORKERS, BAR = (1, 2, 4, 8, 16), 0.15
 
 
-def measured_costs(rounds: int, window_s: float) -> Costs:
+class Told(NamedTuple):
+    """What `python -m benchmarks.speed.distributed` has measured; read first, as measuring here takes minutes."""
+
+    call_s: dict[str, float]
+    """By runtime."""
+    byte_s: dict[str, float]
+    """By runtime."""
+    exchange_s: float
+    """Of the gradient of a network of 10,000 parameters, between two ranks."""
+
+
+def told(file: Path = TOLD) -> Told:
+    """Reads it.
+
+    Raises:
+        SystemExit: a row is missing.
+    """
+    rows = json.loads(file.read_text())["rows"]
+
+    def of_table(task: str, what: str) -> dict[str, Any]:
+        for row in rows:
+            if row["task"] == task and row["what"].startswith(what):
+                return row
+        command = f"python -m benchmarks.speed.distributed {task}"
+        raise SystemExit(f"{file} has no row {what!r} of {task!r}, which the simulation needs; first run `{command}`")
+
+    runtimes = ("process", "ray")
+    call_s = {runtime: 1e-6 * of_table("call", runtime)["value"] for runtime in runtimes}
+    byte_s = {runtime: 1e-6 / of_table("transport", runtime)["value"] for runtime in runtimes}
+    row = of_table("learners", "2 ranks with 2 shards / 1 rank, 2 shards")
+    steps = row["epochs"] * row["rows"] / row["minibatch_size"]
+    # what two ranks took longer than half of the time of one
+    extra_s = 1e-3 * row["value"] * (1 - row["share"] / 2) / steps
+    return Told(call_s, byte_s, extra_s * 10_000 / row["parameters"] + call_s["process"])
+
+
+def measured_costs(rounds: int, window_s: float, known: Told) -> Costs:
     """Of this machine: of one worker, and of updates of two sizes."""
     env = sleepy(1)
     with ProcessRuntime() as runtime:
@@ -42,15 +79,15 @@ def measured_costs(rounds: int, window_s: float) -> Costs:
     wall_s, cpu_s = (statistics.median(column) for column in zip(*acting, strict=True))
     small, large = (_learning_s(num_envs, config, 3 * rounds) for num_envs in (ENVS_EACH, 16 * ENVS_EACH))
     row_s = (large - small) / (15 * UNROLL * ENVS_EACH)
-    call_s = 1e-6 * of_table("call", "process")
+    call_s = known.call_s["process"]
     return Costs(
         env_s=(wall_s - cpu_s) / UNROLL / ENVS_EACH,
         act_s=cpu_s / UNROLL,
         call_s=call_s,
-        byte_s=1e-6 / of_table("transport", "process"),
+        byte_s=known.byte_s["process"],
         row_s=row_s,
         update_s=iteration_s - wall_s - call_s - row_s * UNROLL * ENVS_EACH,
-        exchange_s=_exchange_s(),
+        exchange_s=known.exchange_s,
     )
 
 
@@ -79,24 +116,9 @@ def _learning_s(num_envs: int, config: PPOConfig, repeats: int) -> float:
     return statistics.median(taken[1:])
 
 
-def of_table(task: str, what: str) -> float:
-    """A number that `python -m benchmarks.speed.distributed` measured."""
-    rows = json.loads(RESULT.with_name("distributed.json").read_text())["rows"]
-    return next(row["value"] for row in rows if (row["task"], row["what"]) == (task, what))
-
-
-def _exchange_s() -> float:
-    """Of a network of 10,000 parameters, by what two ranks took longer than half of the time of one."""
-    rows = json.loads(RESULT.with_name("distributed.json").read_text())["rows"]
-    row = next(row for row in rows if row["task"] == "learners" and "two shards" in row["what"])
-    steps = row["epochs"] * row["rows"] / row["minibatch_size"]
-    extra_s = 1e-3 * row["value"] * (1 - row["share"] / 2) / steps
-    return extra_s * 10_000 / row["parameters"] + 1e-6 * of_table("call", "process")
-
-
-def held_against_measurements(rounds: int, window_s: float) -> tuple[Costs, list[dict[str, Any]]]:
+def held_against_measurements(rounds: int, window_s: float, known: Told) -> tuple[Costs, list[dict[str, Any]]]:
     """Costs from one worker, and env steps per second with more of them, measured and simulated."""
-    costs = measured_costs(rounds, window_s)
+    costs = measured_costs(rounds, window_s, known)
     rows = []
     for workers in WORKERS:
         with ProcessRuntime() as runtime:
@@ -109,10 +131,9 @@ def held_against_measurements(rounds: int, window_s: float) -> tuple[Costs, list
     return costs, rows
 
 
-def clusters(costs: Costs) -> list[dict[str, Any]]:
+def clusters(costs: Costs, known: Told) -> list[dict[str, Any]]:
     """What a cluster of Ray would do, whose workers and learners have cores of their own."""
-    call_s, byte_s = 1e-6 * of_table("call", "ray"), 1e-6 / of_table("transport", "ray")
-    costs, rows = dataclasses.replace(costs, call_s=call_s, byte_s=byte_s), []
+    costs, rows = dataclasses.replace(costs, call_s=known.call_s["ray"], byte_s=known.byte_s["ray"]), []
     for workers in (100, 1_000, 10_000):
         for asynchronous in (False, True):
             for learners in (1, 8, 64):
@@ -165,8 +186,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     command = f"python -m benchmarks.speed.scale --rounds {given.rounds} --window {given.window:g}"
-    costs, measured = held_against_measurements(given.rounds, given.window)
-    record = {**provenance(command), "costs": asdict(costs), "measured": measured, "clusters": clusters(costs)}
+    known = told()
+    costs, measured = held_against_measurements(given.rounds, given.window, known)
+    record = {**provenance(command), "costs": asdict(costs), "measured": measured, "clusters": clusters(costs, known)}
     write_json(RESULT, record)
     text = text_of(record)
     publish(RESULT.with_suffix(".md"), text, "docs/scaling.md")

@@ -12,7 +12,17 @@ from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.chance import chance
 from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
 from benchmarks.learning.rows import CAR_REPEAT, ROWS, peer_of
-from benchmarks.learning.summary import curve, drawn, level_bar, markdown, summarize
+from benchmarks.learning.summary import (
+    curve,
+    drawn,
+    level_bar,
+    markdown,
+    marks,
+    peer_seeds,
+    peer_title,
+    summarize,
+    verdict,
+)
 from benchmarks.numbers import Sample
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
@@ -99,6 +109,44 @@ def test_a_task_is_solved_when_every_seed_has_solved_it():
     assert summarize(rival, [seed(0, 0.25)])["bars"] == []
 
 
+def test_the_verdict_of_the_planned_seeds_stands_beside_that_of_all_where_more_were_run():
+    """Seeds that are added after a look choose when to stop, so a reader sees what the planned ones said."""
+    row, solves = ROWS["reinforce_CartPole-v1"], (20.0, 500.0, 500.0)
+    seeds = [seed(i, 500.0, returns=solves if i > 1 else (20.0, 30.0, 40.0)) for i in range(15)]
+    (planned,) = summarize(row, seeds[: row.seeds])["bars"]
+    (bar,) = summarize(row, seeds)["bars"]
+    assert (planned["text"].endswith("3 of 5 seeds"), verdict(planned)) == (True, "not met")
+    assert (bar["text"].endswith("13 of 15 seeds"), verdict(bar)) == (True, "met (the 5 planned seeds: not met)")
+    assert verdict({**bar, "verdict": "undecided"}, bold=True).startswith("**undecided** (the 5")
+    record = {**provenance("python -m benchmarks.learning run"), "seeds": seeds}
+    records = dict.fromkeys(ROWS) | {row.name: record}
+    assert "<summary>met (the 5 planned seeds: not met)</summary>" in markdown(records)
+    assert "13 of 15 seeds: met (the 5 planned seeds: not met)" in section("reinforce", records)
+
+
+def test_seeds_that_were_added_to_the_other_row_are_named_too():
+    row, theirs = ROWS["td3_HalfCheetah-v5"], [seed(i, 5000.0 + i) for i in range(4)]
+    (bar,) = summarize(row, [seed(i, 5500.0 + i) for i in range(5)], theirs)["bars"]
+    assert bar["planned"]["seeds"] == "5 and 2"
+    (bar,) = summarize(row, [seed(i, 5500.0 + i) for i in range(5)], theirs[:2])["bars"]
+    assert "planned" not in bar
+
+
+def test_the_row_that_is_compared_with_is_named_with_its_variant():
+    titles = {name: peer_title(ROWS[name]) for name in ("xqc_HalfCheetah-v5", "dreamer_CartPole-v1_positions-only")}
+    assert list(titles.values()) == ["sac (bf16)", "ppo (positions only, 10,000 steps)"]
+    assert peer_title(ROWS["xqc_Ant-v5"]) == "sac"
+
+
+def test_rows_say_whether_they_are_compiled_and_in_bfloat16():
+    names = ("ppo_Pendulum-v1", "crossq_Pendulum-v1", "xqc_Ant-v5", "sb3_sac_HalfCheetah-v5")
+    assert [marks(ROWS[name]) for name in names] == [[], ["compiled"], ["compiled", "bf16"], []]
+    record = {**provenance("python -m benchmarks.learning run"), "seeds": [seed(0, 1.0)]}
+    records = dict.fromkeys(ROWS) | {"xqc_Ant-v5": record}
+    assert "<td>20 s, compiled, bf16</td>" in markdown(records)
+    assert "| Ant-v5, compiled, bf16 |" in section("xqc", records)
+
+
 def test_variants_of_a_row_differ_in_what_they_train():
     """A row's settings are those of its preset but for what the row names; the row without memory has none."""
     kinds = {}
@@ -155,7 +203,7 @@ def test_the_table_has_every_row_and_says_how_much_of_it_is_done():
     (car,) = [line for line in said if line.startswith("|dqn|120,000|")]
     assert car.startswith("|dqn|120,000|5|-98.0 ± 2.0|-98.0 ± 2.0|20 s|-100.8 ± 9.9|met|level with the Zoo: ")
     assert any(line.startswith("|sarsa|500,000|1 of 5|120.0|120.0|20 s|") for line in said)
-    assert "|ppo|1,000,000|0 of 3|not run|5819.1 ± 663.5|" in said
+    assert "|ppo|1,000,000|0 of 3|not run|compiled|5819.1 ± 663.5|" in said
     assert len(said) == len(ROWS)
     assert text.count("## ") == len({row.env for row in ROWS.values()})
 
@@ -183,6 +231,18 @@ def test_the_queue_runs_what_is_missing_and_keeps_what_is_there(tmp_path):
     assert [entry["seed"] for entry in record["seeds"]] == [0, 1, 2, 3, 4]
     assert record["summary"]["last"]["mean"] == pytest.approx(2480 / 5)
     assert [job.seed for job in queue.pending(tmp_path, [row.name], seeds=[2, 7])] == [7]
+
+
+def test_a_seed_of_a_row_renews_what_is_said_of_rows_that_are_compared_with_it(tmp_path):
+    row, rival, origin = ROWS["pqn_MinAtarBreakout"], ROWS["dqn_MinAtarBreakout"], provenance("python")
+    for number in range(2):
+        queue.add(tmp_path, queue.Job(row, number), seed(number, 20.0 + number), origin)
+    for number in range(2):
+        queue.add(tmp_path, queue.Job(rival, number), seed(number, 9.0 + number), origin)
+    records = {one.name: queue.read(tmp_path, one) for one in (row, rival)}
+    assert [bar["verdict"] for bar in records[row.name]["summary"]["bars"]] == ["met"]
+    assert [entry["seed"] for entry in records[row.name]["seeds"]] == [0, 1]
+    assert records[row.name]["row"]["env"] == row.env
 
 
 def test_the_whole_queue_is_every_row_in_order(tmp_path):
@@ -215,6 +275,16 @@ def test_the_page_of_an_algorithm_says_what_the_committed_results_say(algorithm)
     assert page_with(page, section(algorithm, RECORDS)) == page
     drawn = [row.name for row in ROWS.values() if row.algorithm == algorithm and RECORDS[row.name] and not row.peer]
     assert all((CURVES / f"{name}.svg").exists() and f"{name}.svg" in page for name in drawn)
+
+
+def test_committed_summaries_are_those_of_the_committed_seeds():
+    """`python -m benchmarks.learning report` renews them."""
+    outdated = [
+        name
+        for name, record in RECORDS.items()
+        if record and record["summary"] != summarize(ROWS[name], record["seeds"], peer_seeds(ROWS[name], RECORDS))
+    ]
+    assert outdated == []
 
 
 def test_the_page_of_all_results_says_what_the_committed_results_say():

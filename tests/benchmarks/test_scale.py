@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import losses
+from benchmarks.speed import losses, scale
 from benchmarks.speed.simulation import UNROLL, Cluster, Costs, Simulation
 from benchmarks.speed.sleepy import ENVS_EACH
 
@@ -73,6 +73,18 @@ def test_learners_and_shards_that_live_long_cost_little_and_short_lives_cost_mor
         assert abs(outcome.lost_learners - expected) <= 4 * max(1.0, expected) ** 0.5
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[1] > 0.98 * speeds[0] > speeds[3]
+
+
+def test_the_simulation_says_which_measurement_it_misses_before_it_measures(tmp_path):
+    """Rows of `distributed.json` had been named anew, and the benchmark ended with nothing but StopIteration."""
+    known = scale.told()
+    assert known.call_s.keys() == known.byte_s.keys() == {"process", "ray"}
+    assert 0 < known.call_s["process"] < known.exchange_s < 0.01
+    record = json.loads((RESULTS / "distributed.json").read_text())
+    record["rows"] = [row for row in record["rows"] if row["task"] != "learners"]
+    (tmp_path / "distributed.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match=r"no row '2 ranks with 2 shards .*run `python -m .*distributed learners`"):
+        scale.told(tmp_path / "distributed.json")
 
 
 @pytest.mark.parametrize("name", ["scale", "losses"])

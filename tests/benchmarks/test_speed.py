@@ -1,14 +1,27 @@
 """The window, the check that both sides did the same work, and the report of the speed benchmark."""
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 
 from benchmarks.record import ROOT, provenance, publish
-from benchmarks.speed import compare, distributed, minatar, peers, revision, revisions, roofline, start_up
+from benchmarks.speed import (
+    compare,
+    distributed,
+    minatar,
+    peak,
+    peer_cleanrl,
+    peers,
+    revision,
+    revisions,
+    roofline,
+    start_up,
+)
 from benchmarks.speed.window import Window
 from benchmarks.speed.workloads import WORKLOADS
 
@@ -237,3 +250,26 @@ def test_the_products_of_an_iteration_are_those_that_its_layers_need():
     assert made((84, 128), (128, 120)) + made((120, 128), (128, 84)) == 1  # the layer's weight
     assert made((128, 84), (84, 120)) == 1  # its input
     assert all(product.flops > 0 and product.best_s() > 0 for product in counts)
+
+
+def test_a_peer_does_not_normalise_what_ours_leaves_as_it_is():
+    env, wrappers = gymnasium.make("Pendulum-v1"), gymnasium.wrappers
+    with contextlib.ExitStack() as stack:
+        peer_cleanrl.without_normalization(stack)
+        wrapped = wrappers.TransformObservation(wrappers.NormalizeObservation(env), lambda observation: observation)
+        assert wrappers.TransformReward(wrappers.NormalizeReward(wrapped, gamma=0.9), float) is env
+    assert isinstance(wrappers.NormalizeObservation(env), gymnasium.Wrapper)
+
+
+def test_a_note_on_a_measurement_stands_with_it():
+    folder = ROOT / "benchmarks/speed/results"
+    record = json.loads((folder / "ppo_cheetah.json").read_text())
+    if "note" in record:
+        assert record["note"] in compare.markdown(record)
+        assert record["note"] in (folder / "ppo_cheetah.md").read_text()
+
+
+def test_peak_memory_says_after_how_many_steps():
+    text = peak.markdown(json.loads((peak.RESULTS / "peak.json").read_text()))
+    assert "| SAC HalfCheetah-v5, 4,000 env steps into a buffer for 10^6 rows |" in text
+    assert text in (peak.RESULTS / "peak.md").read_text()
