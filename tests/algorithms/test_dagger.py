@@ -50,6 +50,10 @@ def pushes_too_far(observation):
     return observation["state"] * 30
 
 
+def pulls(observation):
+    return observation["state"].abs() - 5
+
+
 def first_of_all(observation):
     return torch.zeros(len(observation), dtype=torch.int64)
 
@@ -197,6 +201,18 @@ def test_what_no_environment_executes_is_not_imitated():
     """It was, without a word: labels outside of the bounds."""
     with pytest.raises(SpecError, match=r"the teacher's actions are from .* outside of BoundedSpec.*clip them"):
         student(pushes_too_far, BOX).taught(observed())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_bound_on_one_side_holds(sign):
+    """By hand: |x| - 5 is far below 0, and -30 |x| is; what is inside is imitated as it is."""
+    bounds: Any = {"minimum": np.zeros(2), "maximum": np.full(2, np.inf)}
+    if sign < 0:
+        bounds = {"minimum": np.full(2, -np.inf), "maximum": np.full(2, -6.0)}
+    with pytest.raises(SpecError, match=r"the teacher's actions are from .* outside of BoundedSpec.*clip them"):
+        student(pulls, BoundedSpec((2,), **bounds)).taught(observed())
+    inside: Any = {"minimum": np.full(2, -5.0), "maximum": np.full(2, np.inf)}
+    assert student(pulls, BoundedSpec((2,), **inside)).taught(observed()).shape == (6, 2)
 
 
 def test_a_teacher_is_a_run_by_its_name_wherever_the_run_goes_on(tmp_path, monkeypatch):

@@ -129,6 +129,14 @@ def test_a_run_of_one_environment_is_refused_before_it_begins(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_optimizer_of_a_part_is_refused():
+    """One steps all parameters; the other was made and never used."""
+    with environment("continuous") as env:
+        with pytest.raises(ConfigError, match=r"leave out algorithm.optimizers.mlp, or give algorithm.optimizers.pol"):
+            make("evolution_strategies", env, optimizers={"mlp": "sgd", "policy": "adam"})
+        assert make("evolution_strategies", env, optimizers={"policy": "sgd"})
+
+
 @pytest.mark.slow
 def test_environments_that_act_one_after_another_are_refused():
     config = dataclasses.replace(KINDS["continuous"], vectorization="process", num_workers=2, num_ready=1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from palaestra.algorithms import MunchausenDQN, MunchausenDQNConfig
 from palaestra.core import Batch, ConfigError, DiscreteSpec, RunSeeds, TensorSpec
@@ -75,6 +76,31 @@ def test_each_part_of_the_target_counts():
     assert len(set(losses)) == len(losses)
     bonus = [float(learner(**one).losses(Batch.of(row)).metrics["munchausen"]) for one in changes]
     assert all(-1 <= one <= 0 for one in bonus) and bonus[2] >= -1.001e-3
+
+
+@torch.no_grad()
+def test_values_far_below_zero_stay_with_the_actions_that_are_allowed():
+    """Logits of -3e9 lie below what a mask is often filled with; by hand, the target is the one allowed value."""
+    spec = {"x": TensorSpec((2,)), "action_mask": TensorSpec((3,), torch.bool)}
+    config = MunchausenDQNConfig(network=NETWORK, munchausen_scale=0.0, temperature=TEMPERATURE)
+    algorithm = MunchausenDQN(spec, DiscreteSpec(num=3), config, RunSeeds(0))
+    values = {"q": [0.0, 0.0, 0.0], "target_q": [-1e8, -2e8, 0.0]}
+    for name, bias in values.items():
+        *_, last = (module for module in algorithm.model.component[name].modules() if isinstance(module, nn.Linear))
+        last.weight.zero_()
+        assert last.bias is not None
+        last.bias.copy_(torch.tensor(bias))
+    seen = Batch.of({"x": torch.ones(2, 2), "action_mask": torch.tensor([[True, True, False], [False, True, False]])})
+    row = {
+        "observation": seen,
+        "action": torch.ones(2, dtype=torch.int64),
+        "next_observation": seen,
+        "reward": torch.ones(2),
+        "bootstrap": torch.ones(2),
+        "index": torch.zeros(2, dtype=torch.int64),
+    }
+    loss = algorithm.losses(Batch.of(row)).terms["q"]  # pyright: ignore[reportArgumentType]
+    assert float(loss) == pytest.approx((1e8 + 2e8) / 2, rel=1e-5)
 
 
 def test_noisy_layers_are_refused():

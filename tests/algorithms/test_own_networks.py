@@ -84,3 +84,20 @@ def test_policy_and_value_share_one_encoder_unless_a_mapping_names_two():
 def test_a_part_that_an_algorithm_does_not_have_is_refused_with_those_that_it_has(name):
     with pytest.raises(ConfigError, match=f"networks are {', '.join(PARTS[name])}"):
         made(name, {"torso": Net})
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [(name, "actor") for name in ("td3", "ddpg", "td3_bc", "rebrac")]
+    + [(name, "critic") for name in ("td3", "ddpg", "iql")],
+)
+def test_a_target_network_has_a_copy_of_a_module_that_was_given(name, part):
+    """Shared, it would follow itself: a target without any delay."""
+    with environment(any_kind(name)) as env:
+        module = Net(env.observation_spec)
+    algorithm = made(name, {part: module})
+    kept, learned = (algorithm.model.component[key] for key in (f"target_{part}", part))
+    assert any(inner is module for inner in learned.modules())
+    assert not {*kept.parameters()} & {*learned.parameters()}
+    (copied,) = (inner for inner in kept.modules() if type(inner) is Net)
+    assert torch.equal(copied.layer.weight, module.layer.weight)

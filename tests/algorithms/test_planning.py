@@ -235,6 +235,18 @@ def test_what_is_stored_is_what_the_search_found():
     assert algorithm.policy.env_action(rows).dtype == torch.int64
 
 
+def test_a_game_that_breaks_off_is_no_other_task():
+    """A row that FIRST follows, though it is no LAST: what a lost worker leaves behind."""
+    algorithm, collector = collected("alphazero", "game")
+    batch = collector.buffer.draw(algorithm.plan, torch.Generator())
+    fresh, seen = TicTacToe(1).reset().observation, batch.observation
+    begun = {key: torch.cat([seen[key][:-1], fresh[key].expand_as(seen[key][-1])[None]]) for key in seen.keys()}  # noqa: SIM118
+    kinds, reward, discount = (batch[name].clone() for name in ("step_type", "reward", "discount"))
+    kinds[-1], reward[-1], discount[-1] = 0, 0.0, 1.0
+    broken = batch.replace(observation=Batch.of(begun), step_type=kinds, reward=reward, discount=discount)
+    assert not algorithm.preprocess(broken, None).valid[-1].any()
+
+
 def test_a_simulator_has_to_be_there_and_to_see_what_the_environment_shows():
     """F27: an impossible pair."""
     env = TicTacToe(1)

@@ -62,6 +62,15 @@ def test_targets_that_cannot_be_are_refused(follows, rule, message):
         Targets(model, follows, **rule)
 
 
+@pytest.mark.parametrize("shared", ["all", "a part"])
+def test_a_target_that_has_parameters_of_what_it_follows_is_refused(shared):
+    fast = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    slow = fast if shared == "all" else nn.Sequential(fast[0], nn.Linear(1, 1))
+    model = CoreModel({"fast": fast, "slow": slow}, {"fast": OptimizerOption()})
+    with pytest.raises(ConfigError, match="slow has parameters of fast, which it is to follow; give it copies"):
+        Targets(model, {"slow": "fast"}, period=1)
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

@@ -178,7 +178,11 @@ def test_masac_is_the_equations_for_every_member():
         acts = batch.observation.alive[:, g]
         costs.append(((alpha * log_prob[:, g] - least) * acts).mean() / members)
         excess.append(((log_prob[:, g] - 2) * acts).mean().detach() / members)
-    terms = algorithm.losses(batch).terms
+    found = algorithm.losses(batch)
+    terms, alive = found.terms, batch.observation.alive.bool()
+    assert 0 < int(alive.sum()) < alive.numel()
+    surprise = [-float(one) for one, acts in zip(log_prob.detach().flatten(), alive.flatten(), strict=True) if acts]
+    assert float(found.metrics["entropy"].detach()) == pytest.approx(sum(surprise) / len(surprise), rel=1e-4)
     torch.testing.assert_close(terms["critic"], torch.stack(errors).sum())
     torch.testing.assert_close(terms["actor"], torch.stack(costs).sum())
     torch.testing.assert_close(terms["temperature"], -algorithm.temperature.log * torch.stack(excess).sum())

@@ -8,7 +8,7 @@ from palaestra.algorithms import TRPO, FixedPolicy, TRPOConfig
 from palaestra.core import Batch, ConfigError, DiscreteSpec, NonFiniteError, TensorSpec
 from palaestra.nn import NetworkConfig
 from palaestra.policies import stochastic_policy
-from tests.algorithms.parts import collected
+from tests.algorithms.parts import collected, environment, make
 
 DELTA = 0.01
 
@@ -23,9 +23,11 @@ def softmax_policy(**settings):
     return algorithm
 
 
-def test_another_optimizer_would_leave_the_trust_region():
-    with pytest.raises(ConfigError, match=r"leave out algorithm.optimizers.policy"):
-        softmax_policy(optimizers={"policy": "adam"})
+@pytest.mark.parametrize("part", ["policy", "mean"])
+def test_another_optimizer_would_leave_the_trust_region(part):
+    """Of the policy, or of one of its layers."""
+    with environment("continuous") as env, pytest.raises(ConfigError, match=rf"leave out algorithm.optimizers.{part}"):
+        make("trpo", env, optimizers={part: "adam"})
     assert softmax_policy(optimizers={"value": "sgd"})
 
 
@@ -108,6 +110,20 @@ def test_the_new_policy_is_better_and_within_the_trust_region(kind):
         assert 0 < first["kl"] <= DELTA
         assert 0 < divergence < 3 * DELTA  # here over all rows, ends of episodes too
         collector.unroll(12)
+
+
+@pytest.mark.parametrize("block", [None, "simba2"])
+def test_the_divergence_that_is_reported_is_that_of_the_step_that_is_taken(block):
+    """Also where a step brings weights back to their length, which the line search has to do, too."""
+    network = NetworkConfig(hidden_sizes=(8,), activation="relu", block=block)
+    algorithm, collector = collected("trpo", "continuous", network=network, target_kl=0.2, unroll_length=12)
+    drawn = collector.buffer.draw(algorithm.plan, torch.Generator())
+    observation, valid = drawn.observation[:-1], drawn.valid.bool()
+    before = FixedPolicy(algorithm.policy).distribution(observation)
+    first = algorithm.update(collector.buffer).records[0]
+    assert first["step_share"] > 0
+    divergence = before.kl(algorithm.policy.distribution(observation))[valid].mean()
+    assert_close(first["kl"], divergence.detach(), rtol=1e-3, atol=1e-6)
 
 
 def test_a_step_that_improves_nothing_is_not_taken():

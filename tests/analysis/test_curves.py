@@ -2,14 +2,16 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from palaestra.analysis.curves import iqm, labels_of, mean_interval, one_run, shown_metric
+from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import curves_of, read_metrics
-from tests.experiments.parts import config_of, rows_of, written
+from palaestra.experiments import ExperimentConfig, RunDirectory, compare_runs, curves_of, preset, read_metrics
+from tests.experiments.parts import CHAIN, config_of, rows_of, written
 from tests.faults.parts import command
 
 
@@ -107,6 +109,20 @@ def test_a_run_of_which_nothing_is_drawn_is_named(tmp_path, caplog):
     assert shown_metric([run, offline]) == "eval/return_mean"
     assert len(curves_of([run, offline], metric="return_mean")) == 1
     assert f"no return_mean has been logged in {offline.path}" in caplog.text
+
+
+def test_runs_that_do_not_count_the_same_are_compared_by_time_alone(tmp_path):
+    """30 updates and 30 env steps are not one place of an axis."""
+    written(tmp_path, rows_of([1.0, 2.0, 3.0]), "acts")
+    base = preset("behaviour_cloning", CHAIN)
+    settings = {"env__num_envs": 2, "run__directory": str(tmp_path), "run__name": "cloned"}
+    cloned = RunDirectory.create(config_from_mapping(ExperimentConfig, settings, base=base))
+    shutil.copyfile(tmp_path / "acts/metrics.jsonl", cloned.path / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"acts and cloned do not count the same \(env steps, updates\).*x='time'"):
+        compare_runs("acts", "cloned", root=tmp_path)
+    by_time = compare_runs("acts", "cloned", root=tmp_path, x="time")
+    assert (by_time.common_x, by_time.at_common) == (1.5, (3.0, 3.0))
+    assert compare_runs("cloned", "cloned", root=tmp_path).common_x == 30
 
 
 def test_labels_say_only_what_differs(tmp_path):

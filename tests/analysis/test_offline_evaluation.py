@@ -125,6 +125,22 @@ def test_nothing_follows_a_termination(tmp_path):
     assert found.value.value == pytest.approx(1, rel=0.03)
 
 
+def test_members_that_drew_no_first_step_say_nothing_of_what_episodes_are_worth(tmp_path):
+    """Of 12 episodes 10 lack theirs; one member in nine draws none that has one, and counted as worth 0."""
+    env = EnvConfig(name="CartPole-v1", max_episode_steps=9, num_envs=12)
+    collect_data(None, env, tmp_path / "whole", steps=48)  # 4 of each, in which no pole falls
+    whole = ReplayBuffer.load(tmp_path / "whole")
+    cut = ReplayBuffer(None, 12, **whole.options)
+    for lanes, rows in ((slice(0, 10), whole.newest(3)), (slice(10, 12), whole.newest(4))):
+        cut.extend(rows.map(lambda leaf, lanes=lanes: leaf[:, lanes]), list(range(12))[lanes])
+    cut.save(tmp_path / "cut")
+    policy = policy_of(trained("dqn", "CartPole-v1", tmp_path))
+    found = evaluate_offline(policy, str(tmp_path / "cut"), gamma=0.0, updates=400)
+    assert found.episodes == 2
+    assert found.value.value == pytest.approx(1, rel=0.05)
+    assert found.value.high - found.value.low < 0.2
+
+
 def test_the_same_seed_gives_the_same_bits(policy, tmp_path):
     data = str(saved(tmp_path / "data"))
     values = [evaluate_offline(policy, data, gamma=GAMMA, updates=20, members=3, seed=seed).value for seed in (0, 0, 1)]

@@ -7,10 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import LoggedRun, elo_ratings, read_logs, read_references, sample_efficiency, stats
+from palaestra.experiments import (
+    ExperimentConfig,
+    LoggedRun,
+    RunDirectory,
+    elo_ratings,
+    preset,
+    read_logs,
+    read_references,
+    sample_efficiency,
+    stats,
+)
 from tests.cli.parts import exit_code, output
-from tests.experiments.parts import trained
+from tests.experiments.parts import CHAIN, rows_of, trained, written
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -245,6 +256,25 @@ def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsy
     assert exit_code("stats", *map(str, folders), "--env", "Pendulum-v1") == 2
     assert "would both be 'ppo'; give each its own name: NAME=" in output(capsys)
     assert exit_code("stats", f"one={folders[0]}", f"two={folders[1]}", "--env", "Pendulum-v1") == 0
+
+
+def test_scores_of_different_tasks_or_counts_are_not_put_beside_each_other(tmp_path, capsys):
+    """An episode of 6 steps and one of 60 are not worth the same, nor are 96 env steps and 96 updates."""
+    short, long, both = (str(tmp_path / name) for name in ("short", "long", "both"))
+    written(tmp_path, rows_of([1.0, 2.0]), "short")
+    written(tmp_path, rows_of([10.0, 20.0]), "long", env__max_episode_steps=60)
+    shutil.copytree(short, Path(both) / "one")
+    base = preset("behaviour_cloning", CHAIN)
+    settings = {"env__max_episode_steps": 6, "env__num_envs": 2, "run__directory": str(tmp_path), "run__name": "cloned"}
+    cloned = RunDirectory.create(config_from_mapping(ExperimentConfig, settings, base=base))
+    shutil.copyfile(Path(short) / "metrics.jsonl", cloned.path / "metrics.jsonl")
+    assert exit_code("stats", f"a={short}", f"b={long}") == 2
+    said = output(capsys)
+    assert "scores of different tasks" in said and "max_episode_steps=6" in said and "max_episode_steps=60" in said
+    assert exit_code("stats", f"a={short}", f"b={cloned.path}") == 2
+    said = output(capsys)
+    assert "by different counts" in said and "by env steps" in said and "by updates" in said
+    assert exit_code("stats", f"a={short}", f"b={both}") == 0
 
 
 def test_a_run_may_be_called_as_a_setting(tmp_path, capsys, monkeypatch):

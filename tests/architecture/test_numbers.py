@@ -207,14 +207,14 @@ class Room(NamedTuple):
 
 ROOMS = {
     "algorithms": Room(55, 4484, "0057"),
-    "analysis": Room(10, 2062, "0057"),
+    "analysis": Room(10, 2064, "0057"),
     "buffers": Room(15, 2829, "0056"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
     "config": Room(6, 720, "0044"),
     "core": Room(18, 2187, "0057"),
     "deployment": Room(9, 1639, "0057"),
-    "distributed": Room(14, 2552, "0057"),
+    "distributed": Room(14, 2553, "0057"),
     "envs": Room(58, 7236, "0057"),
     "experiments": Room(10, 1783, "0057"),
     "multiagent": Room(14, 2005, "0057"),

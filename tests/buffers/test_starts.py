@@ -1,5 +1,6 @@
 """Tests of where draws may begin: in data that grow no more, and where all of a buffer is gone through."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -90,6 +91,9 @@ def test_a_pass_cuts_the_buffer_into_sequences_that_share_no_row():
     plan = Replay(unroll_length=1, num_epochs=1, mini_batch_length=4)
     drawn = buffer.draw(plan, generator())
     assert sorted(drawn.observation[0].tolist()) == [6, 10, 14, 18, 22, 106, 110, 114, 118, 122]
+    overlapping = buffer.draw(dataclasses.replace(plan, sequence_period=2), generator())
+    firsts = [6, 8, 10, 12, 14, 16, 18, 20, 22]
+    assert sorted(overlapping.observation[0].tolist()) == firsts + [100 + first for first in firsts]
 
 
 def test_where_few_rows_have_a_memory_a_pass_begins_at_all_of_these():

@@ -192,6 +192,15 @@ def test_a_dry_run_of_several_seeds_speaks_of_each(capsys):
     assert "seeds all of this for each of 3" in output(capsys)
 
 
+def test_a_dry_run_of_seeds_that_would_train_together_is_that_of_one_alone(capsys):
+    """It was told to give several seeds, and had."""
+    words = ("train", "ppo", "palaestra.envs.tiny:TensorCartPole", "--run.together", "true", "--dry-run")
+    assert exit_code(*words, "--seeds", "2") == 0, output(capsys)
+    assert "seeds all of this for each of 2" in output(capsys)
+    assert exit_code(*words) == 2
+    assert "run.together is for several seeds" in output(capsys)
+
+
 def test_json_without_a_dry_run_is_refused(capsys):
     """F27: a run prints none, and a script would wait for it."""
     assert exit_code("train", "ppo", *CHAIN, "--json") == 2

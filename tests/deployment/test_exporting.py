@@ -4,11 +4,13 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 import palaestra
 from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
@@ -119,6 +121,37 @@ def test_the_manifest_says_where_choices_begin(tmp_path):
     bounds = {name: (entry.get("minimum"), entry.get("maximum")) for name, entry in told.items()}
     assert bounds["observation.k"] == (2, 6) and bounds["observation.x"] == (None, None)
     assert bounds["action.d"] == (-1, 1) and bounds["action.m"] == (0, [1, 3])
+
+
+class Noting(nn.Module):
+    """An encoder that notes what it sees, but for what is traced."""
+
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, observation_spec: TensorSpec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation_spec.size, 4)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            self.seen.append(observation.clone())
+        return self.layer(observation.float() / 100)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [(torch.uint8, 0, 255), (torch.int8, -128, 127), (torch.int64, -1000, 1000)], ids=str
+)
+def test_integers_without_bounds_are_tried_over_all_that_they_may_be(tmp_path, dtype, low, high):
+    """Bytes were drawn from 0 to 3, and negative ones became 253 to 255: a picture in black and white."""
+    network = NetworkConfig(hidden_sizes=(8,), encoder=f"{__name__}:Noting")
+    save_policy(stochastic_policy(TensorSpec((3,), dtype), DiscreteSpec(num=3), network), tmp_path / "policy")
+    Noting.seen.clear()
+    (made,) = palaestra.export(tmp_path / "policy", tmp_path / "out", format="torch")
+    assert made.parity.observations == 1000
+    values = torch.cat([seen.flatten() for seen in Noting.seen if len(seen) > 2]).double()
+    assert (values.min() - low).abs() < 0.05 * (high - low) and (values.max() - high).abs() < 0.05 * (high - low)
+    counts = torch.histc(values, 10, low, high)
+    assert counts.sum() == len(values) and counts.min() > 0.7 * len(values) / 10
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from palaestra.core import CheckpointError, ConfigError, files, importing
 from palaestra.deployment import check_shared, pull, share, sharing
 from palaestra.deployment.card import model_card, placeless, public_changes, typed
 from palaestra.experiments import RunDirectory, evaluate_run
+from palaestra.policies import save_policy
 from tests.cli.parts import exit_code, output
 from tests.deployment.hub import TOKEN, hub
 from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
@@ -155,6 +156,24 @@ def test_a_folder_that_exists_and_runs_that_differ_are_refused(made, tmp_path, m
     with pytest.raises(CheckpointError, match="has not been evaluated yet"):
         share(empty)
     assert not Path("shared").exists(), "nothing is left behind"
+
+
+def test_a_policy_that_is_kept_while_the_one_before_is_evaluated_is_noticed(made, tmp_path, monkeypatch):
+    """F26: the run still trains; the card would state returns of one policy beside the weights of another."""
+    run, evaluate = shutil.copytree(made / "runs/g/seed_5", tmp_path / "run"), sharing.experiments.evaluate_runs
+
+    def and_meanwhile(*args, **kwargs):
+        found = evaluate(*args, **kwargs)
+        save_policy(palaestra.load_policy(made / "runs/g/seed_6/policy"), run / "policy")
+        return found
+
+    monkeypatch.setattr(sharing.experiments, "evaluate_runs", and_meanwhile)
+    with pytest.raises(ConfigError, match="still trains, and kept a better policy meanwhile; share it once more"):
+        share(run, output=tmp_path / "shared", episodes=2, film=False)
+    assert not (tmp_path / "shared").exists(), "nothing is left behind"
+    hashes = share(run, output=tmp_path / "shared", episodes=2, film=False).facts["weights_sha256"]
+    weights = (made / "runs/g/seed_6/policy/weights.safetensors").read_bytes()
+    assert hashes == {"policy": hashlib.sha256(weights).hexdigest()}
 
 
 def test_policies_of_many_agents_are_shared_together(tmp_path, monkeypatch, capsys):

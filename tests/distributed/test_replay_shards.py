@@ -344,6 +344,9 @@ def test_what_cannot_be_is_refused_before_anything_starts():
         require_replay_shards({"a": unrolls}, config, 4)
     with pytest.raises(ConfigError, match="b keeps its unrolls"):
         require_replay_shards({"a": replay, "b": keeps}, config, 4)
+    with_returns: Any = SimpleNamespace(plan=plan_of("whole", returns=True))
+    with pytest.raises(ConfigError, match="b asks for returns of all that is kept"):
+        require_replay_shards({"a": replay, "b": with_returns}, config, 4)
     with pytest.raises(ConfigError, match="give at most 3 shards, or more"):
         require_replay_shards({"a": replay}, config, 3)
     with pytest.raises(ConfigError, match="replay_shards needs workers"):

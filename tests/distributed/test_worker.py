@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from palaestra import PPO, EnvConfig, PPOConfig, RunSeeds
-from palaestra.core import POLICY, EnvError
+from palaestra.core import POLICY, EnvError, StepType
 from palaestra.distributed import ActingWeights, AgentsFactory, CollectorFactory, RolloutWorker, acting_weights
 from palaestra.distributed import worker as worker_module
 from palaestra.distributed.worker import shared_out
 from palaestra.envs import probe_specs
 from palaestra.runtime import LocalRuntime, ProcessRuntime
 from tests.distributed.parts import QUICK
+from tests.distributed.runs import copied, iterate, make_trainer
 from tests.distributed.test_agents_factory import RANDOM, TWO_KINDS, actors
 from tests.faults.parts import differences
 
@@ -207,3 +208,42 @@ def test_lanes_are_shared_out_where_only_some_workers_were_told_attributes():
         found = json.loads(position["lanes"]["attributes"])
         assert found == (attributes or [[{}, {}], [{}, {"gravity": 1}]])
         assert sorted(position["lanes"]["lane_seed"].tolist()) == [1, 2]
+
+
+def test_a_resumed_worker_whose_environments_begin_anew_sends_their_first_steps():
+    """F25: a pool cannot go on in an episode; the open row of the one that broke off stood in place of the new one's
+    first, and what followed seemed to go on."""
+    env = KINDS["native"]
+    observation_spec, action_spec, _ = probe_specs(env)
+    make = functools.partial(PPO, observation_spec, action_spec, PPOConfig(unroll_length=8), RunSeeds(0))
+    weights, position = acting_weights({POLICY: make().policy}), None
+    for steps in (3, 4):
+        worker = RolloutWorker(CollectorFactory(env=env, algorithm=make, num_workers=1), 0)
+        assert worker.begin(position) == "statistical"
+        fragment = worker.collect(steps, weights, episodes=False, random=())
+        ((_, rows),) = fragment.pieces[POLICY]
+        assert rows["step_type"].tolist() == [[StepType.FIRST] * 2, *[[StepType.MID] * 2] * steps]
+        assert (rows["observation"][0].abs() <= 0.05).all()  # where CartPole begins
+        position = worker.state()
+        worker.close()
+
+
+@pytest.mark.parametrize("unknown", [0, 3])
+def test_environments_of_a_worker_that_never_answered_begin_and_the_others_go_on(unknown):
+    """F14, F25: with another number of workers; all of them began again with episodes that had been played."""
+    with LocalRuntime() as first, LocalRuntime() as second:
+        trainer = make_trainer(first, "ppo", num_workers=4)
+        iterate(trainer, 3)
+        state = copied(trainer.state())
+        lanes = [state["collect"]["workers"][str(worker)]["lanes"] for worker in range(4)]
+        state["collect"]["workers"][str(unknown)] = None
+        resumed = make_trainer(second, "ppo", num_workers=2)
+        resumed.load_state(state)
+        iterate(resumed, 1)
+        after = [worker.position["lanes"] for worker in resumed.collector.group.workers]
+    seeds, episodes = (np.concatenate([one[name] for one in after]).tolist() for name in ("lane_seed", "episode"))
+    assert seeds == [int(one["lane_seed"][0]) for one in lanes]
+    played = [int(one["episode"][0]) for one in lanes]
+    assert min(played) >= 1
+    for lane, (now, before) in enumerate(zip(episodes, played, strict=True)):
+        assert (now < before) if lane == unknown else (now > before)

@@ -13,6 +13,9 @@ from gymnasium import spaces
 
 import palaestra
 from palaestra.core import ConfigError, RunSeeds, episode_seed
+from palaestra.envs import GymEnvironment
+from palaestra.envs.wrappers import NormalizeReward
+from palaestra.experiments import evaluate_run, find_run, policies_of_run
 from tests.cli.parts import exit_code, output
 
 NAME = f"{__name__}:Where"
@@ -51,12 +54,12 @@ class Where(gymnasium.Env):
         return np.zeros(1, np.float32), 0.0, True, False, {"pid": os.getpid(), "main": main}
 
 
-def run(tmp_path: Path, **settings: Any) -> tuple[dict[str, float], list[set[str]]]:
+def run(tmp_path: Path, env: str = NAME, **settings: Any) -> tuple[dict[str, float], list[set[str]]]:
     """The last row of metrics, and the seeds of each thread or process that stepped environments."""
     seeds = tmp_path / "seeds"
     seeds.mkdir()
     settings = {**SMALL, "env__kwargs": {"folder": str(seeds)}, "run__directory": str(tmp_path), **settings}
-    done = palaestra.train("ppo", NAME, **settings)
+    done = palaestra.train("ppo", env, **settings)
     rows = (done.directory / "metrics.jsonl").read_text().splitlines()
     return json.loads(rows[-1]), [set(path.read_text().split()) for path in seeds.iterdir()]
 
@@ -84,6 +87,25 @@ def test_evaluations_of_a_run_share_their_environments(tmp_path, kind):
     (mine,) = [each for each in seeds if str(episode_seed(RunSeeds(0).integer("evaluation", 0), 0)) in each]
     assert len(mine) == 3
     assert MADE.count("thread") <= 1
+
+
+def scaled(folder: str) -> NormalizeReward:
+    """With a layer of its own, which the settings are not told of."""
+    return NormalizeReward(GymEnvironment(Where(folder)))
+
+
+@pytest.mark.parametrize("kind", ["serial", "thread"])
+def test_environments_whose_own_layers_carry_something_over_are_made_anew(tmp_path, kind):
+    """As those whose wrappers are in the settings."""
+    made = list[int]()
+    for name in (NAME, f"{__name__}:scaled"):
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        MADE.clear()
+        settings = {"run__eval_num_envs": 1, "run__eval_vectorization": kind}
+        run(folder, name, trainer__total_env_steps=64, trainer__eval_every_steps=8, **settings)
+        made.append(len(MADE))
+    assert made[1] - made[0] == 7  # of eight evaluations
 
 
 def test_environments_that_carry_something_over_are_made_anew(tmp_path):
@@ -135,6 +157,22 @@ def test_a_run_without_evaluations_has_no_environment_for_them(tmp_path, monkeyp
     assert exit_code("eval", "runs/it", "--episodes", "1") != 0
     assert "has not been evaluated yet, so it has no best policy; `eval`, `play` and `export` take" in output(capsys)
     assert exit_code("eval", "runs/it", "--episodes", "1", "--which", "last") == 0, output(capsys)
+
+
+@pytest.mark.parametrize("kind", ["auto", "serial"])
+def test_a_batch_with_threads_is_evaluated_and_played_one_by_one(tmp_path, monkeypatch, kind):
+    """Threads are of the batch alone; what steps otherwise was refused for having them."""
+    mujoco = pytest.importorskip("gymnasium.envs.mujoco", reason="needs MuJoCo")
+    pytest.importorskip("mujoco.batch", reason="needs MuJoCo 3.17 or later")
+    batch = {"env__vectorization": "batch", "env__num_threads": 2, "run__eval_vectorization": kind}
+    small = SMALL | {"env__max_episode_steps": 5, "run__directory": str(tmp_path)}
+    done = palaestra.train("ppo", "InvertedPendulum-v5", **small | batch)
+    assert done.result.status == "done"
+    assert evaluate_run(done.directory, episodes=2).episodes == 2
+    monkeypatch.setattr(mujoco.MujocoEnv, "render", lambda _: np.zeros((4, 4, 3), np.uint8))  # no screen is needed
+    learner, policies = policies_of_run(find_run(done.directory))
+    scenes = list(learner.play(policies, episodes=1, seed=0, window=False))
+    assert 1 <= len(scenes) <= 6
 
 
 def test_what_only_evaluations_have_is_refused_without_them():

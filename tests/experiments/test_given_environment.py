@@ -140,6 +140,44 @@ def test_a_run_that_makes_environments_in_other_processes_refuses_it(elsewhere: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("layer", "instead"),
+    [
+        (gymnasium.wrappers.NormalizeObservation, "--algorithm.normalize-observation true"),
+        (gymnasium.wrappers.NormalizeReward, "--env.train-wrappers NormalizeReward"),
+    ],
+)
+def test_layers_whose_statistics_no_checkpoint_has_are_refused(layer: Any, instead: str, tmp_path: Path) -> None:
+    """Evaluations, and a resumed run, would begin with others; those that are fixed change nothing."""
+    settings: dict[str, Any] = SMALL | {"run__directory": str(tmp_path)}
+    with pytest.raises(ConfigError, match=rf"has Gymnasium's {layer.__name__} inside, whose .*take it off.*{instead}"):
+        palaestra.train("ppo", layer(gymnasium.make("Pendulum-v1")), **settings)
+    with pytest.raises(ConfigError, match=f"has Gymnasium's {layer.__name__} inside"):  # below others
+        palaestra.train("ppo", gymnasium.wrappers.ClipAction(layer(gymnasium.make("Pendulum-v1"))), **settings)
+    assert not list(tmp_path.iterdir())
+    fixed = layer(gymnasium.make("Pendulum-v1"))
+    fixed.update_running_mean = False
+    assert palaestra.train("ppo", fixed, **settings).result.status == "done"
+
+
+@pytest.mark.parametrize("limit", [0, 201])
+def test_a_time_limit_that_one_inside_would_forestall_is_refused(limit: int, tmp_path: Path) -> None:
+    settings: dict[str, Any] = SMALL | {"run__directory": str(tmp_path), "env__max_episode_steps": limit}
+    with pytest.raises(ConfigError, match=rf"max_episode_steps is {limit}, but .* has a time limit of 200 inside"):
+        palaestra.train("ppo", gymnasium.make("Pendulum-v1"), **settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("inside", "limit"), [(200, 7), (200, 200), (-1, 300), (-1, 0)])
+def test_a_time_limit_that_holds_is_taken(inside: int, limit: int) -> None:
+    made: Any = gymnasium.make("Pendulum-v1", max_episode_steps=inside)
+    with create_environment(EnvConfig(name=made, max_episode_steps=limit)) as env:
+        kinds = [env.reset().step_type.item()]
+        while kinds[-1] != 2 and len(kinds) < 310:
+            kinds.append(env.step(torch.zeros(1, 1)).step_type.item())
+    assert kinds.index(2) == limit if limit else 2 not in kinds
+
+
 def test_several_seeds_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gives as an object, is not there in the processes in which seeds train"):
         palaestra.train("ppo", lambda: Chain(), seeds=2, run__directory=str(tmp_path), **SMALL)

@@ -279,6 +279,7 @@ def test_impossible_settings_are_refused_when_they_are_made(settings, message):
         ),
         ("sac", f"{HERE}:Costly", {}, r"gives -1 for the goals of a step for which the run gets the reward -1.5: a wr"),
         ("sac", REACH.name, {"env__wrappers": ["ScaleReward(scale=3.0)"]}, r"gives -1 for .* the reward -3: a wrapper"),
+        ("sac", REACH.name, {"env__variants": ({"kwargs": {}}, {"max_episode_steps": 5})}, "env.variants may reward"),
         ("sac", f"{HERE}:Single", {}, r"gave shape \(\) for goals \(2, 10, 2\) and rewards \(2, 10\); hindsight needs"),
         ("sac", f"{HERE}:Informed", {}, r"raised KeyError.* for goals \(2, 10, 2\) and an empty info"),
     ],

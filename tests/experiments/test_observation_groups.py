@@ -31,6 +31,7 @@ from palaestra.multiagent.mapping import require_policies
 from palaestra.policies import in_saved_order, load_policy
 from palaestra.runs.records import network_lines, networks_of
 from palaestra.training import CheckpointStore
+from tests.algorithms.parts import ATTENTION, tiny_config
 from tests.deployment.served import serving
 from tests.experiments.parts import SMALL
 from tests.faults.parts import differences
@@ -92,6 +93,20 @@ def test_a_saved_policy_needs_what_it_sees_and_nothing_else(run):
         policy({"privileged_state": [1.0, 2.0, 3.0]})
     assert load_tensors(run / "policy/weights.safetensors")["normalizer.mean"].shape == (2,)
     assert evaluate_run(str(run), episodes=2).episodes == 2
+
+
+@pytest.mark.parametrize("name", ["muzero", "decision_transformer"])
+def test_a_policy_that_plans_or_remembers_needs_what_it_sees_and_nothing_else(name):
+    """Behind a normaliser: it wanted what critics see besides, too."""
+    kind: Any = ALGORITHMS[name]
+    memory = ATTENTION if name == "decision_transformer" else NetworkConfig(hidden_sizes=(8,))
+    config = tiny_config(kind, network=dataclasses.replace(memory, policy_sees=("state",)), normalize_observation=True)
+    policy = kind(SPEC, DiscreteSpec(num=3), config, RunSeeds(0)).policy
+    policy.normalizer.merge(policy.normalizer.increment(observations()))
+    rest = {"privileged_state": [1.0, 2.0, 3.0], "rest": [1.0]}
+    for state in ([0.1, 0.2], [4.0, -9.0]):
+        answers = [policy(Batch(obs={"state": state} | more)) for more in ({}, rest)]
+        assert answers[0].act.shape == () and answers[0].act == answers[1].act
 
 
 @pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "torch"])

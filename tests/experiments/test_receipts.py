@@ -39,11 +39,11 @@ def flattened(value):
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def spoil(run, step):
+def spoil(run, step, part="algorithm"):
     """Changes one weight of a checkpoint, which stays whole."""
     store = run.checkpoints()
     state = store.load(store.directory / f"step_{step:010d}")[1]
-    first = next(one for one in flattened(state["algorithm"]) if one.is_floating_point())
+    first = next(one for one in flattened(state[part]) if one.is_floating_point())
     first.view(-1)[0] += 1e-6
     store.save(step, state, replace=True)
 
@@ -112,6 +112,20 @@ def test_a_single_bit_is_found_and_another_machine_is_named(run, capsys):
     said = output(capsys)
     assert "machine torch: 1.13.0 then" in said
     assert "what computed it is named above" in said
+
+
+def test_a_run_of_self_play_is_verified_too(tmp_path):
+    """Where its last evaluation was the best, the policy that is kept is another rival than the one of then."""
+    sizes = {"env__num_envs": 2, "algorithm__unroll_length": 8, "algorithm__network__hidden_sizes": (8,)}
+    pool = {"agents__self_play__pool_size": 2, "agents__self_play__snapshot_period": 1}
+    steps = {"trainer__total_env_steps": 96, "trainer__eval_every_steps": 0, "trainer__eval_episodes": 4}
+    where = {"run__directory": str(tmp_path), "run__tensorboard": False}
+    done = palaestra.train("ppo", "palaestra.multiagent:Meeting", **sizes, **pool, **steps, **where, **SAVED)
+    run = RunDirectory(done.directory)
+    assert verify_run(run.path).other_bits == ()
+    spoil(run, newest(run), "algorithm.shared")
+    (other,) = verify_run(run.path).other_bits
+    assert other.startswith(".algorithm.shared.")
 
 
 def test_what_nobody_could_replay_is_refused_with_what_to_do(run):

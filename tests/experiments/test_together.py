@@ -11,7 +11,7 @@ from palaestra.core import ConfigError, computing
 from palaestra.experiments import find_runs, read_evaluations
 from palaestra.experiments import seeds as module
 from palaestra.experiments.together import train_directories
-from tests.experiments.parts import CHAIN, SMALL
+from tests.experiments.parts import CHAIN, SMALL, rows_of, written
 from tests.faults.parts import child_environment
 
 CARTPOLE = "palaestra.envs.tiny:TensorCartPole"
@@ -77,6 +77,25 @@ def test_what_a_population_cannot_have_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=message):
         palaestra.train_together(algorithm, env, seeds=2, run__directory=str(tmp_path), **settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_members_go_on_from_the_newest_checkpoint_of_all_whatever_its_digits(tmp_path, monkeypatch):
+    """The first has one more, which a killed process has left; 10^10 counts as more than 9,999,999,999."""
+    runs = [written(tmp_path, rows_of([1.0]), name) for name in ("one", "two")]
+    for run, last in zip(runs, (10_000_000_001, 10_000_000_000), strict=True):
+        run.write_info({"status": "interrupted"})
+        for step in range(9_999_999_999, last + 1):
+            run.checkpoints().save(step, {"trainer": {}})
+
+    def stops(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("palaestra.experiments.together.make_learner", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train_directories(runs)
+    for run in runs:
+        names = [path.name for path in run.checkpoints().steps()]
+        assert names == ["step_9999999999", "step_10000000000"]
 
 
 @pytest.mark.slow

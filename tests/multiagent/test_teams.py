@@ -161,6 +161,20 @@ def test_a_policy_is_not_called_as_an_agent_of_several():
     assert list(assign_policies(agents, {"buyer": "buyer", "*": "others"})) == ["buyer", "others"]
 
 
+def test_a_policy_that_would_have_no_agent_is_refused_by_name():
+    """The first pattern that fits counts; the later one was left out without a word."""
+    agents = {name: AgentSpec(TensorSpec((2,)), DiscreteSpec(num=2)) for name in ("buyer_0", "buyer_1", "seller")}
+    with pytest.raises(ConfigError, match=r"'buyer_1' after patterns .* so that the policy 'second' would have none"):
+        assign_policies(agents, {"buyer_*": "first", "buyer_1": "second", "*": "others"})
+    specs = assign_policies(agents, {"buyer_1": "second", "buyer_*": "first", "*": "others"})
+    assert {name: spec.agents for name, spec in specs.items()} == {
+        "first": ("buyer_0",),
+        "second": ("buyer_1",),
+        "others": ("seller",),
+    }
+    assert list(assign_policies(agents, {"buyer_*": "first", "seller": "first", "*": "first"})) == ["first"]
+
+
 def test_what_a_team_cannot_be_is_said():
     box = BoundedSpec((2,), minimum=np.array(-1.0), maximum=np.array(1.0))
     nested = AgentSpec(TensorSpec((2,)), {"a": box})

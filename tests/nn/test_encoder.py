@@ -15,6 +15,7 @@ from palaestra.core import (
     TensorSpec,
 )
 from palaestra.nn import Encoder, has_pictures
+from palaestra.nn.encoder import channels_first, picture_shape
 
 VECTOR = TensorSpec((3,))
 
@@ -93,6 +94,47 @@ def test_colour_images_in_a_row_are_one_image_of_many_channels(shape):
     assert_close(row(images), flat(first.reshape(2, 12, 36, 40)))
     assert row(images[:, None].expand(2, 5, *shape)).shape == (2, 5, 8)
     assert has_pictures(spec)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "found"),
+    [
+        ((8, 8, 111), "last", (111, 8, 8)),
+        ((9, 9, 17), "last", (17, 9, 9)),
+        ((10, 10, 4), "last", (4, 10, 10)),
+        ((10, 10, 10), "last", (10, 10, 10)),
+        ((111, 8, 8), "first", (111, 8, 8)),
+        ((4, 84, 84), "first", (4, 84, 84)),
+        ((84, 84, 4), "last", (4, 84, 84)),
+        ((3, 36, 40), "first", (3, 36, 40)),
+        ((36, 40, 3), "last", (3, 36, 40)),
+        ((4, 3, 84, 84), "first", (12, 84, 84)),
+        ((4, 84, 84, 3), "last", (12, 84, 84)),
+        ((2, 8, 8, 111), "last", (222, 8, 8)),
+    ],
+    ids=str,
+)
+def test_two_equally_long_axes_beside_each_other_are_pixels(shape, channels, found):
+    """Of boards with many planes, too; else the shortest axis at an end has the channels."""
+    assert picture_shape(TensorSpec(shape, torch.bool)) == found
+    picture = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    expected = picture.movedim(-1, -3) if channels == "last" else picture
+    assert torch.equal(channels_first(picture, shape), expected.reshape(2, *found))
+
+
+def test_rows_of_a_board_are_no_planes_of_it():
+    """The network moved axes, or not, by the shape alone, which says nothing where all are equally long."""
+    board = torch.rand(10, 10, 10, generator=torch.Generator().manual_seed(0)) < 0.5
+    moved = channels_first(board, board.shape)
+    rows, planes = board[[1, 0, *range(2, 10)]], board[..., [1, 0, *range(2, 10)]]
+    assert torch.equal(channels_first(planes, board.shape), moved[[1, 0, *range(2, 10)]])
+    assert torch.equal(channels_first(rows, board.shape), moved[:, [1, 0, *range(2, 10)]])
+    encoder = Encoder(TensorSpec((10, 10, 10), torch.bool), image_size=8)
+    (network,) = (module for module in encoder.modules() if hasattr(module, "convolutions"))
+    seen = []
+    network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    encoder(board[None])
+    assert torch.equal(seen[0].bool().reshape(10, 10, 10), moved)
 
 
 def test_images_too_small_for_convolutions_are_flattened():

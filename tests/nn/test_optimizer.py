@@ -194,12 +194,17 @@ def test_the_learning_rate_follows_its_schedule():
         (lambda: OptimizerOption("adam", {"learning_rate": 1.0}), "adam has no parameter 'learning_rate'"),
         (lambda: OptimizerOption("sgd", {"dampening": 0.1}), "sgd has no parameter 'dampening'"),
         (lambda: OptimizerOption("adam", {"lr": -1.0}), "adam was given lr = -1.0; it must not be negative"),
+        (
+            lambda: OptimizerOption("adam", {"lr": Linear(1e-3, -1e-3)}),
+            r"lr = linear\(0.001, -0.001\); it must not",
+        ),
+        (lambda: OptimizerOption("adam", {"lr": Linear(-0.1, 0.1)}), r"lr = linear\(-0.1, 0.1\); it must not"),
         (lambda: OptimizerOption("adam", {"eps": math.nan}), "eps = nan"),
         (lambda: OptimizerOption("adam", {"betas": (0.9, 1.0)}), r"betas = \(0.9, 1.0\); they must lie in \[0, 1\)"),
         (lambda: OptimizerOption("adam", max_grad_norm=-1.0), "max_grad_norm = -1.0"),
         (lambda: OptimizerOption("sgd", {"nesterov": True}), "needs a momentum above 0"),
     ],
-    ids=["cls", "name", "dampening", "lr", "eps", "betas", "norm", "nesterov"],
+    ids=["cls", "name", "dampening", "lr", "lr to", "lr from", "eps", "betas", "norm", "nesterov"],
 )
 def test_impossible_options_are_refused(make, message):
     """F27, MARO-35."""

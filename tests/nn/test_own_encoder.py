@@ -219,6 +219,13 @@ def test_parts_that_no_run_could_repeat_are_refused(part, why):
         OwnEncoder(TensorSpec((4,)), nn.Sequential(nn.Linear(4, 4), part))
 
 
+def test_a_part_that_learns_its_size_from_the_first_rows_is_refused_like_others():
+    """An encoder is looked at before it has seen any."""
+    lazy = lambda spec: nn.Sequential(nn.Linear(spec.size, 4), nn.LazyBatchNorm1d())  # noqa: E731
+    with pytest.raises(ConfigError, match="LazyBatchNorm1d, 1, which mixes the rows"):
+        OwnEncoder(TensorSpec((4,)), lazy)
+
+
 class Frozen(nn.BatchNorm1d):
     """A part of a network that was trained elsewhere."""
 

@@ -17,6 +17,7 @@ from palaestra import EnvConfig
 from palaestra.analysis.measure import _play
 from palaestra.core import PalaestraError
 from palaestra.envs import LaneEnvironment, SerialDriver, load
+from palaestra.envs.contract.gym_environment import LOOK_STEPS
 from palaestra.envs.wrappers import ObservationMap
 from palaestra.policies import RandomPolicy, RulePolicy
 from palaestra.rollout import evaluate
@@ -147,6 +148,22 @@ def test_entries_that_come_at_the_end_of_an_episode_are_found(name, settings):
     with palaestra.create_environment(EnvConfig(name=f"{__name__}:{name}", num_envs=2, info=("*",), **settings)) as env:
         assert env.reset().env_info["late/success"].tolist() == [0.0, 0.0]
         assert list(env.row_specs["env_info_spec"]) == ["late/success"]
+
+
+def latest_pool(num_envs: int) -> gymnasium.vector.VectorEnv:
+    """Whose episodes are as long as a first look."""
+    return gymnasium.vector.SyncVectorEnv([lambda: Late(LOOK_STEPS)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("Late", {"kwargs": {"length": LOOK_STEPS}}), ("latest_pool", {"vectorization": "native"})],
+    ids=["serial", "native"],
+)
+def test_a_first_look_sees_the_last_step_that_it_takes(name, settings):
+    """ALF-15: in an episode that ends there, of one environment as of a batch."""
+    with palaestra.create_environment(EnvConfig(name=f"{__name__}:{name}", info=("*",), **settings)) as env:
+        assert env.reset().env_info["late/success"].tolist() == [0.0]
 
 
 def test_an_entry_that_comes_after_the_first_look_is_said_once(caplog):

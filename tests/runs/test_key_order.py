@@ -74,6 +74,16 @@ def test_a_run_that_begins_from_another_maps_weights_by_key(tmp_path):
     assert list(spec_leaves(load_policy(done / "policy").observation_spec)) == ["b", "a"]
 
 
+def test_workers_of_a_run_that_begins_from_another_act_with_weights_in_its_order(tmp_path):
+    """They made a policy in the order of the environment, and were given weights in that of the learner."""
+    first = palaestra.train("ppo", f"{HERE}:Keys", **SMALL, run__directory=str(tmp_path)).directory
+    workers = {"distributed__runtime": "local", "distributed__num_workers": 2, "run__name": "next"}
+    settings = SMALL | workers | {"run__initial_policy": str(first), "run__directory": str(tmp_path)}
+    done = palaestra.train("ppo", f"{HERE}:Swapped", **settings)
+    assert done.result.status == "done" and done.result.env_steps >= 96
+    assert list(spec_leaves(load_policy(done.directory / "policy").observation_spec)) == ["b", "a"]
+
+
 def test_weights_are_not_put_on_inputs_in_another_order(tmp_path):
     run = palaestra.train("ppo", f"{HERE}:Keys", **SMALL, run__directory=str(tmp_path)).directory
     box = BoundedSpec((2,), minimum=np.array(0), maximum=np.array(1))

@@ -109,6 +109,8 @@ def test_shares_of_gradient_workers_by_experience_are_not_those_of_before(tmp_pa
     [
         ("r2d2", CHAIN, {"algorithm__mini_batch_length": 8}, {"algorithm__mini_batch_length": 4}),
         ("dqn", CHAIN, {}, {"algorithm__prioritized": True}),
+        ("sac", "Pendulum-v1", {}, {"algorithm__initial_temperature": 0.5}),
+        ("vmpo", CHAIN, {}, {"algorithm__initial_multiplier": 2.0}),
         ("ppo", "palaestra.multiagent:Meeting", {}, {"agents__sharing": "separate"}),
     ],
 )

@@ -111,6 +111,17 @@ def test_runs_whose_variants_do_not_fit_are_refused(options, message, capsys):
     assert not Path("runs").exists()
 
 
+def test_runs_of_other_variants_are_of_another_task(capsys):
+    """The mean of what they earn says nothing; that of runs with the same ones does."""
+    sets = {"a": VARIANTS[:2], "b": VARIANTS[:1], "c": VARIANTS[:2]}
+    for name, variants in sets.items():
+        assert exit_code("train", "ppo", PAID, *RUN, "--run.name", name, "--env.variants", *variants) == 0
+    assert exit_code("eval", "a", "b", "--episodes", "2") == 2
+    said = output(capsys)
+    assert "whose returns have no mean" in said and "variants=" in said
+    assert exit_code("eval", "a", "c", "--episodes", "2") == 0
+
+
 def test_variants_stand_in_the_configuration_of_a_run(capsys):
     assert exit_code("train", "ppo", PAID, *RUN, "--env.variants", *VARIANTS, "--print-config") == 0
     written = yaml.safe_load(capsys.readouterr().out)["env"]["variants"]

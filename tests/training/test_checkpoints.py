@@ -65,6 +65,15 @@ def test_the_newest_ones_are_kept(tmp_path):
     assert store.load_newest()[0] == 20_000_000_000
 
 
+def test_the_newest_has_the_largest_number_however_many_digits_it_has(tmp_path):
+    """Names are of ten digits, and the eleventh would sort them by the first: 10^10 before 9,999,999,999."""
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (9_999_999_998, 9_999_999_999, 10_000_000_000, 10_000_000_001):
+        store.save(step, state(0))
+    assert [path.name for path in store.steps()] == ["step_10000000000", "step_10000000001"]
+    assert store.load_newest()[0] == 10_000_000_001
+
+
 @pytest.mark.parametrize("keep", [0, 1, -3])
 def test_never_fewer_than_two_are_kept(tmp_path, keep):
     """RELIABILITY.md, mechanism 4: one to fall back to."""

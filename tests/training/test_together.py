@@ -187,3 +187,21 @@ def test_members_differ_in_numbers_only():
     configs = [PPO.config_class(num_epochs=epochs) for epochs in (1, 2)]
     with pytest.raises(ConfigError, match=r"algorithm.num_epochs \(1 and others\)"):
         Together([PPO(env.observation_spec, env.action_spec, config) for config in configs])
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_what_members_report_is_what_they_would_alone(period):
+    """The mean over the gradient steps of an update, where some have more terms than others: one record each."""
+    settings = {"learning_starts": 8, "mini_batch_size": 8, "unroll_length": 4, "gradient_steps": 5}
+    settings |= {"policy_period": period}
+    alone, members = ([trainer(TD3, Push, seed, kept, **settings) for seed in (0, 1)] for kept in (False, True))
+    together, _ = population(members)
+    for one in (*alone, *members):
+        one.collector.unroll(4)
+    infos = together.update({place: one.collector.source for place, one in enumerate(members)})
+    for one, info in zip(alone, infos.values(), strict=True):
+        expected = one.algorithm.update(one.collector.source)
+        assert not isinstance(info, Exception)
+        assert len(info.records) == 1
+        assert (info.gradient_steps, info.rows_trained) == (5, expected.rows_trained)
+        assert info.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)

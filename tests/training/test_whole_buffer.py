@@ -12,6 +12,7 @@ from palaestra import EnvConfig, create_environment
 from palaestra.algorithms import ALGORITHMS
 from palaestra.config.config import config_from_mapping
 from palaestra.core import ConfigError, Replay
+from tests.algorithms.parts import collected
 from tests.cli.parts import exit_code, output
 
 SEEN: list[list[int]] = []
@@ -99,6 +100,24 @@ def test_sequences_keep_their_time_order_and_have_every_row_once():
     assert info.gradient_steps == len(SIZES) == 2 * 8 and info.rows_trained == sum(SIZES) == 2 * 2 * 32
     assert Counter(itertools.chain(*SEEN)) == dict.fromkeys(range(32), 2 * 2)  # of two environments, twice
     assert SEEN[:16] != SEEN[16:] and sorted(SEEN[:16]) == sorted(SEEN[16:])
+
+
+def test_alf_08_a_pass_of_muzero_unrolls_its_model_from_every_row_that_it_can():
+    """ALF-08: of which most were left out: each row is the first of one sequence, though these share rows."""
+    algorithm, collector = collected("muzero", "discrete", num_epochs=1, gradient_steps=1, mini_batch_sequences=4)
+    unrolled: list[list[float]] = []
+    losses = algorithm.losses
+
+    def noting(batch: Any) -> Any:
+        unrolled.extend(batch.observation[0].tolist())
+        return losses(batch)
+
+    algorithm.losses = noting
+    algorithm.update(collector.buffer)
+    rows, kinds = (collector.buffer.recent(name, 12)[:8] for name in ("observation", "step_type"))
+    begins = rows[kinds != 2]  # five rows, two unrolled and two looked ahead, and what follows them, are needed of 13
+    assert len(begins) == 3 * 7
+    assert Counter(map(tuple, unrolled)) == Counter(map(tuple, begins.tolist()))
 
 
 def test_all_algorithms_that_replay_have_it_and_what_cannot_be_is_refused(tmp_path):

@@ -161,11 +161,13 @@ def evaluate_offline(
         value = _Values(policy, members)
     value.see(rows)
     counts = weight.T[rows.episode[rows.first]]
+    begun = counts.sum(0) > 0  # a member may have drawn no first step of an episode
+    if begun.sum() < 2:
+        raise ConfigError(f"of {members} members {int(begun.sum())} drew a first step of an episode; give more members")
 
     def worth() -> Tensor:
         """[members] discounted returns from the first steps on."""
         first = _in_parts(lambda part: value(rows.pairs(part, rows.chosen)).T, rows.first)  # [starts, members]
-        begun = counts.sum(0) > 0  # a member may have drawn no first step of an episode
         return ((counts * first).sum(0)[begun] / counts.sum(0)[begun]).double() * rows.unit / (1 - gamma)
 
     halfway = worth()

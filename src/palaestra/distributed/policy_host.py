@@ -37,7 +37,8 @@ def _placed(
     torch.set_num_threads(threads)
     set_deterministic(deterministic)
     for name, algorithm in algorithms.items():
-        set_products(products, algorithm.to(_here(devices[name])).device)
+        if algorithm.to(_here(devices[name])).device.type == "cuda":
+            set_products(products, algorithm.device)
     return PolicyHost(algorithms)
 
 

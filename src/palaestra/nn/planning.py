@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ACTION_MASK, ConfigError, SpecTree, StepType, import_maker, tree_leaves
+from palaestra.core import ACTION_MASK, ConfigError, SpecTree, import_maker, tree_leaves
 from palaestra.nn.config import NetworkConfig
 from palaestra.nn.network import Network, mlp_of
 from palaestra.nn.search import NOT_ALLOWED, Expansion, SearchSettings
-from palaestra.ops import categorical_projection
+from palaestra.ops import categorical_projection, valid_starts
 
 __all__ = [
     "PLAYER",
@@ -245,13 +245,13 @@ class SimulatorModel(PlanningNetwork):
         Raises:
             ConfigError: the simulator says something else of what follows an action.
         """
-        goes_on = rows.step_type[:-1] != StepType.LAST
+        goes_on = valid_starts(rows.step_type)
         seen, after = rows.observation[:-1][goes_on], rows.observation[1:][goes_on]
         state, reward, over = self.simulator.transition(self.simulator.state_of(seen), rows.action["choice"][goes_on])
         same = over == (rows.discount[1:][goes_on] == 0)
         same &= torch.isclose(reward.float(), rows.reward[1:][goes_on].float(), 1e-4, 1e-5)
         for found, given in zip(tree_leaves(self.simulator.observe(state)), tree_leaves(after), strict=True):
-            same &= over | torch.isclose(found.float(), given.float(), 1e-4, 1e-5).flatten(1).all(1)
+            same &= over | torch.isclose(found.float(), given.float(), 1e-4, 1e-5).unsqueeze(-1).flatten(1).all(1)
         if not same.all():
             raise ConfigError(
                 f"the environment goes on otherwise than the simulator, {type(self.simulator).__name__} without "

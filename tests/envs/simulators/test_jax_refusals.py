@@ -20,7 +20,10 @@ from palaestra.envs.simulators.jax import space_of
         ("jax:gymnix:CartPole-v1", "did you mean 'gymnax'.*give jax:PACKAGE:ENV with one of gymnax, brax"),
         ("jax:gymnax", "give jax:PACKAGE:ENV"),
         ("jax:jaxmarl:MPE_simple_spread_v3", "several agents that act at once"),
-        ("jax:gymnax:CartPole-v1", r"needs jax and gymnax and six, which is not installed: pip install 'gymnax>=1.0' six"),
+        (
+            "jax:gymnax:CartPole-v1",
+            r"needs jax and gymnax and six, which is not installed: pip install 'gymnax>=1.0' six",
+        ),
         ("jax:playground:CartpoleBalance", r"needs jax and mujoco_playground.*pip install playground"),
     ],
 )

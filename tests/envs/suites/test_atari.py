@@ -142,6 +142,10 @@ def test_sizes_and_wrappers_can_be_chosen():
     [
         (lambda: batch("ALE/Pongg-v5"), "Pong"),
         (lambda: batch(colour="red"), "colour"),
+        (
+            lambda: batch(life_loss_info=True),
+            "life_loss_info says .* has ended where .*give episodic_life",
+        ),
         (lambda: load("ALE/Pong-v5", kwargs={"colour": "red"}), "cannot be made with the arguments"),
         (lambda: load("ALE/Pong-v5", kwargs={"grayscale": False}), "vectorization=native"),
     ],

@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from palaestra.core import ConfigError, MissingExtraError
 from palaestra.envs import GymEnvironment
@@ -30,6 +31,17 @@ def test_an_abandoned_episode_is_a_complete_film(tmp_path):
     env.close()
     frames, seconds = ffmpeg.count_frames_and_secs(str(tmp_path / "new" / "episode_0.mp4"))
     assert (frames, seconds) == (3, pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(("fps", "frame_ms"), [(50, 20), (10, 100), (25, 40)])
+def test_a_gif_is_as_fast_as_was_asked_for(tmp_path, fps, frame_ms):
+    env = RecordVideo(GymEnvironment(Drawn()), str(tmp_path), suffix="gif", fps=fps)
+    episode(env, 6)
+    env.close()
+    with Image.open(tmp_path / "episode_0.gif") as film:
+        assert film.n_frames == 7
+        assert [(film.seek(frame), film.info.get("duration"))[1] for frame in range(7)] == [frame_ms] * 7
+        assert film.info["loop"] == 0  # without end
 
 
 def test_only_environment_0_is_filmed(tmp_path):

@@ -280,8 +280,8 @@ class LaneEnvironment(HasSpecs, Environment):
 
     @property
     def carries_over(self) -> bool:
-        """Whether a layer of an environment of this process carries something from one episode into the next."""
-        return any(env.carried_state() for env in getattr(self.driver, "envs", ()))
+        """Whether a layer of an environment carries something from one episode into the next."""
+        return any(":" in mark for mark in self._answer(self.driver.digests()))
 
     def render(self) -> np.ndarray:
         self._check_open()

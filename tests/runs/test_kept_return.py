@@ -1,0 +1,41 @@
+"""What a run says that its best policy has reached, after sessions that were cut."""
+
+from typing import Any
+
+import pytest
+
+from palaestra.runs.records import write_evaluation
+from tests.experiments.parts import rows_of, written
+
+
+def result(mean: float, best: bool) -> dict[str, Any]:
+    """Of an evaluation of one episode."""
+    return {
+        "return_mean": mean,
+        "length_mean": 6.0,
+        "episodes": 1,
+        "returns": [mean],
+        "return_ci95": [mean, mean],
+        "best": best,
+    }
+
+
+@pytest.mark.parametrize(
+    ("later", "kept"), [([(2000, 100.0, True), (3000, 80.0, False)], 100.0), ([(2000, 40.0, False)], 50.0)]
+)
+def test_an_evaluation_made_again_where_a_run_goes_on_counts(tmp_path, later, kept):
+    """F25: it was cut in the evaluation at 2000, after the checkpoint there; what had been best was 50."""
+    run = written(tmp_path, rows_of([1.0]))
+    write_evaluation(run.path, 1000, result(50.0, best=True))
+    run.write_info({"best_return": 50.0, "resumed_at": 2000})
+    for step, mean, best in later:
+        write_evaluation(run.path, step, result(mean, best))
+    assert run.kept_return == kept
+
+
+def test_an_evaluation_of_the_session_before_does_not_count_again(tmp_path):
+    """It ended with that at 2000; the policy of 100 was lost, and what is kept has reached 50."""
+    run = written(tmp_path, rows_of([1.0]))
+    write_evaluation(run.path, 2000, result(100.0, best=True))
+    run.write_info({"best_return": 50.0, "resumed_at": 2000})
+    assert run.kept_return == 50.0
