@@ -23,7 +23,7 @@ class Table(torch.nn.Module):
 
     noise_size = 0
 
-    def __init__(self, outputs: Any, values: Any, support: torch.Tensor) -> None:
+    def __init__(self, outputs: Any, values: Any, support: Any) -> None:
         super().__init__()
         self.table = torch.nn.Parameter(torch.tensor(outputs))
         self.values, self.support = values, support
@@ -37,8 +37,9 @@ class Table(torch.nn.Module):
 
 def with_tables(kind: Any, config: Any, online: Any, target: Any, observation_spec: Any = VECTOR) -> Any:
     algorithm = kind(observation_spec, DiscreteSpec(num=2), config)
-    support = algorithm.network.support
-    tables = [Table(outputs, algorithm.network.values, support) for outputs in (online, target)]
+    network = algorithm.network
+    values = getattr(network, "values", lambda outputs: outputs.mean(-1))  # of quantiles at fractions that are drawn
+    tables = [Table(outputs, values, getattr(network, "support", None)) for outputs in (online, target)]
     algorithm.policy.network = algorithm.network = tables[0]
     algorithm.target_network = tables[1]
     return algorithm
@@ -82,6 +83,18 @@ def test_qr_dqn_is_the_quantile_loss_to_the_target_quantiles(double, chosen):
     fraction = torch.tensor([1 / 6, 1 / 2, 5 / 6])
     expected = quantile_huber(torch.tensor(ONLINE)[1][None], target, fraction)[0]
     assert_close(algorithm.losses(row(1, 0.25, 0.5)).terms["q"], expected)
+
+
+@pytest.mark.parametrize("name", ["qr_dqn", "iqn"])
+def test_the_priority_is_the_error_of_the_mean_of_quantiles(name):
+    """Target quantiles 1 and 5 have the mean 3, those of the action, 0 and 2, have 1; their sums differ by more."""
+    kind: Any = ALGORITHMS[name]
+    sizes = {"num_quantiles": 2} if name == "qr_dqn" else {"num_fractions": 2, "num_target_fractions": 2}
+    config = kind.config_class(network=SMALL, prioritized=True, **sizes)
+    algorithm = with_tables(kind, config, [[9.0, 9.0], [0.0, 2.0]], [[1.0, 5.0], [1.0, 5.0]])
+    half = torch.full((1, 2), 0.5)
+    batch = row(1, 0.0, 1.0).replace(fraction=half, next_fraction=half, weight=torch.ones(1))
+    assert algorithm.losses(batch).priority.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("kind", [C51, QRDQN])

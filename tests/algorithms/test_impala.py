@@ -7,6 +7,7 @@ from torch.testing import assert_close
 from palaestra.core import minibatches
 from palaestra.ops import vtrace
 from tests.algorithms.parts import collected
+from tests.ops.trajectories import Trajectory, vtrace_reference
 
 
 def prepared(**settings):
@@ -45,6 +46,27 @@ def test_an_older_policy_is_corrected_for():
     assert_close(loss.terms["impala"], expected)
     assert not torch.allclose(loss.terms["impala"], algorithm.losses(batch).terms["impala"])
     assert loss.metrics["kl"] > 0.3
+
+
+def test_weights_of_errors_and_of_traces_have_bounds_and_a_decay_of_their_own():
+    """Equation (1) and remark 2, by the sums in `vtrace_reference`; ratios are e ** 0.5 = 1.65, within the first bound.
+
+    With the bounds exchanged, or without the decay, both losses are others.
+    """
+    settings = {"rho_clip": 2.0, "trace_clip": 0.5, "gae_lambda": 0.7, "gamma": 0.9}
+    algorithm, _, batch = prepared(entropy_cost=0.0, **settings)
+    batch = batch.replace(log_prob=batch.log_prob - 0.5)
+    value = algorithm.value(batch.observation).detach()
+    log_prob = algorithm.policy.distribution(batch.observation[:-1]).log_prob(batch.action).detach()
+    rows = Trajectory(value.double(), batch.reward.double(), 0.9 * batch.discount.double(), batch.step_type)
+    ratio = (log_prob - batch.log_prob).double()
+    assert_close(ratio, torch.full_like(ratio, 0.5), rtol=1e-4, atol=0)
+    target, advantage = vtrace_reference(rows, ratio, rho_clip=2.0, c_clip=0.5, lambda_=0.7)
+    count, found = batch.valid.sum(), algorithm.losses(batch).metrics
+    error = (((value[:-1] - target) ** 2) * batch.valid).sum() / count
+    policy = -(log_prob * advantage * batch.valid).sum() / count
+    assert found["value_error"].item() == pytest.approx(error.item(), rel=1e-4)
+    assert found["policy_gradient"].item() == pytest.approx(policy.item(), rel=1e-4)
 
 
 def test_the_row_after_the_unroll_is_bootstrapped_from_and_gets_no_gradient():

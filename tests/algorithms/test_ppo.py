@@ -12,6 +12,7 @@ from palaestra.algorithms import PPO, PPOConfig, ShardedSteps
 from palaestra.core import Batch, ConfigError, Linear, NonFiniteError, StepType, sequences
 from palaestra.ops import gae
 from tests.algorithms.parts import collected
+from tests.algorithms.replayed import constant
 
 ROWS = 12 * 3
 
@@ -286,6 +287,20 @@ def test_a_value_of_normalised_returns_learns_in_units_of_their_standard_deviati
     restored.model.load_state_tensors(algorithm.model.state_tensors())
     assert restored.return_scale is not None
     assert torch.equal(restored.return_scale(), algorithm.return_scale())
+
+
+def test_values_of_the_update_before_are_in_the_units_of_the_network_too():
+    """Returns count in tens: a value that has not moved lies 0 from itself, and clipping it changes nothing."""
+    (algorithm, collector), (plain, _) = (ppo(normalize_return=True, value_clip=clip) for clip in (0.2, None))
+    for one in (algorithm, plain):
+        constant(one.value.network, 0.3)
+        assert one.return_scale is not None
+        one.return_scale.merge(torch.tensor([-10.0, 10.0]))
+    batch = algorithm.preprocess(unroll(algorithm, collector), collector.buffer)
+    assert_close(batch.value, torch.full_like(batch.value, 0.3))
+    flat = sequences(batch, 1)
+    errors = [one.losses(flat).metrics["value_error"].item() for one in (algorithm, plain)]
+    assert errors[0] == pytest.approx(errors[1])
 
 
 def test_the_unit_of_returns_that_do_not_vary_is_small_but_not_0():

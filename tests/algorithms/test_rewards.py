@@ -119,6 +119,15 @@ def test_multipliers_see_later_episodes_of_a_sequence_and_not_what_only_leads_up
     assert weights.value.tolist() == [1, 2]
 
 
+def test_multipliers_see_the_first_reward_of_a_window():
+    """Rows behind it are the first of other windows, and behind the end of an episode come none of its own."""
+    weights = constrained()
+    reward = torch.tensor([[7.0, -70.0], [1.0, -2.0], [3.0, -90.0]])[:, None]
+    drawn = {"reward": reward, "step_type": torch.tensor([[1], [2], [0]]), "next_observation": torch.zeros(1)}
+    weights.learned_from(Batch.of(drawn), Replay(unroll_length=1, n_step=2), 0.0)
+    assert weights.value.tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("beta", [1.0, 0.4, Linear(0.5, 1.0)])
 def test_rows_that_are_drawn_by_priority_count_as_if_all_were_drawn_equally_often(beta):
     """Half of all rows cost 2; they are drawn nine times as often."""

@@ -85,6 +85,15 @@ def test_the_cost_is_how_far_the_mean_action_of_an_image_is_from_the_image_of_th
     assert difference == pytest.approx(0.5 * total / count, rel=1e-3)
 
 
+def test_images_follow_the_rows_and_rows_are_not_drawn_to_their_images():
+    """(0.1 + 0.3)^2 where the mean should be -0.3: its slope is 2 * 0.4 at the image, and 0 at the row."""
+    mean = torch.tensor([[0.3], [0.1]], requires_grad=True)
+    error = learner(symmetry_cost=0.5).symmetry.error(torch.ones(2, 3), mean)
+    assert error.tolist() == pytest.approx([0.16])
+    (slope,) = torch.autograd.grad(error.sum(), mean)
+    assert slope.flatten().tolist() == pytest.approx([0.0, 0.8])
+
+
 def test_choices_and_masks_have_images():
     seen = {"x": TensorSpec((2,)), "action_mask": TensorSpec((3,), torch.bool)}
     algorithm = learner("choices", DiscreteSpec(num=3), seen)

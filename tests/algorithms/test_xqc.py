@@ -190,9 +190,10 @@ def test_the_scale_brings_returns_of_rewards_that_keep_coming_to_half_of_the_out
     assert scale().item() == pytest.approx(2 * (25 / 2 * 0.999) ** 0.5 * 10 / 5), "a thousand minibatches count"
 
 
-def test_sums_of_several_rewards_count_with_the_discount_of_what_follows_them():
+@pytest.mark.parametrize(("name", "kind"), [("xqc", "unit-vectors"), ("flash_sac", "inverted-blocks")])
+def test_sums_of_several_rewards_count_with_the_discount_of_what_follows_them(name, kind):
     """gamma ** 3 behind three rewards."""
-    algorithm, collector = collected("xqc", "unit-vectors", n_step=3, gamma=0.9)
+    algorithm, collector = collected(name, kind, n_step=3, gamma=0.9)
     algorithm.update(collector.buffer)
     bound = algorithm.reward_scale.mean_square.sqrt().item() / (1 - 0.9**3)
     assert algorithm.reward_scale().item() == pytest.approx(2 * bound / algorithm.config.max_return, rel=1e-4)

@@ -125,6 +125,31 @@ def test_nothing_follows_a_termination(tmp_path):
     assert found.value.value == pytest.approx(1, rel=0.03)
 
 
+class Halves(OneStep):
+    """And every other episode pays nothing."""
+
+    action_space = spaces.Discrete(1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.number = getattr(self, "number", -1) + 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float(self.number % 2), *rest
+
+
+def test_the_interval_is_that_of_a_mean_over_the_episodes(tmp_path):
+    """Of 40 with a deviation of 0.5 each: 1.96 * 0.5 / sqrt(40). The bootstrap weighs them anew for each member."""
+    name = f"{__name__}:Halves"
+    collect_data(None, EnvConfig(name=name), tmp_path / "data", steps=40)
+    policy = policy_of(trained("dqn", name, tmp_path))
+    found = evaluate_offline(policy, str(tmp_path / "data"), gamma=0.0, updates=150)
+    assert found.episodes == 40
+    assert found.value.value == pytest.approx(0.5, abs=0.05)
+    assert (found.value.high - found.value.low) / 2 == pytest.approx(0.155, rel=0.4)
+
+
 def test_members_that_drew_no_first_step_say_nothing_of_what_episodes_are_worth(tmp_path):
     """Of 12 episodes 10 lack theirs; one member in nine draws none that has one, and counted as worth 0."""
     env = EnvConfig(name="CartPole-v1", max_episode_steps=9, num_envs=12)

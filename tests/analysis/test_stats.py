@@ -32,6 +32,7 @@ def test_statistics_of_numbers_done_by_hand():
     # normalised: 0 .5 1 3.5 and 0 0 .5 2; sorted 0 0 0 .5 .5 1 2 3.5, the middle four are 0 .5 .5 1
     assert result.estimates["a"]["iqm"].value == pytest.approx(0.5)
     assert result.estimates["a"]["mean"].value == pytest.approx(7.5 / 8)
+    assert result.estimates["a"]["median"].value == pytest.approx(0.9375)  # of the means 1.25 and 0.625
     assert result.estimates["a"]["optimality_gap"].value == pytest.approx(1 - (0.5 + 1 + 1 + 0.5 + 1) / 8)
     # of x three of four are above 0 and one is equal; of y two are above 0 and two are equal
     assert result.improvements[0].probability.value == pytest.approx((3.5 / 4 + 3 / 4) / 2)
@@ -98,6 +99,14 @@ def test_sample_efficiency_follows_the_curves():
     line = np.array([[0.0, 0.0], [100.0, 10.0]])
     steps, found = sample_efficiency({"a": {"x": [line, line]}})
     assert [estimate.value for estimate in found["a"]] == pytest.approx(steps / 10)
+
+
+def test_the_curves_of_runs_of_different_length_are_compared_where_all_of_them_are():
+    long, short = np.array([[0.0, 0.0], [100.0, 10.0]]), np.array([[20.0, 2.0], [60.0, 6.0]])
+    steps, found = sample_efficiency({"a": {"x": [long]}, "b": {"x": [short]}})
+    assert (steps[0], steps[-1]) == (20.0, 60.0)
+    for name in "ab":
+        assert [estimate.value for estimate in found[name]] == pytest.approx(steps / 10)
 
 
 def test_logs_written_by_stable_baselines3_and_tianshou_are_read():

@@ -10,7 +10,8 @@ import torch
 from palaestra import EnvConfig, NetworkConfig, create_environment
 from palaestra.algorithms import SAC, SACConfig
 from palaestra.buffers import ReplayBuffer, from_arrays
-from palaestra.core import DiscreteSpec, ShapeError, TensorSpec, TimeStep
+from palaestra.core import DiscreteSpec, Offline, ShapeError, TensorSpec, TimeStep
+from palaestra.testing.buffers import FIRST, LAST, MID
 
 SPECS = {"observation_spec": TensorSpec((1,)), "action_spec": DiscreteSpec(num=9)}
 
@@ -81,6 +82,65 @@ def test_a_buffer_takes_transitions_of_plain_loops_one_at_a_time_in_any_lane():
         buffer.add([obs + 100.0], action, reward, [next_obs + 100.0], terminated, truncated, lane=1)
     expected = [(o, a, r, n, 1.0 - t) for o, a, r, n, t, _ in given]
     assert drawn_from(buffer) == expected + [(o + 100, a, r, n + 100, c) for o, a, r, n, c in expected]
+
+
+def gapped():
+    """Episodes of 3, 5 and 2 transitions that end by flags, of which the second lacks its third transition."""
+    numbers = [0, 1, 2, 10, 11, 13, 14, 20, 21]
+    ends = [number in (2, 14, 21) for number in numbers]
+    columns = [
+        [[n] for n in numbers],
+        [n % 9 for n in numbers],
+        [1.0] * 9,
+        [[n + 1] for n in numbers],
+        ends,
+        [False] * 9,
+    ]
+    return dict(zip(("obs", "action", "reward", "next_obs", "terminated", "truncated"), columns, strict=True))
+
+
+def test_parts_beside_a_gap_are_no_episodes_and_their_transitions_stay(caplog):
+    """They had returns of 2 and 2, as if the episode of 5 had been two that began and ended there."""
+    buffer = from_arrays(gapped(), **SPECS)
+    assert caplog.text.count("1 times transitions are missing") == 1
+    added = ReplayBuffer(40, 1, **SPECS)
+    for row in zip(*gapped().values(), strict=True):
+        added.add(*row)
+    for one in (buffer, added):
+        assert [len(rows) - 1 for rows in one.episodes()] == [3, 2]
+        kinds = one.take("step_type", one.in_time_order(0)).tolist()
+        assert kinds == [FIRST, MID, MID, LAST, MID, MID, LAST, MID, MID, LAST, FIRST, MID, LAST]
+        assert [row[0] for row in drawn_from(one)] == [row[0] for row in gapped()["obs"]]
+        assert [row[3] for row in drawn_from(one)] == [row[0] for row in gapped()["next_obs"]]
+        drawn = one.draw(Offline(mini_batch_size=64, mini_batch_length=2, returns=True), torch.Generator())
+        inside = (drawn.observation[0, :, 0] >= 10) & (drawn.observation[0, :, 0] < 20)
+        assert torch.equal(drawn.return_to_go.isnan(), inside) and inside.any()
+        assert drawn.episode_stats[:3, 0].tolist() == [2.0, 2.0, 3.0]
+    whole = from_arrays(gapped(), **SPECS, gaps_end=True)
+    assert [len(rows) - 1 for rows in whole.episodes()] == [3, 2, 2, 2]
+
+
+def test_a_gap_at_the_end_leaves_what_has_no_end_open():
+    data = {name: values[:6] for name, values in gapped().items()}
+    buffer = from_arrays(data, **SPECS)
+    assert [len(rows) - 1 for rows in buffer.episodes()] == [3]
+    assert buffer.take("step_type", buffer.in_time_order(0)).tolist()[-2:] == [MID, MID]
+    assert len(drawn_from(buffer)) == 6
+
+
+def test_a_gap_joins_no_streams():
+    """Where a stream broke off before the episode of the gap began, its FIRST row has to stay."""
+    buffer = ReplayBuffer(40, 1, **SPECS)
+
+    def seen(kind, value):
+        return TimeStep(torch.tensor([kind], dtype=torch.int32), torch.ones(1), torch.ones(1), torch.tensor([[value]]))
+
+    buffer.open(seen(FIRST, 0.0))
+    buffer.append(torch.tensor([1]), seen(MID, 1.0))
+    buffer.append(torch.tensor([0]), seen(FIRST, 5.0))
+    buffer.add([5.0], 2, 1.0, [6.0], False)
+    buffer.add([9.0], 3, 1.0, [10.0], False)
+    assert [(row[0], row[3]) for row in drawn_from(buffer)] == [(0.0, 1.0), (5.0, 6.0), (9.0, 10.0)]
 
 
 def test_a_transition_replaces_the_oldest_one_in_a_full_buffer():

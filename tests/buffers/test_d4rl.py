@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra.buffers import from_d4rl
-from palaestra.core import BoundedSpec, ConfigError, MissingExtraError, Replay, ShapeError, TensorSpec
+from palaestra.core import BoundedSpec, ConfigError, MissingExtraError, Offline, Replay, ShapeError, TensorSpec
 from palaestra.experiments import train
 from palaestra.testing.buffers import FIRST, LAST, MID
 from tests.cli.parts import exit_code
@@ -55,8 +55,35 @@ def test_transitions_are_those_of_the_file(tmp_path):
     expected = [(i, i / 8, 10.0 * i, 0.0 if i == 3 else 1.0, i if i == 3 else i + 1) for i in (0, 1, 2, 3, 4, 5, 7)]
     assert rows_of(buffer) == expected
     kinds = [buffer[rows].step_type.tolist() for rows in buffer.episodes()]
-    assert kinds == [[FIRST, MID, MID, MID, LAST], [FIRST, MID, LAST], [FIRST, LAST]]
-    assert [buffer[rows].discount[-1].item() for rows in buffer.episodes()] == [0.0, 1.0, 1.0]
+    assert kinds == [[FIRST, MID, MID, MID, LAST], [FIRST, MID, LAST]]
+    assert [buffer[rows].discount[-1].item() for rows in buffer.episodes()] == [0.0, 1.0]
+
+
+def test_an_episode_that_the_file_has_no_end_of_stays_open(tmp_path):
+    """It counted as one of 1 transition and the return 70, which returns to go and starts of episodes came from."""
+    buffer = from_d4rl(written(tmp_path / "a.hdf5", arrays()), **SPECS)
+    tail = buffer.in_time_order(0)[-2:]
+    assert buffer.take("step_type", tail).tolist() == [FIRST, MID]
+    assert buffer.unfinished().tolist() == tail[-1:].tolist()
+    drawn = buffer.draw(Offline(mini_batch_size=64, mini_batch_length=1 + 1, returns=True), torch.Generator())
+    assert drawn.episode_stats[:, 0].tolist() == [2.0, 60.0, 90.0, 75.0, 4.0]  # of 0 + 10 + 20 + 30 and 40 + 50
+    ended = arrays() | {"timeouts": np.arange(9) == 8}
+    assert len(from_d4rl(written(tmp_path / "b.hdf5", ended), **SPECS).episodes()) == 2  # 8 leads nowhere, 7 is cut off
+
+
+def test_gaps_are_the_ends_of_a_file_that_has_no_timeouts(tmp_path, caplog):
+    data = arrays()
+    data["next_observations"] = data["observations"] + [1, -1]
+    data["observations"][6:] += 100
+    data["next_observations"][6:] += 100
+    kinds = {}
+    for key in ("timeouts", "none"):
+        buffer = from_d4rl(written(tmp_path / f"{key}.hdf5", data), **SPECS)
+        kinds[key] = [len(rows) - 1 for rows in buffer.episodes()]
+        assert len(rows_of(buffer)) == 9
+        data.pop(key, None)
+    assert kinds == {"timeouts": [4], "none": [4, 2]}  # with timeouts, a gap before transition 6 is missing data
+    assert caplog.text.count("1 times transitions are missing") == 1
 
 
 def test_next_observations_are_taken_where_the_file_has_them(tmp_path):

@@ -31,14 +31,17 @@ def arrived(kind, lane, t):
     )
 
 
-def walked(sampler, episode=10, steps=45, capacity=60):
-    """Two lanes in episodes of equal length."""
+def walked(sampler, episode=10, steps=45, capacity=60, last=1.0):
+    """Two lanes in episodes of equal length, whose last rows have this discount."""
     buffer = ReplayBuffer(capacity, 2, observation_spec=SPEC, action_spec=DiscreteSpec(num=2), sampler=sampler)
     buffer.open(arrived(FIRST, 2, 0))
     for t in range(1, steps):
         place = t % (episode + 1)
         kind = FIRST if place == 0 else LAST if place == episode else MID
-        buffer.append(torch.zeros(2, dtype=torch.int64), arrived(kind, 2, t))
+        time_step = arrived(kind, 2, t)
+        if kind == LAST:
+            time_step = time_step._replace(discount=torch.full((2,), last))
+        buffer.append(torch.zeros(2, dtype=torch.int64), time_step)
     return buffer
 
 
@@ -124,6 +127,22 @@ def test_rows_of_later_episodes_in_a_sequence_keep_their_goals():
     moved, came = drawn.step_type[1:] != FIRST, goals[1:] == achieved[1:]
     assert torch.equal((drawn.reward[1:] == 0)[first[1:] & moved], came[first[1:] & moved])
     assert (drawn.reward[1:][~first[1:] & moved] == -1).all()
+
+
+def test_later_episodes_in_a_sequence_end_as_they_did():
+    """They were not about the new goal: not to have reached it is no reason to go on."""
+
+    def terminated(achieved, desired, info):
+        return reward(achieved, desired, info) == 0
+
+    buffer = walked(HindsightSampler(reward, strategy="final", share=1.0, terminated=terminated), last=0.0)
+    drawn = buffer.draw(replay(mini_batch_size=200 * 15, mini_batch_length=15), generator())
+    ends = drawn.step_type == LAST
+    ends[0] = False  # a sequence that begins at the end of an episode is of the next one
+    later = ends & (ends.cumsum(0) == 2)
+    assert later.any()
+    assert (drawn.observation.desired_goal[later] == GOAL).all()
+    assert (drawn.discount[later] == 0).all()
 
 
 def test_what_does_not_fit_is_refused():

@@ -278,7 +278,7 @@ def test_values_that_a_spec_cannot_hold_are_refused(given, dtype, fits):
         from_minari(Dataset(), **specs)
 
 
-def as_minari_writes(shape):
+def as_minari_writes(shape, most=255):
     """A dataset of four pictures that `to_minari` would not write, and the pictures."""
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
@@ -286,20 +286,47 @@ def as_minari_writes(shape):
     seen = np.stack([ramp + 10 * number for number in range(4)])
     ends = {"terminations": [False, False, True], "truncations": [False] * 3}
     episode = EpisodeBuffer(id=0, observations=seen, actions=np.zeros(3, int), rewards=[0.0] * 3, **ends)
-    space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    space = gymnasium.spaces.Box(0, most, shape, np.uint8)
     minari.create_dataset_from_buffers("jpeg/some-v0", [episode], observation_space=space, action_space=DISCRETE)
     return seen
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("shape", [(8, 8, 3), (8, 8), (40, 40, 3)], ids=str)
-def test_pictures_that_minari_gives_back_as_jpeg_are_decoded(shape, caplog):
-    """Small ones come as bytes of another length each: `the shape (4,), but (4, 8, 8, 3) is needed`."""
-    seen = as_minari_writes(shape)
+@pytest.mark.parametrize(("shape", "most"), [((40, 36, 3), 254), ((40, 40), 254), ((40, 40, 3), 255)], ids=str)
+def test_pictures_that_minari_gives_back_as_jpeg_are_decoded(shape, most, caplog):
+    """Those of fewer values come as bytes of another length each: `the shape (4,), but (4, 40, 36, 3) is needed`."""
+    seen = as_minari_writes(shape, most)
     loaded = from_minari("jpeg/some-v0", observation_spec=pixels(*shape), action_spec=SPECS["action_spec"])
     found = loaded.observation[loaded.in_time_order(0)].numpy()
     assert found.shape == (4, *shape) and np.abs(found.astype(int) - seen).mean() < 8
-    assert (caplog.text.count("lie there as JPEG") == 1) == (shape[0] == 8)
+    assert (caplog.text.count("lie there as JPEG") == 1) == (most == 254)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "wanted", "words"),
+    [
+        ((36, 36, 3), (3, 36, 36), r"lie there as pictures of the shape \(36, 36, 3\), but \(3, 36, 36\) is needed"),
+        ((40, 36), (36, 40), r"pictures of the shape \(40, 36\), but \(36, 40\)"),
+        ((7, 7, 3), (3, 7, 7), r"pictures of the shape \(7, 7, 3\), but \(3, 7, 7\)"),
+        ((7, 7, 3), (7, 7, 3), r"of these vectors or small pictures of shape \(7, 7, 3\) beyond use"),
+        ((31, 40, 3), (31, 40, 3), "small pictures"),
+        ((40, 31), (40, 31, 1), "small pictures"),
+        ((40, 40), (40, 40, 1), None),
+        ((32, 32, 3), (32, 32, 3), None),
+    ],
+    ids=str,
+)
+def test_pictures_of_another_layout_and_codes_are_refused(shape, wanted, words):
+    """Of (7, 7, 3) as (3, 7, 7) the pixels were anywhere; MiniGrid's codes of (7, 7, 3) others after JPEG."""
+    seen = as_minari_writes(shape, 254)
+    given = {"observation_spec": pixels(*wanted), "action_spec": SPECS["action_spec"]}
+    if words is None:
+        found = from_minari("jpeg/some-v0", **given).observation[...].numpy().astype(int)
+        assert np.abs(found[:3] - seen[:3].reshape(3, *wanted)).mean() < 8
+    else:
+        with pytest.raises(ShapeError, match=words):
+            from_minari("jpeg/some-v0", **given)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from palaestra.buffers import MappedFiles, PrioritizedSampler, ReplayBuffer, storage
 from palaestra.buffers import replay as replay_module
-from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
+from palaestra.core import Batch, BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec, files
 from palaestra.testing.buffers import FIRST, MID, check_contents
 from tests.buffers.model import NESTED, filled, generator, make_buffer, nested, replay, step
 from tests.core.nests import assert_same
@@ -29,6 +29,28 @@ def test_a_saved_buffer_comes_back(tmp_path, shape):
     check_contents(loaded, world)
     assert isinstance(loaded.sampler, PrioritizedSampler)
     assert {file.name for file in (tmp_path / "data").iterdir()} == {"buffer.json", "manifest.json", "rows.safetensors"}
+
+
+def test_where_rows_come_from_is_saved_where_it_is_given(tmp_path, monkeypatch):
+    """Folders of before say nothing of it, and neither does a buffer that was loaded and saved again."""
+    buffer, _ = filled(40, 2, 33)
+    buffer.save(tmp_path / "data", origin={"environment": "Pendulum-v1"})
+    loaded = ReplayBuffer.load(tmp_path / "data")
+    assert loaded.origin == {"environment": "Pendulum-v1"}
+    loaded.save(tmp_path / "again")
+    assert ReplayBuffer.load(tmp_path / "again").origin == {}
+    write = files.write_json
+    for name, change in {"before": {}, "wrong": {"origin": 3}}.items():
+
+        def changed(path, value, change=change):
+            is_ours = path.name == "buffer.json"
+            write(path, {key: value[key] for key in value if key != "origin"} | change if is_ours else value)
+
+        monkeypatch.setattr(files, "write_json", changed)
+        buffer.save(tmp_path / name)
+    assert ReplayBuffer.load(tmp_path / "before").origin == {}
+    with pytest.raises(CheckpointError, match=r"buffer\.json describes no buffer"):
+        ReplayBuffer.load(tmp_path / "wrong")
 
 
 def test_specs_come_back_with_nests_bounds_memory_and_stacks(tmp_path):

@@ -187,5 +187,5 @@ def test_self_play_with_a_pool_rarely_loses_tic_tac_toe(seed, tmp_path):
     )
     learner, policies = policies_of_run(RunDirectory(done.directory), "last")
     chance = Player.at_random(learner.policy_specs)
-    won = play_match(Player(learner.policy_specs, policies), chance, learner.config.env, games=500, seed=7)
+    won = play_match(Player(learner.policy_specs, policies), chance, learner.config.env, games=500, seed=7).won
     assert won / 500 > 0.94

@@ -1,6 +1,7 @@
 """Self-play against earlier selves: who plays where, what is learned from, and what is put back."""
 
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from palaestra.multiagent import (
     snapshot_of,
     with_opponents,
 )
+from palaestra.multiagent.self_play import SelfPlay
 from palaestra.runs.matches import RunningPool
 from palaestra.testing.algorithms import different, parameters
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
@@ -128,6 +130,25 @@ def test_scores_against_snapshots_are_reported():
     assert all(0 <= info["self_play/score"] <= 1 and info["self_play/age"] >= 0 for info in scored)
     assert all(f"agent_{number}/return" in episode.info for episode in episodes for number in range(3))
     assert [match_score(1, 0), match_score(0, 0), match_score(0, 1)] == [1, 0.5, 0]
+
+
+def test_every_snapshot_of_the_pool_is_met_as_often_as_the_others():
+    """Not the newest alone, from which a policy forgets how the older ones were beaten."""
+    _, ppo = collector_of()
+    spec = assign_policies(MultiAgentEnvs([Meeting], lane_seeds=[1]).agents, {"*": "all"})["all"]
+    config = SelfPlayConfig(pool_size=3, snapshot_period=2, newest_probability=0.0)
+    play = SelfPlay(config, ppo.policy, spec, [7], delayed=False)
+    for version in (0, 2, 4):
+        ppo.policy.version = version
+        play.grow()
+    met = Counter[int]()
+    for episode in range(600):
+        play.seat(0, 7, episode)
+        met.update(play.seats[0].values())
+    assert met.total() == 1200  # two of three agents
+    assert {version: count / 1200 for version, count in met.items()} == pytest.approx(
+        dict.fromkeys((0, 2, 4), 1 / 3), abs=0.06
+    )
 
 
 class Winner(Meeting):

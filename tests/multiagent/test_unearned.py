@@ -176,8 +176,8 @@ def test_who_resigns_at_once_loses_every_match():
         specs = assign_policies(envs.agents, {"*": "all"})
     resigns, plays = player(Resigns, specs), player(Always, specs)
     # where it plays on it is paid 2 as p0, and its opponent, which moves as p1, loses 2
-    assert play_match(resigns, plays, config, games=40, seed=1) == 0
-    assert play_match(plays, resigns, config, games=40, seed=1) == 40
+    assert play_match(resigns, plays, config, games=40, seed=1).won == 0
+    assert play_match(plays, resigns, config, games=40, seed=1).won == 40
 
 
 def test_the_score_of_self_play_counts_a_resignation():

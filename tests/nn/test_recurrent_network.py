@@ -1,5 +1,7 @@
 """Tests of `palaestra.nn.recurrent`."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -54,6 +56,15 @@ def test_the_state_spec_is_what_states_look_like(kind):
         key: (7, *spec.shape) for key, spec in net.state_spec.items()
     }
     assert set(net.state_spec) == {"lstm": {"hidden", "cell"}, "gru": {"hidden"}, "attention": {"seen", "length"}}[kind]
+
+
+def test_the_span_of_a_configuration_reaches_the_gates():
+    """Of 64 steps: a unit that forgets least keeps 63/64 of what it holds; without a span all keep a half."""
+    for span, most in ((64, 1 - 1 / 64), (1, 0.5)):
+        config = NetworkConfig(recurrent="gru", recurrent_size=512, recurrent_span=span)
+        memory: Any = with_memory(SPEC, config, lambda spec, config: QNetwork(spec, 2, config)).memory
+        keeps = memory.cells.bias_ih_l0.detach()[512:1024].sigmoid()
+        assert keeps.max().item() == pytest.approx(most, abs=2e-3)
 
 
 def test_a_state_that_was_forgotten_is_an_error():

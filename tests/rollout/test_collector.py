@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
-from palaestra.core import ConfigError, NonFiniteError, Offline, Replay, StepType, join_state, split_state
+from palaestra.core import ConfigError, Linear, NonFiniteError, Offline, Replay, StepType, join_state, split_state
 from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import collected, environment, make
 from tests.training.parts import Hooks
@@ -57,6 +57,14 @@ def test_collecting_episodes_gathers_at_least_so_many():
         assert info.env_steps >= 4 * 5
         assert info.env_s > 0.0
         assert len(collector.collect(n_episode=1).episodes) >= 1
+
+
+def test_the_discount_of_reported_episodes_is_the_one_that_a_schedule_ends_with():
+    """1 + 0.9 + 0.81 from the beginning on, so that early episodes can be compared with late ones."""
+    with environment(EnvConfig(name="CartPole-v1", max_episode_steps=3), 2) as env:
+        collector = Collector.of(env, make("ppo", env, gamma=Linear(0.5, 0.9)))
+        episodes = collector.collect(n_episode=2).episodes
+    assert [episode.discounted_return for episode in episodes] == pytest.approx([2.71, 2.71])
 
 
 def test_collecting_episodes_stops_with_the_step_that_ends_the_last():

@@ -45,7 +45,7 @@ def test_the_interval_is_that_of_the_mean():
     assert evaluation.return_std == pytest.approx(math.sqrt(160 / 9))
     half = 1.96 * math.sqrt(160 / 9) / math.sqrt(10)
     assert evaluation.return_ci95 == pytest.approx((5 - half, 5 + half))
-    assert str(evaluation) == f"5.0 ± {half:.1f} (95%, 10 episodes, deterministic)"
+    assert str(evaluation) == f"5.0 ± {half:.2f} (95%, 10 episodes, deterministic)"
 
 
 def test_one_episode_has_no_spread():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import gymnasium
 import pytest
 import torch
 
@@ -99,6 +100,25 @@ def test_the_replay_buffer_of_a_run_is_exported(run, tmp_path):
         "iql", "Pendulum-v1", offline__data=str(tmp_path / "data"), run__directory=str(tmp_path), **SMALL
     )
     assert again.result.status == "done"
+
+
+def test_a_folder_says_where_its_rows_come_from(tmp_path):
+    """The task with its wrappers, and whether rewards are the task's; nothing of an environment without a name."""
+    env = EnvConfig(
+        name="CartPole-v1", wrappers=("ScaleReward(scale=2.0)",), train_wrappers=("NormalizeReward",), num_envs=2
+    )
+    task = {"environment": "CartPole-v1", "task": "CartPole-v1 ScaleReward(scale=2.0)", "rewards": "of the task"}
+    collect_data(None, env, tmp_path / "collected", steps=10)
+    assert ReplayBuffer.load(tmp_path / "collected").origin == task
+    settings = SMALL | HYBRID | {"env__max_episode_steps": None, "trainer__eval_episodes": 1}
+    settings |= {"env__wrappers": env.wrappers, "env__train_wrappers": env.train_wrappers}
+    done = palaestra.train("dqn", "CartPole-v1", run__directory=str(tmp_path / "runs"), **settings)
+    export_data(done.directory, tmp_path / "exported")
+    found = ReplayBuffer.load(tmp_path / "exported").origin
+    assert found == task | {"rewards": "of training, with NormalizeReward"}
+    given = EnvConfig(name=lambda: gymnasium.make("CartPole-v1"))
+    collect_data(None, given, tmp_path / "given", steps=10)
+    assert ReplayBuffer.load(tmp_path / "given").origin == {"rewards": "of the task"}
 
 
 def test_a_run_without_a_replay_buffer_has_nothing_to_export(tmp_path):

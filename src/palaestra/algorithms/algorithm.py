@@ -58,7 +58,7 @@ class UpdateInfo:
         """Takes a gradient step into account."""
         self.gradient_steps += 1
         self.records.append(metrics)
-        self.rows += rows
+        self.rows += rows.long() if isinstance(rows, Tensor) else rows  # floats count to 2^24
 
     def require_finite(self) -> None:
         """Waits for a GPU that makes gradient steps of `Algorithm.begin_update`; nothing elsewhere.

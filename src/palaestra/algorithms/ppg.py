@@ -178,7 +178,7 @@ class PPG(Algorithm[StochasticPolicy, PPGConfig]):
         generator = self.minibatch_generator
         for _ in range(self.config.num_auxiliary_updates):
             order = torch.randperm(len(self._kept.value_target), generator=generator)
-            for rows in order.split(self.config.mini_batch_size):
+            for rows in order.tensor_split(max(1, round(len(order) / self.config.mini_batch_size))):
                 yield self._kept[rows.to(self._kept.value_target.device)]
 
     def state_tensors(self) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def curves_of(
         CheckpointError: no run has logged anything yet.
         ConfigError: there is no such metric.
     """
+    runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
     groups: dict[tuple[str, str], list[np.ndarray]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()

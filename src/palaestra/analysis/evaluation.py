@@ -13,7 +13,7 @@ import numpy as np
 
 from palaestra.analysis.curves import mean_interval
 from palaestra.config.config import on_cpu
-from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra
+from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra, readable
 from palaestra.core.files import whole_file
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import saved_pool
@@ -58,8 +58,8 @@ class RunsEvaluation:
         lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
         if len(self.runs) > 1:
             low, high = self.return_ci95
-            interval = f"95% bootstrap interval over {len(self.runs)} runs: {low:.1f} to {high:.1f}"
-            lines.append(f"all  {self.return_mean:.1f} ({interval})")
+            interval = f"95% bootstrap interval over {len(self.runs)} runs: {readable(low)} to {readable(high)}"
+            lines.append(f"all  {readable(self.return_mean)} ({interval})")
         if self.baseline is not None:
             lines.append(f"random actions  {self.baseline}")
         return "\n".join(lines)
@@ -227,7 +227,8 @@ def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "
     _, state = store.load_newest(rename=False)
     for policy in kept:
         buffers[policy].load_state_tensors(state[part_name("buffer", policy)])
-    return save_data({policy: (buffers[policy], algorithms[policy].policy) for policy in kept}, directory)
+    recorded = {policy: (buffers[policy], algorithms[policy].policy) for policy in kept}
+    return save_data(recorded, directory, run.config.env)
 
 
 def _checkpoint(directory: RunDirectory, which: str | int) -> dict[str, Any]:
@@ -255,6 +256,8 @@ class Ratings:
     """Games that row won against column; a draw is half a game."""
     games: int
     """Between any two of them."""
+    different: list[list[float]]
+    """Games of row and column that say something: those of a side that all went alike count as one."""
 
     def __str__(self) -> str:
         width = max(map(len, self.players))
@@ -265,6 +268,8 @@ class Ratings:
             f"[{self.elo[player].low:+.0f}, {self.elo[player].high:+.0f}]  {sum(self.scores[player]):g} of {total}"
             for player in order
         ]
+        if any(0 < number < self.games for row in self.different for number in row):
+            lines.append("games that all went alike are counted as one: these players, or their games, know no chance")
         return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score", *lines])
 
 
@@ -309,23 +314,23 @@ def rate_runs(
             if not isinstance(learner, TeamLearner) or any(spec.team for spec in learner.policy_specs.values()):
                 raise ConfigError(_unrated(label, learner))
             own = learner.config.env
-            if env is not None and (env.name, env.kwargs) != (own.name, own.kwargs):
-                raise ConfigError(f"{label} is of {own.name} {own.kwargs}, and those before of {env.name} {env.kwargs}")
+            if env is not None and env.task != own.task:
+                raise ConfigError(f"{label} is of {own.task}, and those before of {env.task}")
             env, players[label] = own, Player(learner.policy_specs, policies)
             limit_s = learner.config.trainer.eval_time_limit_s
     if baseline and players:
         players["random actions"] = Player.at_random(next(iter(players.values())).policy_specs)
     if env is None or len(players) < 2:
         raise ConfigError(f"{len(players)} player(s) given; rate at least two, or one and `--baseline`")
-    scores = np.zeros((len(players), len(players)))
+    scores, played = np.zeros((2, len(players), len(players)))
     order = list(players.values())
     for first, second in itertools.combinations(range(len(order)), 2):
         lanes = RunSeeds(seed).integer("evaluation", first * len(order) + second)
         rules = {"seed": lanes, "deterministic": deterministic, "time_limit_s": limit_s}
-        won = play_match(order[first], order[second], env, games=games, **rules)
-        scores[first, second], scores[second, first] = won, games - won
-    played = games * (1 - np.eye(len(order)))
-    return Ratings(list(players), elo_ratings(scores, played), scores.tolist(), games)
+        match = play_match(order[first], order[second], env, games=games, **rules)
+        scores[first, second], scores[second, first] = match.won, games - match.won
+        played[first, second] = played[second, first] = match.different
+    return Ratings(list(players), elo_ratings(scores / games * played, played), scores.tolist(), games, played.tolist())
 
 
 def _unrated(label: str, learner: Any) -> str:

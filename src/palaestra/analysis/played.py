@@ -224,7 +224,7 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
     if not played.actions:
         return
     actions, spec = torch.stack(played.actions).double(), policy.action_spec
-    if isinstance(spec, DiscreteSpec) and bool((actions == actions[0]).all()):
+    if isinstance(spec, DiscreteSpec) and spec.num > 1 and bool((actions == actions[0]).all()):
         yield Symptom(
             name="one_action",
             severity=2,
@@ -240,7 +240,7 @@ def _actions(policy: Policy, played: Played) -> Iterator[Symptom]:
     if isinstance(spec, BoundedSpec):
         ends = spec.minimum, spec.maximum
         low, high = (torch.tensor(bound, dtype=torch.double).expand(spec.shape) for bound in ends)
-        bounded, near = (high - low).isfinite(), 0.01 * (high - low)
+        bounded, near = (high - low).isfinite() & (high > low), 0.01 * (high - low)
         share = float((((actions - low) <= near) | ((high - actions) <= near))[:, bounded].double().mean())
         if share > 0.98:  # not NaN, where nothing has two bounds
             yield Symptom(

@@ -14,7 +14,7 @@ import numpy as np
 
 from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, thinned_metrics, x_label
 from palaestra.analysis.diagnosis import logged_symptoms
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_bytes, read_text
 from palaestra.runs.records import is_number, read_evaluations, read_faults
@@ -97,7 +97,7 @@ def _said(run: RunDirectory) -> list[str]:
     """The main facts of a run, in the order of `_heads`."""
     evaluations, best, train_s = read_evaluations(run.path), run.kept_return, run.info.get("train_s")
     trained = "–" if train_s is None else f"{train_s:.1f} s"
-    reached = ["–" if best is None else f"{best:.1f}", _mean(evaluations[-1][1] if evaluations else None)]
+    reached = ["–" if best is None else readable(best), _mean(evaluations[-1][1] if evaluations else None)]
     done = [escape(run.status), f"{run.steps_done:,}", trained, str(run.config.run.seed)]
     return [*reached, *done, escape(run.path.name)]
 
@@ -116,8 +116,8 @@ def _mean(evaluation: dict[str, Any] | None) -> str:
     if evaluation is None:
         return "–"
     (low, high), episodes = evaluation["return_ci95"], evaluation["episodes"]
-    half = "" if episodes == 1 else f" ± {(high - low) / 2:.1f}"
-    return f"{evaluation['return_mean']:.1f}{half} ({episodes} episode{'s' * (episodes != 1)})"
+    half = "" if episodes == 1 else f" ± {readable((high - low) / 2)}"
+    return f"{readable(evaluation['return_mean'])}{half} ({episodes} episode{'s' * (episodes != 1)})"
 
 
 def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:

@@ -260,11 +260,14 @@ def _is_jpeg(row: Any) -> bool:
 
 def _pictures(name: str, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Pictures of the JPEG files that Minari made of them."""
-    if len(shape) < 2:
+    image = import_extra("PIL.Image", "offline", "reading pictures of a Minari dataset")
+    pictures = [np.asarray(image.open(io.BytesIO(row.tobytes()))) for row in rows]
+    if len(shape) > 1 and (odd := [one.shape for one in pictures if (*one.shape, 1)[:3] != (*shape, 1)[:3]]):
+        raise ShapeError(f"{name} lie there as pictures of the shape {odd[0]}, but {shape} is needed")
+    if len(shape) < 2 or min(shape[:2]) < 32:  # which Minari 0.5.3 takes for codes, such as MiniGrid's, when it reads
         raise ShapeError(
             f"{name} lie there as JPEG, as which Minari stores all of uint8, and that has changed the numbers of these "
-            f"vectors of shape {shape} beyond use; record them as another dtype"
+            f"vectors or small pictures of shape {shape} beyond use; record them as another dtype"
         )
-    image = import_extra("PIL.Image", "offline", "reading pictures of a Minari dataset")
     _log.warning("%s lie there as JPEG, as which Minari stores all of uint8; that changed them a little", name)
-    return np.stack([np.asarray(image.open(io.BytesIO(row.tobytes()))).reshape(shape) for row in rows])
+    return np.stack(pictures).reshape(len(rows), *shape)

@@ -1,5 +1,6 @@
 """Exchange: Minari datasets as buffers and back, and the same steps with their actions in other units."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from torch import Tensor
 from palaestra.buffers.drawn import FLAG, cast_rows
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
-from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra
-from palaestra.core.tree import tree_leaves, tree_map, tree_select
+from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra, spec_leaves
+from palaestra.core.tree import tree_leaves, tree_map, tree_paths, tree_select
 
 __all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions"]
 
+_log = logging.getLogger(__name__)
 
 _KEPT = ("observation_spec", "reward_spec", "env_info_spec", "untransformed_spec", "stack_num", "sample_avail")
 _TRANSITION = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
@@ -49,7 +51,7 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         for number, lane in enumerate(rows):
             made.extend(_fragment(buffer, lane[:, None], convert), [number])
     made.writer.keep(counts)
-    made.reader.fixed = True
+    made.reader.fixed, made.origin = True, buffer.origin
     return made
 
 
@@ -86,12 +88,14 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
 
     Raises:
         MissingExtraError: Minari is not installed.
-        ShapeError: the dataset has no rows, or observations or actions do not fit the specs: their parts, shapes, or
-            values that the dtype of a spec cannot hold.
+        ShapeError: the dataset has no rows, or observations or actions do not fit the specs: their parts, shapes,
+            bounds or choices of actions, or values that the dtype of a spec cannot hold. Observations outside their
+            bounds are only logged.
     """
     if isinstance(dataset, str):
         dataset = import_extra("minari", "offline", "reading a Minari dataset").load_dataset(dataset)
-    capacity = int(dataset.total_steps) + int(dataset.total_episodes)
+    _require_limits(getattr(dataset, "action_space", None), action_spec)
+    capacity, outside = int(dataset.total_steps) + int(dataset.total_episodes), ""
     if dataset.total_steps == 0:
         raise ShapeError(f"the dataset {dataset.id} has no rows")
     buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
@@ -99,18 +103,49 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
         steps = len(episode.rewards)
         reward = cast_rows("rewards of the dataset", episode.rewards, TensorSpec(()), steps)[:, 0].numpy()
         observation = cast_rows("observations of the dataset", episode.observations, observation_spec, steps + 1)
+        outside = outside or _outside(observation, observation_spec)
         action = cast_rows("actions of the dataset", episode.actions, action_spec, steps)
         ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
         buffer.extend(_fields(reward, *ends, observation, action))
-    buffer.reader.fixed = True
+    if outside:
+        _log.warning("observations of the dataset %s have %s; is it of this environment?", dataset.id, outside)
+    buffer.reader.fixed, recorded = True, getattr(dataset, "env_spec", None)
+    buffer.origin = {"rewards": "of the task"} | ({} if recorded is None else {"environment": recorded.id})
     return buffer
 
 
-def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
+def _require_limits(space: Any, spec: SpecTree) -> None:
+    """Refuses actions with other bounds or choices than a spec's; parts and shapes are compared with the data."""
+    for path, leaf in spec_leaves(spec).items():
+        needed, part = leaf.bounds, space
+        for key in filter(None, path.split(".")):
+            part: Any = _parts(part).get(key)
+        given: Any = getattr(part, "low", None), getattr(part, "high", None)
+        if hasattr(part, "start"):
+            given = part.start, part.start + getattr(part, "nvec", getattr(part, "n", 0)) - 1
+        known = given[0] is not None and np.shape(given[0]) in ((), leaf.shape)
+        if known and needed is not None and not all(map(np.allclose, given, needed)):
+            raise ShapeError(f"the dataset's actions {path} are of {part}, and those of the environment of {leaf}")
+
+
+def _outside(observation: Any, spec: SpecTree) -> str:
+    """The first value beyond the bounds of a spec, but for rounding; nothing where there is none."""
+    for path, leaf in spec_leaves(spec).items():
+        values, (low, high) = tree_paths(observation)[path].numpy(), leaf.bounds or (-np.inf, np.inf)
+        beyond = (values < low - 1e-4 * (1 + abs(low))) | (values > high + 1e-4 * (1 + abs(high)))
+        if beyond.any():
+            return f"{path} the value {values[beyond][0]}, not of {leaf}".strip()
+    return ""
+
+
+def from_arrays(
+    data: Mapping[str, Any], *, observation_spec: SpecTree, action_spec: SpecTree, gaps_end: bool = False
+) -> ReplayBuffer:
     """A buffer with transitions in time order, as most data sets and plain loops have them.
 
     An episode ends where a flag says so. Where an observation is not the next one of the transition before, some
-    transitions are missing: what lies before counts as cut off there.
+    transitions are missing: what lies before counts as cut off there. As these are parts of episodes, with returns that
+    nobody knows, both sides begin with MID instead of FIRST; how many such gaps there are is logged.
 
     Args:
         data: N of each, as arrays or lists: `obs` that actions were taken on, `action` as the environment executes it,
@@ -118,6 +153,7 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
             a time limit say (`truncated`).
         observation_spec: of one observation.
         action_spec: of one action.
+        gaps_end: whether gaps are the time limits of whole episodes, for data that flag none.
 
     Raises:
         ShapeError: something is missing, is NaN or infinite, or does not fit the specs or the number of transitions.
@@ -138,16 +174,19 @@ def from_arrays(data: Mapping[str, Any], *, observation_spec: SpecTree, action_s
     specs = zip(_TRANSITION, (observation_spec, action_spec, TensorSpec(()), observation_spec, FLAG, FLAG), strict=True)
     seen, action, *others, after, ended, cut_off = (cast_rows(name, given[name], spec, count) for name, spec in specs)
     reward, terminated, truncated = (one[:, 0].numpy() for one in (*others, ended, cut_off))  # [N, 1] to [N]
-    over = terminated | truncated
+    flagged, apart = terminated | truncated, np.zeros(count, bool)
     for before, led in zip(tree_leaves(seen), tree_leaves(after), strict=True):
-        over[:-1] |= (before[1:] != led[:-1]).flatten(1).any(1).numpy()
-    over[-1] = True
-    ends = np.flatnonzero(over)
+        apart[:-1] |= (before[1:] != led[:-1]).flatten(1).any(1).numpy()
+    if (gaps := apart & ~flagged & (not gaps_end)).any():
+        _log.warning("%s times transitions are missing, where no flag ends an episode: no whole ones there", gaps.sum())
+    ends = np.flatnonzero(np.append((flagged | apart)[:-1], True))
     buffer = ReplayBuffer(count + len(ends), 1, observation_spec=observation_spec, action_spec=action_spec)
     for begin, last in zip([0, *(ends[:-1] + 1)], ends, strict=True):
         at, cut = slice(begin, last + 1), bool(truncated[last] or last < count - 1)
         rows = tree_map(lambda one, led, at=at: torch.cat([one[at], led[at][-1:]]), seen, after)
-        buffer.extend(_fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at)))
+        fields = _fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at))
+        fields.step_type[0] = StepType.MID if gaps[[last, begin - 1]].any() else StepType.FIRST
+        buffer.extend(fields)
     buffer.reader.fixed = True
     return buffer
 
@@ -157,7 +196,9 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
 
     The file has `observations`, `actions`, `rewards` and `terminals`, N of each in time order, and `timeouts`, which
     say where an episode was cut off. The observation that a cut-off transition led to is not in it, so such transitions
-    are left out, and those before them are cut off there; unless it has `next_observations`, too.
+    are left out, and those before them are cut off there; unless it has `next_observations`, too. With these alone, an
+    episode is cut off where an observation is not the next one of the transition before. An episode that the file has
+    no end of stays open: its return is not known.
 
     Args:
         observation_spec: of one observation.
@@ -184,12 +225,15 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     after, kept = data.get("next_observations"), np.ones_like(over)
     if after is None:
         after, kept = np.concatenate([seen[1:], seen[-1:]]), over | ~cut
-        kept[-1] &= over[-1]  # what it led to is not there
-        after[over] = seen[over]  # nor here, where it counts for nothing
         cut = np.append(~kept[1:], False)
+        kept[-1] &= over[-1]  # what it led to is not there: the newest episode stays open
+        after[over] = seen[over]  # nor here, where it counts for nothing
     columns = (seen, data["actions"], data["rewards"], after, over, cut)
     named = zip(_TRANSITION, (column[kept] for column in columns), strict=True)
-    return from_arrays(dict(named), observation_spec=observation_spec, action_spec=action_spec)
+    specs = {"observation_spec": observation_spec, "action_spec": action_spec}
+    buffer = from_arrays(dict(named), **specs, gaps_end="timeouts" not in data)
+    buffer.origin = {"rewards": "of the task"}
+    return buffer
 
 
 def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:
@@ -258,12 +302,17 @@ def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, a
     )
 
 
+def _parts(space: Any) -> Mapping[str, Any]:
+    """Parts of a Gymnasium space by name; those of a tuple by number."""
+    children = getattr(space, "spaces", {})
+    return {str(i): child for i, child in enumerate(children)} if isinstance(children, tuple) else children
+
+
 def _nest(name: str, value: Any, space: Any) -> Any:
     """Data `[T, ...]` of an episode as the dicts and tuples of a Gymnasium space, as far as Minari keeps them exact."""
     from minari.dataset.minari_storage import is_image_space
 
-    children = getattr(space, "spaces", {})  # of a Dict a dict, of a Tuple a tuple
-    parts = {str(i): child for i, child in enumerate(children)} if isinstance(children, tuple) else children
+    children, parts = getattr(space, "spaces", {}), _parts(space)
     given = list(value.keys()) if isinstance(value, Batch) else []
     if set(given) != set(parts):
         raise ShapeError(f"{name} has the parts {given}, but its space has {list(parts)}; give the environment's space")

@@ -76,6 +76,8 @@ class ReplayBuffer:
         """Where what is read lies."""
         self.positions = streams.positions
         """Where each lane is written next, and which rows it holds; to be read only."""
+        self.origin: dict[str, str] = {}
+        """What is known of where loaded rows come from; see `save`."""
         self._known_returns: tuple[Any, np.ndarray, np.ndarray, int] | None = None
 
         self.writer = writer = StreamWriter(streams)
@@ -160,7 +162,8 @@ class ReplayBuffer:
         """Appends one transition of a plain loop, as Gymnasium's `step` gives it.
 
         An episode ends where a flag says so. Where `obs` is not the `next_obs` of the transition before, some are
-        missing: what lies before counts as cut off there.
+        missing: what lies before counts as cut off there. Neither side is a whole episode then: both begin with MID,
+        unless rows lie in mapped files or stacks of frames are kept, where what was written stays.
 
         Args:
             obs: what the action was taken on, raw.
@@ -186,8 +189,12 @@ class ReplayBuffer:
         stands = to_device(Batch.of({"obs": storage.take("observation", number)}), "cpu") if running else None
         if stands != Batch.of({"obs": seen}):
             if running:
+                begin = self.reader.after(number, -self.reader.steps_from_begin(number))
+                joins = (self.reader.ages(begin) > 0) & (storage.step_types[self.reader.after(begin, -1)] != LAST)
                 self.end_streams(which)
-            self.open(lane_step(FIRST, torch.zeros_like(earned), 1, seen), which)
+                marked = begin[~joins & (storage.step_types[begin] == FIRST) & (not self.positions.spare)]
+                storage.step_types[marked] = MID
+            self.open(lane_step(MID if running else FIRST, torch.zeros_like(earned), 1, seen), which)
         kind = LAST if ended or cut else MID
         self.append(acted, lane_step(kind, earned, 0 if ended else 1, led), env_id=which)
 
@@ -371,11 +378,13 @@ class ReplayBuffer:
         self.writer.load_state(tensors)
         self._keys = self._known_returns = None
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, *, origin: Mapping[str, str] | None = None) -> None:
         """Writes the buffer to a new folder: safetensors, JSON and their hashes. What its sampler knows is left out.
 
         Args:
             directory: must not exist yet; it appears when it is whole.
+            origin: what to note of where the rows come from, such as that of `palaestra.rollout.origin_of`, with which
+                runs compare theirs. A folder without it is of whatever it fits.
 
         Raises:
             ConfigError: the folder exists.
@@ -384,6 +393,7 @@ class ReplayBuffer:
         shape = {
             "capacity": None if self._streams.growing else self.rows_per_lane * self.num_lanes,
             "num_lanes": self.num_lanes,
+            "origin": {**(origin or {})},
         }
         tensors = {**stream_tensors(self._streams), **self.writer.state()}
         write_buffer(Path(directory), shape, self.options, tensors)
@@ -407,7 +417,7 @@ class ReplayBuffer:
         if capacity is None and storage is not None and storage.mapped:
             capacity = max(1, int(tensors["count"].max())) * lanes
         buffer = cls(capacity, lanes, sampler=sampler, **{**options, "storage": storage})
-        buffer.reader.fixed = True
+        buffer.reader.fixed, buffer.origin = True, shape["origin"]
         if buffer.positions.opened.any():
             raise ConfigError(
                 f"mapped files that hold {len(buffer)} rows were given to load {directory} into; give a new folder, or "

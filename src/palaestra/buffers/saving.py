@@ -232,7 +232,7 @@ def write_buffer(directory: Path, shape: Mapping[str, Any], options: RowOptions,
 
     Args:
         directory: must not exist yet.
-        shape: capacity and lanes.
+        shape: capacity and lanes, and the origin.
         options: what a row consists of.
         tensors: what the buffer holds.
 
@@ -260,7 +260,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
         directory: its folder.
 
     Returns:
-        Capacity and lanes, what a row consists of, and what the buffer held.
+        Capacity and lanes, and the origin; what a row consists of; and what the buffer held.
 
     Raises:
         CheckpointError: a file is missing, damaged, of another kind or of a newer format; the message names it.
@@ -271,6 +271,7 @@ def read_buffer(directory: Path) -> tuple[dict[str, Any], RowOptions, dict[str, 
         options: dict[str, Any] = {name: spec_from_json(spec) for name, spec in described["specs"].items()}
         options |= {name: described[name] for name in _SETTINGS if name in described}
         shape = {name: described[name] for name in ("capacity", "num_lanes")}
+        shape["origin"] = {str(name): str(text) for name, text in described.get("origin", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError) as error:
         raise CheckpointError(f"{directory / 'buffer.json'} describes no buffer: {error!r}") from error
     return shape, RowOptions(**options), files.load_tensors(directory / "rows.safetensors")

@@ -20,7 +20,7 @@ from rich.markup import escape
 from palaestra import experiments
 from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, counter, print_table
 from palaestra.config.presets import tuned
-from palaestra.core import CheckpointError, ConfigError, available_devices
+from palaestra.core import CheckpointError, ConfigError, available_devices, readable
 from palaestra.core.reading import read_json, read_text
 from palaestra.deployment import zoo_policies
 from palaestra.envs import CheckReport, EnvConfig
@@ -118,7 +118,7 @@ def _runs(options: ListOptions) -> _Listing:
     for run in runs[-most:]:
         best = run.kept_return
         steps = f"{run.steps_done:,} {run.info.get('unit', 'env steps')}"
-        rows.append((run.path, run.status, steps, "" if best is None else f"{best:.1f}"))
+        rows.append((run.path, run.status, steps, "" if best is None else readable(best)))
     notes = [f"the newest {most} of {len(runs)}; --all shows all"] if 0 < most < len(runs) else []
     for path in groups[-most:]:
         states = [experiments.RunDirectory(child.parent).status for child in path.glob("*/run.json")]

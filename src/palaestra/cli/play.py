@@ -12,7 +12,7 @@ import numpy as np
 
 from palaestra import experiments
 from palaestra.cli.options import RunOptions
-from palaestra.core import AtLeastOne, ConfigError, import_extra
+from palaestra.core import AtLeastOne, ConfigError, import_extra, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def play(name: str, options: PlayOptions) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
     scenes = learner.play(policies, episodes=options.episodes, seed=options.seed, window=window)
     films, returns, fps = _watched(scenes, options.overlay)
-    path, text = None, f"{len(returns)} episode(s), return {np.mean(returns):.1f}"
+    path, text = None, f"{len(returns)} episode(s), return {readable(float(np.mean(returns)))}"
     if not window:
         path = Path(options.output or _place(directory) / ("grid.mp4" if options.grid else "play.mp4"))
         frames = grid(films) if options.grid else [frame for film in films for frame in film]

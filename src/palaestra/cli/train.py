@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from palaestra import experiments
 from palaestra.cli.options import ExperimentOptions, parse
 from palaestra.config.config import as_yaml
-from palaestra.core import AtLeastOne, ConfigError, require_ranges
+from palaestra.core import AtLeastOne, ConfigError, readable, require_ranges
 from palaestra.training.console import silence_stdout
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def _report(done: experiments.RunResult) -> int:
     lines = [] if result.evaluation is None else [f"evaluation  {result.evaluation}"]
     if result.best_return is not None:
         played = result.evaluation is not None and result.evaluation.against_best is not None
-        best = "the winner against those before it" if played else f"{result.best_return:.1f}"
+        best = "the winner against those before it" if played else readable(result.best_return)
         lines.append(f"best        {best}: the policy that eval and play use")
     if "resume" in info:
         why = ", and ".join(info.get("resume_reasons", []))

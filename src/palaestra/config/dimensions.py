@@ -13,9 +13,12 @@ from palaestra.core.settings import members_of
 
 __all__ = ["Dimension", "search_space"]
 
-_NOT_SEARCHED = {"capacity", "mini_batch_length", "burn_in", "num_critics", "rho_clip", "trace_clip"}
-"""Sizes that decide about memory, or that are for networks with memory alone, and bounds of which one may not be above
-the other; a path in `space` searches them."""
+_NOT_SEARCHED = {
+    *("capacity", "mini_batch_length", "burn_in", "num_critics", "rho_clip", "trace_clip", "action_chunk"),
+    "num_dropped",
+}
+"""Sizes that decide about memory, or that are for networks with memory alone, and those that bound others or cannot be
+had beside them; a path in `space` searches them."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,13 @@ def search_space(
     """
     settings = {one.path: one for one in settings_of(ExperimentConfig, vars(config))}
     possible = {one.path: one for setting in settings.values() for one in _dimensions(setting, config)}
-    unused = [] if getattr(config.algorithm, "prioritized", True) else ["priority_alpha", "priority_beta"]
+    own: Any = config.algorithm
+    unused = [] if getattr(own, "prioritized", True) else ["priority_alpha", "priority_beta"]
+    remembers = getattr(getattr(own, "network", None), "recurrent", None) is not None
+    if remembers or getattr(getattr(own, "bonus", None), "kind", None) is not None:
+        unused.append("n_step")
+    if getattr(own, "num_epochs", None) is not None:
+        unused.append("gradient_steps")
     chosen = {
         path: one
         for path, one in possible.items()
@@ -187,8 +196,9 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
         return []
     bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Range)]
     top = min([1.0 for entry in bounds if entry.le == 1 or entry.lt == 1], default=math.inf)
+    bottom = max([max(entry.ge or 0.0, 1.01 * (entry.gt or 0.0)) for entry in bounds], default=0.0)
     if isinstance(value, Linear):
-        parts = [_around(f"{path}.{part}", getattr(value, part), top) for part in ("start", "end")]
+        parts = [_around(f"{path}.{part}", getattr(value, part), bottom, top) for part in ("start", "end")]
         moving = [one for one in parts if one is not None and value.start != value.end]
         return [one for one in moving if one.high > one.low] + [Dimension(f"{path}.fraction", "linear", 0.05, 1.0)]
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -199,17 +209,17 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
         exponent = round(math.log2(value))
         low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(most)))
         return [Dimension(path, "power_of_two", 2**low, 2**high)] if low < high else []
-    found = _around(path, float(value), top) if bounds or path.startswith("algorithm.") else None
+    found = _around(path, float(value), bottom, top) if bounds or path.startswith("algorithm.") else None
     return [] if found is None else [found]
 
 
-def _around(path: str, value: float, top: float) -> Dimension | None:
-    """A range around a value that is above 0 and at most `top`; `None` where it has none."""
-    if not 0 < value <= top or value == top:
+def _around(path: str, value: float, bottom: float, top: float) -> Dimension | None:
+    """A range around a value that is above 0, at least `bottom` and at most `top`; `None` where it has none."""
+    if not 0 < value <= top or value in (bottom, top):
         return None
     if top == 1 and value >= 0.5:
         return Dimension(path, "log_below_one", 1 - min(0.5, 10 * (1 - value)), 1 - (1 - value) / 10)
-    return Dimension(path, "log", value / 10, min(top, value * 10))
+    return Dimension(path, "log", max(bottom, value / 10), min(top, value * 10))
 
 
 def _metadata(hint: Any) -> list[Any]:

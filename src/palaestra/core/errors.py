@@ -26,6 +26,7 @@ __all__ = [
     "ShapeError",
     "SpecError",
     "did_you_mean",
+    "readable",
     "refuses",
 ]
 
@@ -161,6 +162,16 @@ def printable(text: str) -> str:
         '\\x1b[31mred'
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def readable(number: float) -> str:
+    """A return for people: with one decimal, or three digits where that says too little.
+
+    Examples:
+        >>> readable(475.31), readable(1.0), readable(0.9642)
+        ('475.3', '1.0', '0.964')
+    """
+    return f"{number:.1f}" if abs(number) >= 10 or number == round(number, 1) else f"{number:.3g}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

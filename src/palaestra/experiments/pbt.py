@@ -17,7 +17,7 @@ import torch
 from palaestra.algorithms import Together
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.dimensions import Dimension, first_values, search_space
-from palaestra.core import ConfigError, Linear, Piecewise, RunSeeds, Schedule, schedule_value, tree_map
+from palaestra.core import ConfigError, Linear, Piecewise, RunSeeds, Schedule, readable, schedule_value, tree_map
 from palaestra.rollout.collection import episode_discount
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.training import Callback, Trainer, TrainingRun
@@ -313,14 +313,14 @@ def lineage_page(runs: Mapping[int, RunDirectory], scores: Mapping[int, float], 
     lines = ["# Lineage", "", "Members by their run seeds; → is a copy, at these env steps.", ""]
     lines += ["| member | last score | where it comes from |", "|---|---|---|"]
     for number in sorted(runs, key=lambda one: -scores.get(one, -math.inf)):
-        score = f"{scores[number]:.1f}" if number in scores else "failed"
+        score = readable(scores[number]) if number in scores else "failed"
         lines.append(f"| {number} | {score} | {Ancestry.of(number, runs, space)} |")
     columns = ["env steps", "member", "score", "copied", "its score", *names]
     lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     copies = [(one, number) for number, run in runs.items() for one in run.info.get("copies", ())]
     for one, number in sorted(copies, key=lambda pair: (pair[0]["env_steps"], pair[1])):
         numbers = " | ".join(f"{value:.4g}" for value in one["settings"].values())
-        scored = f"{one['score']:.1f} | {one['from']} | {one['from_score']:.1f}"
+        scored = f"{readable(one['score'])} | {one['from']} | {readable(one['from_score'])}"
         lines.append(f"| {one['env_steps']:,} | {number} | {scored} | {numbers} |")
     return "\n".join(lines) + "\n"
 

@@ -206,12 +206,13 @@ def _replayed(
     if begin:
         copy_results(run, copy, begin)
     # threads as they were; other versions and hardware are said in the receipt
-    taken = {name: value for name, value in run.info.items() if name in ("threads", "onednn")}
+    taken = {name: value for name, value in run.info.items() if name in ("threads", "onednn", "began_from")}
     copy.write_info({"best_return": None, "sessions": [], "resume": None, "resume_reasons": [], **now, **taken})
     learner = make_learner(copy.config)
     found: dict[int, list[str]] = {}
     with active(copy, learner, learner.load_data(), resumed=begin > 0) as trainer:
-        if copy.info["resume"] == "statistical":
+        whys = [why for why in copy.info["resume_reasons"] if "(without a state)" not in why]  # it may do nothing
+        if copy.info["resume"] == "statistical" and whys:
             raise ConfigError(
                 f"{run.path} cannot be replayed from {begin:,} env steps, for it would go on "
                 f"{', and '.join(copy.info['resume_reasons'])}; --from-start trains it again from its seed"

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from palaestra.analysis.curves import curves_of, mean_interval, terminal_plot
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
 from palaestra.core.importing import GIVEN
@@ -386,7 +386,7 @@ class _Panel:
                 f"{seed.env_steps:,} of {self._total:,}",
                 _number(metrics.get("return_mean")),
                 _number(metrics.get("eval/return_mean")),
-                _number(metrics.get("time/env_steps_per_s"), "{:,.0f}"),
+                _number(metrics.get("time/env_steps_per_s"), "{:,.0f}".format),
             )
         return Panel(table, title=Text(self._title), expand=False)
 
@@ -400,8 +400,8 @@ class _Panel:
             self._console.print(terminal_plot(curves, width=min(100, self._console.width)))
 
 
-def _number(value: float | None, form: str = "{:.1f}") -> str:
-    return "–" if value is None else form.format(value)
+def _number(value: float | None, form: Callable[[float], str] = readable) -> str:
+    return "–" if value is None else form(value)
 
 
 def _supervise(

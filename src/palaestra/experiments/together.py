@@ -17,7 +17,7 @@ from typing import Any
 
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import algorithm_name, preset
-from palaestra.core import CheckpointError, ConfigError, PalaestraError, trust
+from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable, trust
 from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, PbtMember, Selection
 from palaestra.experiments.run import active, ended, require_same_task
@@ -210,6 +210,6 @@ def group_summary(done: GroupResult) -> list[str]:
     best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
     if best:
         interval = done.best_return_ci95
-        tail = f", 95% interval {interval[0]:.1f} to {interval[1]:.1f} over seeds" if interval else ""
-        lines.append(f"best return {sum(best) / len(best):.1f}{tail} ({len(best)} of {len(done.seeds)} seeds)")
+        tail = f", 95% interval {' to '.join(map(readable, interval))} over seeds" if interval else ""
+        lines.append(f"best return {readable(sum(best) / len(best))}{tail} ({len(best)} of {len(done.seeds)} seeds)")
     return lines

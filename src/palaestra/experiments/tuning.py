@@ -15,7 +15,7 @@ from palaestra.analysis.evaluation import evaluate_run
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
 from palaestra.config.dimensions import Dimension, with_values
 from palaestra.config.presets import preset
-from palaestra.core import ConfigError, PalaestraError
+from palaestra.core import ConfigError, PalaestraError, readable
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
 from palaestra.core.reading import read_text
@@ -84,8 +84,10 @@ class TuningResult:
         lines = [head, "", *table]
         for one in self.winners:
             low, high = one.fresh_ci95
-            scores = f"{one.search_score:.1f} | {one.fresh_score:.1f} | {low:.1f} to {high:.1f}"
-            lines.append(f"| {one.trial} | {scores} | {one.winners_curse:.1f} |")
+            scores = " | ".join(map(readable, (one.search_score, one.fresh_score)))
+            lines.append(
+                f"| {one.trial} | {scores} | {readable(low)} to {readable(high)} | {readable(one.winners_curse)} |"
+            )
         lines += ["", f"The preset has the settings of trial {self.winners[0].trial}, the best by the search:", ""]
         settings = self.winners[0].settings.items()
         lines += [f"- {path}: {value if isinstance(value, str) else f'{value:.6g}'}" for path, value in settings]

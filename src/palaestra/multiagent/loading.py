@@ -39,6 +39,8 @@ class _Foreign(MultiAgentEnv):
 
     def __init__(self, env: Any, agents: Mapping[str, AgentSpec]) -> None:
         self._env, self._agents = env, dict(agents)
+        self.metadata = getattr(env, "metadata", {})
+        """What it says of itself, such as `render_fps`."""
 
     @property
     def agents(self) -> Mapping[str, AgentSpec]:
@@ -122,8 +124,13 @@ class ParallelAdapter(_PettingZooAdapter):
         for name in given:
             observation = self._of(name, observations, infos)
             time_steps[str(name)] = _ended(observation, float(rewards[name]), ends[name], cuts[name])
-        for name in self._env.agents:  # those that have just appeared
-            if name not in given:
+        for name in self._env.agents:
+            if name in given and (ends[name] or cuts[name]):
+                raise core.EnvError(
+                    f"{name!r} has ended and is still in `agents`, so that it would act on; a ParallelEnv takes it out "
+                    "in the same step"
+                )
+            if name not in given:  # it has just appeared
                 time_steps[str(name)] = core.restart(self._of(name, observations, infos))
         unearned = {str(name): float(reward) for name, reward in rewards.items() if name not in given and reward}
         return MultiAgentStep(time_steps, not self._env.agents, unearned_rewards=unearned)

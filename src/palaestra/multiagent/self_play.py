@@ -1,6 +1,7 @@
 """`SelfPlay`: frozen snapshots of a policy that play against it, and who of them plays in which episode."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -234,13 +235,13 @@ def load_weights(policy: Policy, weights: Sequence[Tensor]) -> None:
 
 
 def match_score(own: float, other: float) -> float:
-    """1 for a win, a half for a draw, 0 for a loss.
+    """1 for a win, a half for a draw (equal but for rounding), 0 for a loss.
 
     Args:
         own: return.
         other: return of the opponent.
     """
-    return 0.5 if own == other else float(own > other)
+    return 0.5 if math.isclose(own, other, rel_tol=1e-9, abs_tol=1e-12) else float(own > other)
 
 
 def _of(outcome: MultiAgentStep, names: set[str]) -> MultiAgentStep:

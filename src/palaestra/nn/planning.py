@@ -249,7 +249,8 @@ class SimulatorModel(PlanningNetwork):
         seen, after = rows.observation[:-1][goes_on], rows.observation[1:][goes_on]
         state, reward, over = self.simulator.transition(self.simulator.state_of(seen), rows.action["choice"][goes_on])
         same = over == (rows.discount[1:][goes_on] == 0)
-        same &= torch.isclose(reward.float(), rows.reward[1:][goes_on].float(), 1e-4, 1e-5)
+        given = rows.reward[1:][goes_on].float()
+        same &= (reward.float() - given).abs() <= 1e-4 * given.abs() + 1e-5 * rows.reward.abs().max()
         for found, given in zip(tree_leaves(self.simulator.observe(state)), tree_leaves(after), strict=True):
             same &= over | torch.isclose(found.float(), given.float(), 1e-4, 1e-5).unsqueeze(-1).flatten(1).all(1)
         if not same.all():

@@ -16,7 +16,7 @@ from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of
 from palaestra.core import ConfigError, ShapeError, SpecTree, TensorSpec, schedule_value, spec_layout
 from palaestra.core.errors import require_kind
 from palaestra.core.plan import POLICY, OnPolicy, Replay
-from palaestra.envs import Environment
+from palaestra.envs import EnvConfig, Environment
 from palaestra.policies import Policy
 from palaestra.rollout.episodes import Episode
 
@@ -28,6 +28,7 @@ __all__ = [
     "buffer_for",
     "episode_discount",
     "episodes_of_lanes",
+    "origin_of",
     "require_compression",
 ]
 
@@ -119,6 +120,23 @@ class Quota:
             state: with its two entries, and possibly others.
         """
         self.left, self._carry = state["rows_left"], state["carry"]
+
+
+def origin_of(env: EnvConfig) -> dict[str, str]:
+    """What a data set tells of where it was collected: see `ReplayBuffer.save`.
+
+    Args:
+        env: where. Of one that has a name in this process alone, only the rewards are told.
+
+    Returns:
+        `environment`; `task`, all that returns depend on; and `rewards`: of the task, or as training changed them.
+    """
+    changes = [*map(str, env.train_wrappers), *(f"{key}={value!r}" for key, value in env.train_kwargs.items())]
+    rewards = {"rewards": f"of training, with {', '.join(changes)}" if changes else "of the task"}
+    if env.name.startswith("__given__:"):  # see `given_name`
+        return rewards
+    task = " ".join([env.task, *map(str, (*env.gym_wrappers, *env.wrappers))])
+    return {"environment": env.name.rpartition(":")[2], "task": task} | rewards
 
 
 class OfflineData:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, StepType
+from palaestra.core import ConfigError, StepType, readable
 from palaestra.core.errors import is_news
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
@@ -111,6 +111,8 @@ class Evaluation:
     against_best: float | None = None
     """Share of games won against the policies of the best evaluation before, a draw counted half; `None` where nobody
     played them."""
+    rival_at: int | None = None
+    """Env steps of those policies' evaluation, where known."""
 
     def weighted(self, weights: Sequence[float]) -> "Evaluation":
         """The same episodes with weighted sums as their returns, instead of sums.
@@ -131,8 +133,8 @@ class Evaluation:
         half = (self.return_ci95[1] - self.return_ci95[0]) / 2
         kind = "deterministic" if self.deterministic else "stochastic"
         if self.episodes == 1:
-            return f"{self.return_mean:.1f} (1 episode, {kind})"
-        return f"{self.return_mean:.1f} ± {half:.1f} (95%, {self.episodes} episodes, {kind})"
+            return f"{readable(self.return_mean)} (1 episode, {kind})"
+        return f"{readable(self.return_mean)} ± {readable(half)} (95%, {self.episodes} episodes, {kind})"
 
 
 def evaluate(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +18,12 @@ import torch
 from palaestra.algorithms import AdversarialReward, Algorithm
 from palaestra.buffers import MixtureSource, ReplayBuffer, from_d4rl, from_minari, sampler_of, to_minari, with_actions
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import Batch, RunSeeds, TensorSpec, spec_layout, spec_leaves, tree_leaves, tree_paths
-from palaestra.core.errors import ConfigError, MissingExtraError, ShapeError, refuses
-from palaestra.core.plan import POLICY, Offline, Replay
+from palaestra.core import POLICY, Batch, RunSeeds, TensorSpec, spec_layout, spec_leaves, tree_leaves, tree_paths
+from palaestra.core.errors import ConfigError, MissingExtraError, ShapeError, is_news, refuses
 from palaestra.envs import EnvConfig, Environment, create_environment, space_from_spec
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy, raw_actions
-from palaestra.rollout import Collector
+from palaestra.rollout import Collector, origin_of
 from palaestra.training import policy_folder
 
 __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
@@ -29,6 +31,7 @@ __all__ = ["DataSummary", "collect_by_chance", "collect_data", "export_minari"]
 LIBRARIES = {"minari:": from_minari, "d4rl:": from_d4rl}
 """What reads data that is no folder of ours, by how its name begins."""
 _ROWS_AT_ONCE = 10_000
+_log = logging.getLogger(__name__)
 
 
 def load_for(
@@ -54,8 +57,8 @@ def load_for(
         if plan.data == "offline" or isinstance(learned, AdversarialReward):
             raise ConfigError(
                 f"{name} learns from data that it does not collect; name some by offline.data: a folder, "
-                f"minari:DATASET or d4rl:FILE. `palaestra data collect random {config.env.name} FOLDER --steps 10000` "
-                "makes such a folder, as does `palaestra data export RUN FOLDER`"
+                f"minari:DATASET or d4rl:FILE. `palaestra data collect random {config.env.name} FOLDER --steps 10000"
+                f"{_typed(config.env)}` makes such a folder, as does `palaestra data export RUN FOLDER`"
             )
         return None
     if isinstance(learned, AdversarialReward):
@@ -64,6 +67,8 @@ def load_for(
     else:
         _require_use(config, algorithm, name)
     buffer = read_for(algorithm.policy, data, config.env.name, reward_shape)
+    mixes = plan.data == "replay" and not isinstance(learned, AdversarialReward)
+    _compare(buffer.origin, config.env, data, mixes=mixes)
     if isinstance(learned, AdversarialReward):
         return learned.imitate(_transitions(buffer), buffer)
     try:
@@ -73,6 +78,28 @@ def load_for(
     if plan.data == "replay":
         buffer.sampler = sampler_of(plan)
     return buffer
+
+
+def _typed(env: EnvConfig) -> str:
+    """What is typed behind an environment's name for data of the same task."""
+    text = json.JSONEncoder(default=str).encode
+    words = {"gym-wrappers": env.gym_wrappers, "wrappers": env.wrappers, "variants": [*map(text, env.variants)]}
+    one = {"max-episode-steps": env.max_episode_steps, "kwargs": text(env.kwargs) if env.kwargs else None}
+    words |= {name: [value] for name, value in one.items() if value is not None}
+    return "".join(f" --env.{name} {shlex.join(map(str, words[name]))}" for name in words if words[name])
+
+
+def _compare(origin: Mapping[str, str], env: EnvConfig, data: str, *, mixes: bool) -> None:
+    """Refuses data of another environment, and says how else they differ; what is not known is not compared."""
+    own = origin_of(env)
+    differ = [key for key in own if origin.get(key, own[key]) != own[key] and (mixes or key != "rewards")]
+    said = "; ".join(f"the data {data} has the {key} {origin[key]!r}, this run {own[key]!r}" for key in differ)
+    if "environment" in differ and "task" in origin:
+        raise ConfigError(f"{said}; if both names mean one, ReplayBuffer.load(FOLDER).save(OTHER) leaves it out")
+    if "rewards" in differ:
+        said += ". They are mixed: leave out env.train_wrappers and env.train_kwargs, or give data that a run exported"
+    if differ and is_news(said):
+        _log.warning("%s", said)
 
 
 def _transitions(buffer: ReplayBuffer) -> Batch:
@@ -114,43 +141,6 @@ def mixed(config: ExperimentConfig, buffer: Any, data: ReplayBuffer) -> MixtureS
         data: from `load_for`.
     """
     return MixtureSource([(buffer, 1 - config.offline.share), (data, config.offline.share)])
-
-
-def going_online(algorithm: Algorithm[Any, Any], config: ExperimentConfig, name: str) -> None:
-    """Lets an algorithm go on with steps of its own after `offline.updates` updates, where the run asks for it.
-
-    An algorithm that learns from data alone gets a plan to replay: a step from every environment between two updates,
-    of which the buffer keeps the newest 100,000.
-
-    Args:
-        algorithm: whose plan changes.
-        config: says whether, and after how many updates.
-        name: of the algorithm, for messages.
-
-    Raises:
-        ConfigError: the algorithm only imitates, there is nothing left of the budget, or workers are to collect.
-    """
-    plan, settings, budget = algorithm.plan, config.offline, config.trainer.total_env_steps
-    goes_on = plan.data == "offline" and settings.fraction is not None
-    if goes_on and algorithm.imitates:
-        raise ConfigError(
-            f"{name} imitates its data, so that steps of its own would teach it nothing; leave out offline.fraction. "
-            "What behaviour cloning has learned can go on in PPO: `palaestra train ppo ENV --from RUN`"
-        )
-    if (goes_on or settings.updates) and config.distributed.runtime is not None:
-        raise ConfigError(
-            f"{name} is to go from data to steps of its own, which it does in one process; leave out "
-            "distributed.runtime"
-        )
-    if settings.updates >= budget:
-        raise ConfigError(
-            f"offline.updates is {settings.updates} and trainer.total_env_steps is {budget}, of which an update on the "
-            "data takes one, so that none is left for env steps; raise the budget, or leave out offline.updates"
-        )
-    if goes_on and isinstance(plan, Offline):
-        algorithm.plan = plan.online()
-    elif settings.updates and isinstance(plan, Replay):
-        algorithm.plan = replace(plan, learning_starts=0)
 
 
 @refuses(ConfigError)
@@ -339,7 +329,7 @@ def collect_data(
         actor.generator.manual_seed(RunSeeds(seed).integer("acting"))
         buffer = _unbounded(actor, made, env.num_envs)
         Collector(made, actor, buffer).collect(n_step=steps)
-    return save_data({POLICY: (buffer, actor)}, directory)
+    return save_data({POLICY: (buffer, actor)}, directory, plain)
 
 
 def collect_agents(
@@ -363,7 +353,8 @@ def collect_agents(
         ConfigError: the folder exists, or `steps` is less than 1.
     """
     require_new(directory, steps=steps)
-    with create_multi_agent_envs(env.for_evaluation(env.num_envs), seed=seed) as envs:
+    plain = env.for_evaluation(env.num_envs)
+    with create_multi_agent_envs(plain, seed=seed) as envs:
         for number, policy in enumerate(policies.values()):
             policy.generator.manual_seed(RunSeeds(seed).integer("acting", number))
         lanes = {name: envs.batch_size * spec.lanes_per_env for name, spec in policy_specs.items()}
@@ -371,7 +362,7 @@ def collect_agents(
         collector = MultiAgentCollector(envs, policy_specs, policies, records=records)
         while collector.env_steps < steps:
             collector.unroll(-(-(steps - collector.env_steps) // envs.batch_size))
-    return save_data({name: (records[name], policies[name]) for name in policy_specs}, directory)
+    return save_data({name: (records[name], policies[name]) for name in policy_specs}, directory, plain)
 
 
 def _unbounded(policy: Policy, specs: Environment | PolicySpec, num_lanes: int) -> ReplayBuffer:
@@ -449,17 +440,18 @@ def require_new(directory: str | Path, *, steps: int = 1) -> Iterator[str]:
         yield f"--steps is {steps}; it must be at least 1"
 
 
-def save_data(recorded: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path) -> DataSummary:
+def save_data(kept: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | Path, env: EnvConfig) -> DataSummary:
     """Saves data sets: one in the folder itself; or, of many agents, one for each policy in its own.
 
     Args:
-        recorded: buffers and who acted, by policy.
+        kept: buffers and who acted, by policy.
+        env: where they acted; the folders say so.
     """
     parts: dict[str, DataSummary] = {}
-    for name, (buffer, policy) in recorded.items():
+    for name, (buffer, policy) in kept.items():
         folder = policy_folder(Path(directory), name)
         made = with_actions(buffer, policy.action_spec, policy.env_action)
-        made.save(folder)
+        made.save(folder, origin=origin_of(env))
         parts[name] = summary_of(folder, made)
     if [*parts] == [POLICY]:
         return parts[POLICY]

@@ -334,6 +334,20 @@ class PolicyLearner(Learner):
 # -- what learners of several kinds are made with
 
 
+def frames_per_second(env: Any) -> int:
+    """Pictures in a second, as Gymnasium's environments say it in `metadata["render_fps"]`; 30 where none is said.
+
+    Args:
+        env: environments, of one agent or many.
+    """
+    try:
+        metadata = env.get_attr("metadata")[0]
+    except (ConfigError, EnvError):
+        return 30
+    rate = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    return max(1, round(rate)) if isinstance(rate, int | float) else 30
+
+
 def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
     """Environments for evaluation; their seeds are never those of training.
 

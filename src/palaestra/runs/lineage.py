@@ -215,7 +215,7 @@ def copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
         if env_steps <= step:
             records.write_evaluation(child.path, env_steps, {**evaluation, "best": False})  # another's is kept
     names = ("sessions", "resumed_at", "policy_lost_at", *OF_SESSION)  # as the child is
-    names += ("config_sha256",) if parent.edited else ()
+    names += ("overrides", "began_from", *(["config_sha256"] if parent.edited else []))
     taken = {name: value for name, value in parent.info.items() if name in names}
     child.write_info({"best_return": parent.kept_return, **taken})
 
@@ -270,7 +270,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
                 require_order(algorithm.policy, policy_folder(directory.path / "policy", name))
         trainer.load_state(state)
         if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
-            why.append(f"without {', '.join(gone)}, a callback that it had before")
+            why += [f"without {one}, a callback that it had before" for one in gone]
         known = [one for one in (directory.kept_return, trainer.best_return) if is_number(one)]
         lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
         trainer.best_return = None if lost else next(iter(known), None)
@@ -295,6 +295,7 @@ _FIXED = (
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
     *("algorithm.initial_temperature", "algorithm.initial_multiplier"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
+    *("algorithm.min_return", "algorithm.max_return", "algorithm.priority_alpha"),
     *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
     *("agents.judged", "run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
 )
@@ -342,6 +343,8 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     before, now = config.offline, changed.offline
     offline = changed.algorithm.plan_class is Offline
+    if before.updates and now.updates != before.updates and reached >= before.updates:
+        refused.append(f"offline.updates is {before.updates:,}, which the run has made; {now.updates} was given")
     if offline and before.fraction is None and now.fraction is not None:
         changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
     elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):

@@ -66,6 +66,7 @@ def made_of(
     seeds: RunSeeds,
     *,
     policy: str = "",
+    place: str = POLICY,
 ) -> Any:
     """An algorithm or robot, on the run's device.
 
@@ -75,12 +76,13 @@ def made_of(
         specs: of observations and actions.
         seeds: of the algorithm.
         policy: what to call the policy in messages, where there are several.
+        place: of the policy among those that a run begins with.
 
     Raises:
         ConfigError: it does not fit the specs; the message names the algorithms that do.
     """
     if config.run.initial_policy is not None:  # inputs and outputs in the order of the weights that it begins with
-        specs = in_saved_order(specs, policy_folder(Path(config.run.initial_policy) / "policy", policy or POLICY))
+        specs = in_saved_order(specs, policy_folder(Path(config.run.initial_policy) / "policy", place))
     set_up_torch(config, specs[0])
     kind: Any = algorithm_class(name)
     try:
@@ -446,6 +448,10 @@ def refuse_idle(algorithm: Any) -> Iterator[str]:
     for name in ("priority_alpha", "priority_beta") if getattr(algorithm, "prioritized", True) is False else ():
         if getattr(algorithm, name) != getattr(defaults, name):
             yield f"algorithm.{name} is {getattr(algorithm, name)}, but algorithm.prioritized is False; leave one out"
+    rewards = getattr(algorithm, "rewards", None)
+    rate = getattr(rewards, "multiplier_learning_rate", None)
+    if rewards is not None and not rewards.thresholds and rate != type(rewards).multiplier_learning_rate:
+        yield f"algorithm.rewards.multiplier_learning_rate is {rate}, but there are no algorithm.rewards.thresholds"
     kind = getattr(bonus, "kind", None)
     for name, kinds in _OF_BONUSES.items() if kind is not None else ():
         if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):

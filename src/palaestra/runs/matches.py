@@ -34,8 +34,8 @@ class Opponents(NamedTuple):
 
     pool: Callable[[], Mapping[int, list[Tensor]]] = dict
     """Weights of the snapshots of self-play, by version."""
-    kept: Callable[[], tuple[Mapping[str, Policy], float]] = functools.partial(tuple, ({}, math.nan))
-    """The policies of the best evaluation before, by name, and its mean return."""
+    kept: Callable[[], tuple[Mapping[str, Policy], float, int | None]] = functools.partial(tuple, ({}, math.nan, None))
+    """The policies of the best evaluation before, by name, its mean return, and the env steps of it where known."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class Player:
         return cls(policy_specs, chance)
 
 
+class Match(NamedTuple):
+    """Games of two players."""
+
+    won: float
+    """Games that the first has won, a draw counted half."""
+    different: int
+    """Games that say something: those of a side that all went alike, as without chance, are one."""
+
+
 def play_match(
     first: Player,
     second: Player,
@@ -63,7 +72,7 @@ def play_match(
     seed: int,
     deterministic: bool = False,
     time_limit_s: float | None = None,
-) -> float:
+) -> Match:
     """How many games one player wins against another; a draw is half a game.
 
     The players take every other agent, and change sides for the second half of the games, which begin as the first half
@@ -80,7 +89,7 @@ def play_match(
     """
     count = min(_LANES, games // 2)
     lanes = [RunSeeds(seed).integer("evaluation", lane) for lane in range(count)]
-    won = 0.0
+    won, different = 0.0, 0
     with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
         order = list(envs.agents)
     for side in (0, 1):
@@ -101,12 +110,14 @@ def play_match(
                 _log.warning("games against each other count as draws: %s", error)
                 ended = []
             won += (games // 2 - len(ended)) / 2
+            kinds = {(episode.length, *episode.info.items()) for episode in ended}
+            different += 1 if len(kinds) == 1 and len(ended) == games // 2 else games // 2
             for episode in ended:
                 earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
                 own = [value for name, value in earned.items() if name in mine]
                 others = [value for name, value in earned.items() if name not in mine]
                 won += match_score(sum(own) / max(1, len(own)), sum(others) / max(1, len(others)))
-    return won
+    return Match(won, different)
 
 
 def rated(
@@ -115,10 +126,11 @@ def rated(
     """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
     games += games % 2
     opponents = [Player.at_random(player.policy_specs), *snapshots]
-    won = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
-    scores, played = np.zeros((2, 1 + len(won), 1 + len(won)))
-    scores[0, 1:], scores[1:, 0] = won, games - np.array(won)
-    played[0, 1:] = played[1:, 0] = games
+    made = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
+    won, number = (np.array(numbers) for numbers in zip(*made, strict=True))
+    scores, played = np.zeros((2, 1 + len(made), 1 + len(made)))
+    scores[0, 1:], scores[1:, 0] = won / games * number, (1 - won / games) * number
+    played[0, 1:] = played[1:, 0] = number
     found = {"elo": elo_ratings(scores, played, zero=[1])[0]}
     if snapshots:
         found["pool_elo"] = elo_ratings(scores, played, zero=range(2, len(played)))[0]
@@ -141,16 +153,18 @@ class KeptPolicies:
     path: Path
     names: tuple[str, ...]
 
-    def __call__(self) -> tuple[dict[str, Policy], float]:
-        """By name, and their mean return; nothing before there are any."""
-        kept, means = dict[str, Policy](), [None]
+    def __call__(self) -> tuple[dict[str, Policy], float, int | None]:
+        """By name, their mean return, and the env steps of their evaluation; nothing before there are any."""
+        kept, means, at = dict[str, Policy](), [None], None
         try:
             means = [read_json(self.path / "run.json").get("best_return")]  # of a fork, what it has taken along
-            means += [result["return_mean"] for _, result in read_evaluations(self.path) if result.get("best")]
+            for env_steps, result in read_evaluations(self.path):
+                if result.get("best"):
+                    means, at = [*means, result["return_mean"]], env_steps
             kept |= {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
         except (CheckpointError, ConfigError):  # an encoder without a name, say: only the code of the run can make it
             kept = {}
-        return kept, math.nan if means[-1] is None else means[-1]
+        return kept, math.nan if means[-1] is None else means[-1], at
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (tuple, self())
@@ -182,4 +196,5 @@ def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec],
     """
     judged, alone = zip(*((spec.judged, not spec.team) for spec in policy_specs.values()), strict=True)
     several = sum(len(spec.agents) for spec in policy_specs.values()) > 1
-    return several and all(judged) and all(alone) and max(abs(one - before) for one in evaluation.returns) < 1e-9
+    same = all(math.isclose(one, before, rel_tol=1e-9) for one in evaluation.returns)
+    return several and all(judged) and all(alone) and same

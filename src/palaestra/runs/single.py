@@ -14,8 +14,9 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, ConfigError, EnvError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
+from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
 from palaestra.core.errors import refuses
+from palaestra.core.plan import Offline, Replay
 from palaestra.distributed import CollectorFactory, ShardedReplay
 from palaestra.envs import EnvConfig, Environment, SingleEnvironment, describe, gym_env_of, row_specs, space_from_spec
 from palaestra.envs.contract.spaces import sample_allowed
@@ -23,7 +24,7 @@ from palaestra.envs.create import create_environment, is_pool, load_lane
 from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
 from palaestra.runs import learner, making
-from palaestra.runs.data import DataSummary, collect_data, going_online, load_for, mixed
+from palaestra.runs.data import DataSummary, collect_data, load_for, mixed
 from palaestra.runs.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.training.learning import episodes_of_each
 
@@ -38,7 +39,7 @@ class SingleLearner(PolicyLearner):
     @cached_property
     def _made(self) -> tuple[Algorithm[Any, Any], tuple[SpecTree, SpecTree, TensorSpec]]:
         algorithm, specs = making.make_from_specs(self.config)
-        going_online(algorithm, self.config, self.config.algorithm_name)
+        _going_online(algorithm, self.config, self.config.algorithm_name)
         return algorithm, specs
 
     @property
@@ -133,7 +134,7 @@ class SingleLearner(PolicyLearner):
         except ConfigError as error:
             raise ConfigError(f"{config.name} cannot be drawn as {render_mode!r}: {error}") from error
         with env:
-            fps = _fps(env)
+            fps = learner.frames_per_second(env)
             try:
                 for number in range(1, episodes + 1):
                     for lines, returns in _episode(policies[POLICY], env, number):
@@ -147,6 +148,43 @@ class SingleLearner(PolicyLearner):
         self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
     ) -> DataSummary:
         return collect_data(policies[POLICY], env, directory, steps=steps, seed=seed)
+
+
+def _going_online(algorithm: Algorithm[Any, Any], config: ExperimentConfig, name: str) -> None:
+    """Lets an algorithm go on with steps of its own after `offline.updates` updates, where the run asks for it.
+
+    An algorithm that learns from data alone gets a plan to replay: a step from every environment between two updates,
+    of which the buffer keeps the newest 100,000.
+
+    Args:
+        algorithm: whose plan changes.
+        config: says whether, and after how many updates.
+        name: of the algorithm, for messages.
+
+    Raises:
+        ConfigError: the algorithm only imitates, there is nothing left of the budget, or workers are to collect.
+    """
+    plan, settings, budget = algorithm.plan, config.offline, config.trainer.total_env_steps
+    goes_on = plan.data == "offline" and settings.fraction is not None
+    if goes_on and algorithm.imitates:
+        raise ConfigError(
+            f"{name} imitates its data, so that steps of its own would teach it nothing; leave out offline.fraction. "
+            "What behaviour cloning has learned can go on in PPO: `palaestra train ppo ENV --from RUN`"
+        )
+    if (goes_on or settings.updates) and config.distributed.runtime is not None:
+        raise ConfigError(
+            f"{name} is to go from data to steps of its own, which it does in one process; leave out "
+            "distributed.runtime"
+        )
+    if settings.updates >= budget:
+        raise ConfigError(
+            f"offline.updates is {settings.updates} and trainer.total_env_steps is {budget}, of which an update on the "
+            "data takes one, so that none is left for env steps; raise the budget, or leave out offline.updates"
+        )
+    if goes_on and isinstance(plan, Offline):
+        algorithm.plan = plan.online()
+    elif settings.updates and isinstance(plan, Replay):
+        algorithm.plan = dataclasses.replace(plan, learning_starts=0)
 
 
 @torch.inference_mode()
@@ -165,16 +203,6 @@ def _episode(policy: Policy, env: Environment, number: int) -> Iterator[tuple[li
             time_step = env.ended
         total, length = total + float(time_step.reward.sum()), length + 1
     yield [f"episode {number}, step {length}", "", f"the end, return {total:.4g}"], [total]
-
-
-def _fps(env: Environment) -> int:
-    """Pictures in a second, as Gymnasium's environments say it in `metadata["render_fps"]`; 30 where none is said."""
-    try:
-        metadata = env.get_attr("metadata")[0]
-    except (ConfigError, EnvError):
-        return 30
-    rate = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-    return max(1, round(rate)) if isinstance(rate, int | float) else 30
 
 
 def _short(action: Any) -> str:
@@ -312,7 +340,7 @@ def _require_agreement(reward: Callable[..., Any], played: _Played, name: str) -
             f"compute_reward of {name} gave shape {given.shape} for goals {played.achieved.shape} and rewards "
             f"{played.reward.shape}; {_NEEDED}"
         )
-    wrong = ~np.isclose(given, played.reward, rtol=1e-4, atol=1e-6)[0]
+    wrong = ~np.isclose(given, played.reward, rtol=1e-4, atol=1e-6 * np.abs(played.reward).max())[0]
     if wrong.any():
         step = int(wrong.argmax())
         raise ConfigError(

@@ -18,7 +18,7 @@ from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs, snapshot_of
 from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
-from palaestra.policies import Policy, RandomPolicy, RulePolicy
+from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
 from palaestra.runs.data import LIBRARIES, DataSummary, collect_agents, load_for, mixed
@@ -68,6 +68,12 @@ class TeamLearner(PolicyLearner):
                 "environments are stepped by time steps; leave it out"
             )
         self.refuse_hindsight(f"{self.config.env.name} has many agents, and hindsight is for one policy")
+        for name, one in self.algorithms.items():
+            if one.policy.reads_reward or isinstance(one.policy, PopulationPolicy):
+                raise ConfigError(
+                    f"{type(one).__name__} is for one agent, and {name!r} is the policy of one of many: it would have "
+                    "to be told rewards, or to act in every environment in every step; choose another algorithm"
+                )
 
     def load_data(self) -> dict[str, ReplayBuffer]:
         data = self.config.offline.data
@@ -125,7 +131,7 @@ class TeamLearner(PolicyLearner):
         return functools.partial(_evaluate, self.config, Player(self.policy_specs, rules))
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
-        specs = self.policy_specs
+        specs = {name: spec for name, spec in self.policy_specs.items() if name in self.algorithms}  # rules stay
         chance = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in specs.items()}
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
@@ -135,10 +141,11 @@ class TeamLearner(PolicyLearner):
         env = self.config.env.for_evaluation(1, **drawn)
         number, step = 1, 0
         with create_multi_agent_envs(env, lane_seeds=[RunSeeds(seed).integer("evaluation", 1000)]) as envs:
+            fps = learner.frames_per_second(envs)
             for ended in play_multi_agent_envs(policies, envs, self.policy_specs):
                 lines = [f"the end, return {episode.episode_return:.4g}" for episode in ended]
                 returns = [episode.episode_return for episode in ended]
-                yield Scene(envs.render(), [f"episode {number}, step {step}", *lines], returns)
+                yield Scene(envs.render(), [f"episode {number}, step {step}", *lines], returns, fps)
                 number, step = number + len(ended), 0 if ended else step + 1
                 if number > episodes:
                     return
@@ -166,12 +173,12 @@ def _evaluate(
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
     evaluation.seeds.extend(lanes)
     limit_s, plays_itself = config.trainer.eval_time_limit_s, bool(config.agents.self_play.pool_size)
-    best, before = opponents.kept()
+    best, before, kept_at = opponents.kept()
     if best and (plays_itself or says_nothing(evaluation, policy_specs, before)):
         games, player = 2 * math.ceil(episodes / 2), Player(policy_specs, actors)
         rival = Player(policy_specs, {**rules.policies, **best})
-        won = play_match(player, rival, config.env, games=games, seed=seed, time_limit_s=limit_s)
-        evaluation = dataclasses.replace(evaluation, against_best=won / games)
+        match = play_match(player, rival, config.env, games=games, seed=seed, time_limit_s=limit_s)
+        evaluation = dataclasses.replace(evaluation, against_best=match.won / games, rival_at=kept_at)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     if plays_itself:
         ((name, policy),) = actors.items()
@@ -212,7 +219,7 @@ def _make_agents(config: ExperimentConfig) -> tuple[Mapping[str, PolicySpec], di
                 (spec.observation_spec, spec.action_spec),
                 f"the policy {name!r} of {', '.join(spec.agents)}",
             )
-            actors[name] = making.made_of(config, kind, settings, specs, own, policy=policy)
+            actors[name] = making.made_of(config, kind, settings, specs, own, policy=policy, place=name)
         else:
             rule: Policy = kind(spec.observation_spec, spec.action_spec)
             rule.seed(own.integer("acting"))

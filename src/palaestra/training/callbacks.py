@@ -151,13 +151,14 @@ def attach_steps(callbacks: Sequence[Callback], trainer: TrainingRun) -> None:
 
 
 def callback_states(callbacks: Sequence[Callback]) -> dict[str, dict[str, Any]]:
-    """The states of callbacks that have any, by class and number within the class.
+    """The states of callbacks, by class and number within the class; of the library's own, those that have any.
 
     Args:
         callbacks: in order.
     """
-    states = {name: callback.state() for name, callback in _named(callbacks).items()}
-    return {name: state for name, state in states.items() if state}
+    named = _named(callbacks)
+    users = {name for name, one in named.items() if not type(one).__module__.startswith("palaestra.")}
+    return {name: state for name, one in named.items() if (state := one.state()) or name in users}
 
 
 def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -168,18 +169,19 @@ def load_callback_states(callbacks: Sequence[Callback], states: Mapping[str, Map
         states: from a checkpoint.
     """
     for name, callback in _named(callbacks).items():
-        if name in states:
+        if states.get(name):
             callback.load_state(states[name])
 
 
 def missing_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> list[str]:
-    """The classes of callbacks that have a state in a checkpoint, and are not there.
+    """The classes of callbacks that a checkpoint names, and are not there.
 
     Args:
         callbacks: that are there, in order.
         states: from a checkpoint.
     """
-    return [name.rpartition(" ")[0] for name in states if name not in _named(callbacks)]
+    gone = {name: state for name, state in states.items() if name not in _named(callbacks)}
+    return [name.rpartition(" ")[0] + ("" if state else " (without a state)") for name, state in gone.items()]
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from palaestra.core import readable
 from palaestra.rollout import CollectInfo, Episode
 
 __all__ = ["ConsoleLogger", "DrawnInPlace", "TimeSplit", "advice"]
@@ -279,9 +280,9 @@ class ConsoleLogger:
         unit = "updates" if self._offline else "env steps"
         table.add_row(unit, f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{duration(left_s)} left")
         if not self._offline:
-            mean = f"{row['return_mean']:.1f}" if "return_mean" in row else "no episode yet"
+            mean = readable(row["return_mean"]) if "return_mean" in row else "no episode yet"
             table.add_row("return", mean, _Sparkline(self._returns), f"{int(row['episodes']):,} episodes")
-        evaluation = f"{row['eval/return_mean']:.1f}" if "eval/return_mean" in row else "–"
+        evaluation = readable(row["eval/return_mean"]) if "eval/return_mean" in row else "–"
         table.add_row("evaluation", evaluation, "", f"policy version {int(row['policy_version']):,}")
         if "workers/there" in row:
             names = ("there", "lag_max", "restarts", "dropped")
@@ -297,9 +298,9 @@ class ConsoleLogger:
 
 
 def _line(row: Mapping[str, float], total: int, offline: bool) -> str:
-    returns = f"{row['return_mean']:8.1f}" if "return_mean" in row else "       –"
+    returns = f"{readable(row['return_mean']):>8}" if "return_mean" in row else "       –"
     done, per_s = f"{int(row['env_steps']):>9,} / {total:,}", f"{row['time/env_steps_per_s']:>8,.0f}"
-    evaluation = f"  eval {row['eval/return_mean']:.1f}" if "eval/return_mean" in row else ""
+    evaluation = f"  eval {readable(row['eval/return_mean'])}" if "eval/return_mean" in row else ""
     if offline:
         return f"{done} updates  {per_s} updates/s{evaluation}"
     return f"{done} env steps  return {returns}  {per_s} steps/s{evaluation}"

@@ -436,22 +436,27 @@ def _of_whole_episodes(source: Any) -> bool:
     return bool(getattr(source, "options", {}).get("complete_episodes_only"))
 
 
-def is_best(evaluation: Evaluation, before: float | None, algorithms: Mapping[str, Algorithm[Any, Any]]) -> bool:
+def is_best(
+    evaluation: Evaluation, before: float | None, best_at: int | None, algorithms: Mapping[str, Algorithm[Any, Any]]
+) -> bool:
     """Whether an evaluation counts as the best. With constraints the newest does: returns do not tell how they are met.
 
-    Where its policies played those of the best before it, the winner does. Of returns that are equal but for rounding
-    the newest does.
+    Where its policies played those of the best before it, the winner does; where they played others, for another one
+    became the best while they did, the best stays. Of returns that are equal but for rounding the newest does.
 
     Args:
         evaluation: that was made.
-        before: of the best before it.
+        before: return of the best before it.
+        best_at: env steps of that, where known.
         algorithms: that learn, by policy name.
     """
     constrained = any(one.rewards is not None and one.rewards.learns for one in algorithms.values())
     if constrained or before is None or math.isnan(before):
         return True
     won = evaluation.against_best
-    return won > 0.5 if won not in (None, 0.5) else evaluation.return_mean >= before - 1e-9
+    if won is not None and None not in (best_at, evaluation.rival_at) and evaluation.rival_at != best_at:
+        return False
+    return won > 0.5 if won not in (None, 0.5) else evaluation.return_mean >= before - 1e-9 * abs(before) - 1e-12
 
 
 @contextmanager

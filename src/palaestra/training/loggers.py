@@ -320,10 +320,11 @@ class TensorBoardLogger:
 
         if self._writer is None:  # not TensorBoard's own writer, whose thread ends with a traceback of its own
             self._directory.mkdir(parents=True, exist_ok=True)
+            before = self._resumed_at or any(self._directory.glob("events.out.tfevents.*"))
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
             self._writer = RecordWriter((self._directory / name).open("ab"))
             write(file_version="brain.Event:2")
-            if self._resumed_at:  # TensorBoard then hides what a killed process wrote after its last checkpoint
+            if before:  # TensorBoard then hides what a killed process wrote after its last checkpoint
                 write(step=self._resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
         whole, by_episode, by_update = [], [], []
         for name, value in row.items():

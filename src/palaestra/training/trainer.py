@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import CheckpointError, ConfigError
+from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics, reported
 from palaestra.training.async_evaluation import Evaluator, Made
@@ -84,7 +84,8 @@ class Trainer:
         """How it ended."""
         # outdated: whether a checkpoint of this env step lacks what was made since
         self._saved_step, self._failed_saves, self._outdated = -1, 0, False
-        self._finished, self._stopping, self._stop_reason = False, False, ""
+        # the last: env steps of the best evaluation, if it is of this session
+        self._finished, self._stopping, self._stop_reason, self._best_at = False, False, "", None
 
     @property
     def algorithm(self) -> Algorithm[Any, Any]:
@@ -281,17 +282,17 @@ class Trainer:
         return made
 
     def _take_evaluation(self, env_steps: int, evaluation: Evaluation, policy: Policy | torch.nn.ModuleDict) -> None:
-        self._evaluation, before = evaluation, self.best_return
-        best = is_best(evaluation, before, self.algorithms)
-        self.best_return = evaluation.return_mean if best else before
+        self._evaluation, before = evaluation, (self.best_return, self._best_at)
+        best, mean = is_best(evaluation, *before, self.algorithms), evaluation.return_mean
+        self.best_return, self._best_at = (mean, env_steps) if best else before
         for callback in self.callbacks:
             try:
                 callback.evaluated(self, Evaluated(env_steps, evaluation, best, policy))
             except CheckpointError as error:
-                self.best_return = before  # what is kept is still the policy of that one
+                self.best_return, self._best_at = before  # what is kept is still the policy of that one
                 self._save_failed(error)
-        if (goal := self.config.stop_at_return) is not None and evaluation.return_mean >= goal and not self._used_up():
-            self.stop(f"an evaluation reached a mean return of {evaluation.return_mean:.1f}, the goal was {goal:g}")
+        if (goal := self.config.stop_at_return) is not None and mean >= goal and not self._used_up():
+            self.stop(f"an evaluation reached a mean return of {readable(mean)}, the goal was {goal:g}")
 
     def _take_episodes(self, episodes: Sequence[Episode]) -> None:
         self._episodes_ended += len(episodes)

@@ -16,10 +16,10 @@ _EPSILON = 1e-8
 
 @final
 class ClipReward(RewardMap):
-    """Clips rewards; with the defaults, to the signs that the Atari experiments learn from.
+    """Clips rewards; with the defaults to [-1, 1], as the Atari experiments do.
 
-    What is learned is then how often something is earned, not how much. Episode returns in logs and evaluations are
-    those of clipped rewards; `EpisodeStatistics` inside keeps the raw ones.
+    Of whole numbers the signs are left: how often something is earned, not how much. Episode returns in
+    logs and evaluations are those of clipped rewards; `EpisodeStatistics` inside keeps the raw ones.
 
     Args:
         minimum: smallest reward let through.
