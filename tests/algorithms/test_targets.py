@@ -71,6 +71,13 @@ def test_a_target_that_has_parameters_of_what_it_follows_is_refused(shared):
         Targets(model, {"slow": "fast"}, period=1)
 
 
+def test_what_is_frozen_may_be_shared():
+    frozen = nn.Linear(1, 1).requires_grad_(False)
+    fast, slow = (nn.Sequential(frozen, nn.Linear(1, 1)) for _ in range(2))
+    Targets(CoreModel({"fast": fast, "slow": slow}, {"fast": OptimizerOption()}), {"slow": "fast"}, period=1)
+    assert torch.equal(fast[1].weight, slow[1].weight)
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

@@ -199,18 +199,6 @@ def _sum(policy):
         ),
         ({"agents__sharing": "separate"}, "settings of agents are for environments with many agents"),
         (
-            {"distributed__runtime": "local", "distributed__grace_timeout_s": 9.0},
-            "grace_timeout_s is of workers that are",
-        ),
-        (
-            {"distributed__runtime": "local", "distributed__max_lag": 3},
-            r"max_lag is of workers that are late; give distributed\.min_finished_workers",
-        ),
-        (
-            {"trainer__total_env_steps": 1000, "trainer__eval_at_steps": (100, 1001, 2000)},
-            r"trainer\.eval_at_steps has 1,001, and the run has 1,000",
-        ),
-        (
             {"env__gym_wrappers": ("NormalizeReward",)},
             r"NormalizeReward keeps .* give --env.train-wrappers NormalizeReward",
         ),
@@ -232,17 +220,13 @@ def test_settings_of_something_else_are_refused(settings, message):
 
 @pytest.mark.parametrize("setting", ["priority_alpha", "priority_beta"])
 def test_priorities_of_what_is_not_drawn_by_priority_are_refused(setting):
-    """F27: of the run, and of a policy of its own settings among many agents."""
-    base, of_many = preset("dqn", CHAIN), preset("dqn", "palaestra.multiagent:Meeting")
+    """F27."""
+    base = preset("dqn", CHAIN)
     settings = {f"algorithm__{setting}": 0.3, "algorithm__prioritized": False}
     with pytest.raises(ConfigError, match=rf"algorithm\.{setting} is 0\.3, but algorithm\.prioritized is False"):
         for_new_run(config_from_mapping(base.__class__, settings, base=base))
     drawn = config_from_mapping(base.__class__, settings | {"algorithm__prioritized": True}, base=base)
     assert getattr(for_new_run(drawn).algorithm, setting) == 0.3
-    policies = {"shared": {"prioritized": False, setting: 0.3}}
-    config = config_from_mapping(of_many.__class__, {"agents__policies": policies}, base=of_many)
-    with pytest.raises(ConfigError, match=rf"agents\.policies\.shared: algorithm\.{setting} is 0\.3"):
-        _ = make_learner(for_new_run(config)).algorithms
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,12 @@ def test_data_of_the_same_environment_with_other_settings_is_told(tmp_path, capl
         for _ in range(2):
             loaded("cql", folder, env=dataclasses.replace(twin, kwargs={}))
     name = "tests.experiments.test_origins:Twin"
-    said = f"has the task '{name} gain=2.0 max_episode_steps=10', this run '{name} max_episode_steps=10'"
+    said = f"has the task '{name} env.max_episode_steps=10 gain=2.0', this run '{name} env.max_episode_steps=10'"
     assert caplog.text.count(said) == 1
     loaded("cql", folder, env=dataclasses.replace(twin, wrappers=("ScaleReward(scale=0.5)",)))
-    assert "this run 'tests.experiments.test_origins:Twin gain=2.0 max_episode_steps=10 ScaleReward(sc" in caplog.text
+    assert (
+        "this run 'tests.experiments.test_origins:Twin env.max_episode_steps=10 gain=2.0 ScaleReward(sc" in caplog.text
+    )
 
 
 SCALED = dataclasses.replace(PENDULUM, train_wrappers=("ScaleReward(scale=0.1)",))

@@ -171,8 +171,7 @@ def run_contents(run: Path) -> dict[str, Any]:
     metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in logged(run)]
     files = [run / "episodes.csv", run / "policy" / "weights.safetensors"]
     evaluations = {
-        path.name: json.loads(path.read_text()) | {"run": None, "resumed_at": None}
-        for path in (run / "evals").iterdir()
+        path.name: json.loads(path.read_text()) | {"run": None, "resumes": None} for path in (run / "evals").iterdir()
     }
     return {
         "step": step,

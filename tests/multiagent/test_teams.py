@@ -164,7 +164,7 @@ def test_a_policy_is_not_called_as_an_agent_of_several():
 def test_a_policy_that_would_have_no_agent_is_refused_by_name():
     """The first pattern that fits counts; the later one was left out without a word."""
     agents = {name: AgentSpec(TensorSpec((2,)), DiscreteSpec(num=2)) for name in ("buyer_0", "buyer_1", "seller")}
-    with pytest.raises(ConfigError, match=r"'buyer_1' after patterns .* so that the policy 'second' would have none"):
+    with pytest.raises(ConfigError, match=r"'buyer_1' after a pattern .* the policy 'second' would have no"):
         assign_policies(agents, {"buyer_*": "first", "buyer_1": "second", "*": "others"})
     specs = assign_policies(agents, {"buyer_1": "second", "buyer_*": "first", "*": "others"})
     assert {name: spec.agents for name, spec in specs.items()} == {

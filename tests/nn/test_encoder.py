@@ -119,17 +119,25 @@ def test_two_equally_long_axes_beside_each_other_are_pixels(shape, channels, fou
     assert picture_shape(TensorSpec(shape, torch.bool)) == found
     picture = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = picture.movedim(-1, -3) if channels == "last" else picture
-    assert torch.equal(channels_first(picture, shape), expected.reshape(2, *found))
+    assert torch.equal(channels_first(picture, TensorSpec(shape, torch.bool)), expected.reshape(2, *found))
+
+
+def test_frames_of_a_board_as_high_as_they_are_many_are_no_pixels():
+    assert picture_shape(TensorSpec((8, 8, 8), torch.uint8, stacked=8)) == (8, 8, 8)
+    frames = torch.arange(8**3, dtype=torch.uint8).reshape(8, 8, 8)
+    assert torch.equal(channels_first(frames, TensorSpec((8, 8, 8), torch.uint8, stacked=8)), frames)
+    assert picture_shape(TensorSpec((6, 6, 7), torch.uint8, stacked=6)) == (6, 6, 7)
 
 
 def test_rows_of_a_board_are_no_planes_of_it():
     """The network moved axes, or not, by the shape alone, which says nothing where all are equally long."""
     board = torch.rand(10, 10, 10, generator=torch.Generator().manual_seed(0)) < 0.5
-    moved = channels_first(board, board.shape)
+    spec = TensorSpec((10, 10, 10), torch.bool)
+    moved = channels_first(board, spec)
     rows, planes = board[[1, 0, *range(2, 10)]], board[..., [1, 0, *range(2, 10)]]
-    assert torch.equal(channels_first(planes, board.shape), moved[[1, 0, *range(2, 10)]])
-    assert torch.equal(channels_first(rows, board.shape), moved[:, [1, 0, *range(2, 10)]])
-    encoder = Encoder(TensorSpec((10, 10, 10), torch.bool), image_size=8)
+    assert torch.equal(channels_first(planes, spec), moved[[1, 0, *range(2, 10)]])
+    assert torch.equal(channels_first(rows, spec), moved[:, [1, 0, *range(2, 10)]])
+    encoder = Encoder(spec, image_size=8)
     (network,) = (module for module in encoder.modules() if hasattr(module, "convolutions"))
     seen = []
     network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))

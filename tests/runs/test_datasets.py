@@ -107,7 +107,11 @@ def test_a_folder_says_where_its_rows_come_from(tmp_path):
     env = EnvConfig(
         name="CartPole-v1", wrappers=("ScaleReward(scale=2.0)",), train_wrappers=("NormalizeReward",), num_envs=2
     )
-    task = {"environment": "CartPole-v1", "task": "CartPole-v1 ScaleReward(scale=2.0)", "rewards": "of the task"}
+    task = {
+        "environment": "CartPole-v1",
+        "task": "CartPole-v1 env.max_episode_steps=500 ScaleReward(scale=2.0)",
+        "rewards": "of the task",
+    }
     collect_data(None, env, tmp_path / "collected", steps=10)
     assert ReplayBuffer.load(tmp_path / "collected").origin == task
     settings = SMALL | HYBRID | {"env__max_episode_steps": None, "trainer__eval_episodes": 1}

@@ -27,7 +27,7 @@ def test_an_evaluation_made_again_where_a_run_goes_on_counts(tmp_path, later, ke
     """F25: it was cut in the evaluation at 2000, after the checkpoint there; what had been best was 50."""
     run = written(tmp_path, rows_of([1.0]))
     write_evaluation(run.path, 1000, result(50.0, best=True))
-    run.write_info({"best_return": 50.0, "resumed_at": 2000})
+    run.write_info({"best_return": 50.0, "resumed_at": 2000, "resumes": 1})
     for step, mean, best in later:
         write_evaluation(run.path, step, result(mean, best))
     assert run.kept_return == kept
@@ -37,5 +37,5 @@ def test_an_evaluation_of_the_session_before_does_not_count_again(tmp_path):
     """It ended with that at 2000; the policy of 100 was lost, and what is kept has reached 50."""
     run = written(tmp_path, rows_of([1.0]))
     write_evaluation(run.path, 2000, result(100.0, best=True))
-    run.write_info({"best_return": 50.0, "resumed_at": 2000})
+    run.write_info({"best_return": 50.0, "resumed_at": 2000, "resumes": 1})
     assert run.kept_return == 50.0

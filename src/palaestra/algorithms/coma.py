@@ -8,6 +8,7 @@ was cut off. The critic learns from all moments; a member that does not act has 
 global state, or all observations where there is none, and not the actions before.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +132,9 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy, COMAConfig]):
             observation_spec, action_spec, actor, normalize=config.normalize_observation
         )
         sizes = self.policy.num_agents, self.policy.num_actions
-        self.critic, self.target_critic = (CounterfactualCritic(observation_spec, *sizes, critic) for _ in range(2))
+        self.critic, self.target_critic = (
+            CounterfactualCritic(observation_spec, *sizes, layers) for layers in (critic, copy.deepcopy(critic))
+        )
         self.target_critic.load_state_dict(self.critic.state_dict())
         networks = {"actor": self.policy.network, "critic": self.critic}
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)

@@ -115,5 +115,6 @@ class MunchausenDQN(GradientAlgorithm[ValueGreedyPolicy, MunchausenDQNConfig]):
         temperature, mask = self.value_of("temperature"), self.policy.action_mask(observation)
         logits = q / temperature
         if mask is not None:
-            logits = torch.where(mask.bool(), logits, torch.finfo(logits.dtype).min)
+            allowed = mask.bool() | ~mask.bool().any(-1, keepdim=True)
+            logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min)
         return q, temperature * logits.log_softmax(-1)

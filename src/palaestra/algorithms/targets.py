@@ -62,7 +62,7 @@ class Targets:
             if target not in model.component:
                 model.extend({target: copy.deepcopy(model.component[source])})
             kept, learned = ({*model.component[name].parameters()} for name in (target, source))
-            if kept & learned:
+            if any(parameter.requires_grad for parameter in kept & learned):  # what is frozen may be shared
                 raise ConfigError(f"{target} has parameters of {source}, which it is to follow; give it copies")
         self.copy()
 

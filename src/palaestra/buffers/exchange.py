@@ -131,7 +131,8 @@ def _require_limits(space: Any, spec: SpecTree) -> None:
 def _outside(observation: Any, spec: SpecTree) -> str:
     """The first value beyond the bounds of a spec, but for rounding; nothing where there is none."""
     for path, leaf in spec_leaves(spec).items():
-        values, (low, high) = tree_paths(observation)[path].numpy(), leaf.bounds or (-np.inf, np.inf)
+        values = tree_paths(observation)[path].numpy()
+        low, high = (np.asarray(bound, np.float64) for bound in leaf.bounds or (-np.inf, np.inf))
         beyond = (values < low - 1e-4 * (1 + abs(low))) | (values > high + 1e-4 * (1 + abs(high)))
         if beyond.any():
             return f"{path} the value {values[beyond][0]}, not of {leaf}".strip()
@@ -185,7 +186,8 @@ def from_arrays(
         at, cut = slice(begin, last + 1), bool(truncated[last] or last < count - 1)
         rows = tree_map(lambda one, led, at=at: torch.cat([one[at], led[at][-1:]]), seen, after)
         fields = _fields(reward[at], bool(terminated[last]), cut, rows, tree_select(action, at))
-        fields.step_type[0] = StepType.MID if gaps[[last, begin - 1]].any() else StepType.FIRST
+        unknown = gaps[[last, begin - 1]].any() and not buffer.positions.spare  # stacks know beginnings by themselves
+        fields.step_type[0] = StepType.MID if unknown else StepType.FIRST
         buffer.extend(fields)
     buffer.reader.fixed = True
     return buffer

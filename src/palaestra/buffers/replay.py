@@ -194,6 +194,7 @@ class ReplayBuffer:
                 self.end_streams(which)
                 marked = begin[~joins & (storage.step_types[begin] == FIRST) & (not self.positions.spare)]
                 storage.step_types[marked] = MID
+                self.positions.rewrites += bool(marked.size)
             self.open(lane_step(MID if running else FIRST, torch.zeros_like(earned), 1, seen), which)
         kind = LAST if ended or cut else MID
         self.append(acted, lane_step(kind, earned, 0 if ended else 1, led), env_id=which)

@@ -125,8 +125,8 @@ def search_space(
     own: Any = config.algorithm
     unused = [] if getattr(own, "prioritized", True) else ["priority_alpha", "priority_beta"]
     remembers = getattr(getattr(own, "network", None), "recurrent", None) is not None
-    if remembers or getattr(getattr(own, "bonus", None), "kind", None) is not None:
-        unused.append("n_step")
+    if (remembers or getattr(getattr(own, "bonus", None), "kind", None)) and getattr(own, "n_step", None) == 1:
+        unused.append("n_step")  # more would be refused
     if getattr(own, "num_epochs", None) is not None:
         unused.append("gradient_steps")
     chosen = {

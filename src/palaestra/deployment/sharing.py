@@ -106,10 +106,11 @@ def share(
     _require_alike(runs)
     seed = runs[0].config.run.seed + _FRESH_SEED
     run = max(runs, key=_best_return)
-    learner, policies = experiments.policies_of_run(run)
+    experiments.policies_of_run(run)  # which says what is wrong before there is a folder
     missing: list[str] = []
     with files.whole_folder(target, "shared folder") as folder:
         hashes = _copy_policies(run.path, folder)
+        learner, policies = experiments.policies_of_run(run)
         found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed, baseline=True)
         with tempfile.TemporaryDirectory() as again:
             changed = _copy_policies(run.path, Path(again)) != hashes

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
+import gymnasium
+
 from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, refuses, require_ranges
 from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
@@ -202,9 +204,12 @@ class EnvConfig:
     @property
     def task(self) -> str:
         """What an environment is, with all that changes its returns and is not its wrappers."""
-        given = {**self.kwargs, "max_episode_steps": self.max_episode_steps, "variants": self.variants or None}
-        named = [f"{name}={given[name]!r}" for name in sorted(given) if given[name] is not None or name in self.kwargs]
-        return " ".join([self.name, *named])
+        registered = getattr(gymnasium.registry.get(self.name), "max_episode_steps", None)
+        limit = registered if self.max_episode_steps is None else self.max_episode_steps
+        own = {"env.max_episode_steps": limit or None, "env.variants": self.variants or None}
+        given = {name: value for name, value in self.kwargs.items() if name != "render_mode"}
+        given |= {name: value for name, value in own.items() if value is not None}
+        return " ".join([self.name, *(f"{name}={given[name]!r}" for name in sorted(given))])
 
     @property
     def all_kwargs(self) -> dict[str, Any]:

@@ -187,11 +187,17 @@ def _require_unchanged(run: RunDirectory, begin: int, end: int) -> Iterator[str]
                 "next checkpoint"
             )
     for one in _of_span(run, begin, end):
-        if one["env_steps"] > begin and one.get("resume") == "statistical":
+        whys = _whys(one)
+        if one["env_steps"] > begin and one.get("resume") == "statistical" and whys:
             yield (
-                f"{run.path} went on at {one['env_steps']:,} env steps {', and '.join(one.get('resume_reasons', []))}, "
-                "so that nothing that begins before can be replayed; give fewer --iterations, or train on"
+                f"{run.path} went on at {one['env_steps']:,} env steps {', and '.join(whys)}, so that nothing that "
+                "begins before can be replayed; give fewer --iterations, or train on"
             )
+
+
+def _whys(session: Mapping[str, Any]) -> list[str]:
+    """Why a session went on otherwise, but for callbacks without a state that it lacked, which may do nothing."""
+    return [why for why in session.get("resume_reasons") or ["otherwise"] if "(without a state)" not in why]
 
 
 def _replayed(
@@ -211,8 +217,7 @@ def _replayed(
     learner = make_learner(copy.config)
     found: dict[int, list[str]] = {}
     with active(copy, learner, learner.load_data(), resumed=begin > 0) as trainer:
-        whys = [why for why in copy.info["resume_reasons"] if "(without a state)" not in why]  # it may do nothing
-        if copy.info["resume"] == "statistical" and whys:
+        if copy.info["resume"] == "statistical" and _whys(copy.info):
             raise ConfigError(
                 f"{run.path} cannot be replayed from {begin:,} env steps, for it would go on "
                 f"{', and '.join(copy.info['resume_reasons'])}; --from-start trains it again from its seed"
@@ -249,7 +254,9 @@ def _differing(run: RunDirectory, copy: RunDirectory, step: int, state: Mapping[
     if state is not None:  # saved and read, as that of the run was
         copy.checkpoints().save(step, state, replace=True)
     here, then = _state(copy, step), _state(run, step)
-    ignored = _OF_THE_CLOCK | (_OF_THE_END if state is not None else {"best", "evaluation"})  # a rival may be another
+    made = [one["trainer"].get("evaluation") or {} for one in (here, then)]
+    played = any(one.get("against_best") is not None for one in made)  # against whom, a replay cannot know
+    ignored = _OF_THE_CLOCK | (_OF_THE_END if state is not None else {"best", "evaluation"} if played else set())
     for one in (here, then):
         one["trainer"] = {name: value for name, value in one["trainer"].items() if name not in ignored}
     return _other_bits(then, here, "")

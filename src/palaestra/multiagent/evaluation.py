@@ -161,12 +161,14 @@ def play_multi_agent_envs(
     policy_specs: Mapping[str, PolicySpec],
     *,
     deterministic: bool = True,
+    watch: Callable[[int, Mapping[str, Any], MultiAgentStep], None] | None = None,
 ) -> Generator[list[Episode]]:
     """Steps environments without end, by policies that do not learn; look at the environments between the steps.
 
     Args:
         envs: reset at the start.
         deterministic: whether to take the most probable or most valuable actions.
+        watch: is told each step: the number of the environment, the actions, and what came of them.
 
     Yields:
         The episodes that ended with each step, after the first.
@@ -179,7 +181,7 @@ def play_multi_agent_envs(
     noise = rollout.evaluation_noise({policy: number for number, policy in enumerate(policies.values())})
     with noise, torch.inference_mode():
         try:
-            for outcomes in _steps(policies, envs, policy_specs, deterministic=deterministic):
+            for outcomes in _steps(policies, envs, policy_specs, deterministic, watch):
                 for env in envs.restarted:
                     record.abandon(env)
                 for env, outcome in enumerate(outcomes):
@@ -190,17 +192,24 @@ def play_multi_agent_envs(
 
 
 def _steps(
-    policies: Mapping[str, Policy], envs: MultiAgentEnvs, policy_specs: Mapping[str, PolicySpec], *, deterministic: bool
+    policies: Mapping[str, Policy],
+    envs: MultiAgentEnvs,
+    policy_specs: Mapping[str, PolicySpec],
+    deterministic: bool,
+    watch: Callable[[int, Mapping[str, Any], MultiAgentStep], None] | None = None,
 ) -> Generator[list[MultiAgentStep]]:
     """Steps environments without end."""
     count = envs.batch_size
     mapped_policies = [MappedPolicy(policies[name], spec, count, delayed=False) for name, spec in policy_specs.items()]
     sees_all = any(spec.state_spec is not None for spec in policy_specs.values())
-    outcomes = envs.reset()
+    outcomes, actions = envs.reset(), [dict[str, Any]() for _ in range(count)]
     while True:
+        if watch is not None:
+            for env, outcome in enumerate(outcomes):
+                watch(env, actions[env], outcome)
         yield outcomes
         states = envs.global_state() if sees_all else [None] * count
-        actions: list[dict[str, Any]] = [{} for _ in outcomes]
+        actions = [dict[str, Any]() for _ in outcomes]
         for mapped in mapped_policies:
             for env, outcome in enumerate(outcomes):
                 mapped.take(env, outcome, states[env])

@@ -104,10 +104,10 @@ def assign_policies(
             raise ConfigError(f"{pattern!r} is mapped to the policy {policy!r}; give it another name, of letters only")
         for name in found:
             policy_of.setdefault(name, policy)
-        if policy not in policy_of.values():
+        if policy not in policy_of.values() and pattern in agents:
             raise ConfigError(
-                f"the mapping names {pattern!r} after patterns that fit all of its agents, so that the policy "
-                f"{policy!r} would have none: the first that fits counts; put {pattern!r} before them"
+                f"the mapping names {pattern!r} after a pattern that fits it, so that the policy {policy!r} would have "
+                f"no agent: the first that fits counts; put {pattern!r} before"
             )
     if missing := [name for name in agents if name not in policy_of]:
         raise ConfigError(f"the mapping gives no policy to {', '.join(missing)}; add them, or the pattern '*'")

@@ -368,18 +368,18 @@ def largest_picture(observation_spec: SpecTree) -> tuple[int, ...]:
     return max((picture_shape(leaf) or () for leaf in leaves), key=math.prod, default=())
 
 
-def channels_first(picture: Tensor, spec_shape: Sequence[int]) -> Tensor:
+def channels_first(picture: Tensor, spec: TensorSpec) -> Tensor:
     """Pictures as networks see them, those in a row with their channels one after another.
 
     Args:
         picture: [..., *spec_shape].
-        spec_shape: of one leaf of an observation.
+        spec: of one leaf of an observation.
 
     Returns:
         [..., C, H, W].
     """
-    picture = picture.movedim(-1, -3) if _channels_are_last(spec_shape) else picture
-    return picture.flatten(-4, -3) if len(spec_shape) == 4 else picture
+    picture = picture.movedim(-1, -3) if _channels_are_last(spec) else picture
+    return picture.flatten(-4, -3) if len(spec.shape) == 4 else picture
 
 
 def _encoder_of(spec: SpecTree, make: Callable[[Sequence[int]], ConvolutionalNetwork]) -> nn.Module:
@@ -407,13 +407,15 @@ def picture_shape(spec: TensorSpec) -> tuple[int, ...] | None:
     if spec.dtype not in (torch.uint8, torch.bool) or len(spec.shape) not in (3, 4):
         return None
     *frames, first, middle, last = spec.shape
-    channels, height, width = (last, first, middle) if _channels_are_last(spec.shape) else (first, middle, last)
+    channels, height, width = (last, first, middle) if _channels_are_last(spec) else (first, middle, last)
     shape = (math.prod(frames) * channels, height, width)
     return shape if shape[0] and ConvolutionalNetwork.fits(shape) else None
 
 
-def _channels_are_last(shape: Sequence[int]) -> bool:
-    first, middle, last = shape[-3:]
+def _channels_are_last(spec: TensorSpec) -> bool:
+    first, middle, last = spec.shape[-3:]
+    if spec.stacked > 1 and len(spec.shape) == 3:  # frames are first
+        return False
     return first == middle or (middle != last and last < min(first, middle))
 
 
@@ -514,7 +516,7 @@ class _OneHot(nn.Module):
 class _Image(nn.Module):
     def __init__(self, spec: TensorSpec, network: ConvolutionalNetwork) -> None:
         super().__init__()
-        self.spec_shape = spec.shape
+        self.spec = spec
         integers = integers_of(spec)  # the network itself divides bytes by 255, a part at a time
         self.integers = None if integers is None or integers.as_before else integers
         self.network = network
@@ -522,7 +524,7 @@ class _Image(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         value = value if self.integers is None else self.integers(value)
-        return self.network(channels_first(value, self.spec_shape))
+        return self.network(channels_first(value, self.spec))
 
 
 class _Children(nn.Module):

@@ -250,14 +250,16 @@ class SimulatorModel(PlanningNetwork):
         state, reward, over = self.simulator.transition(self.simulator.state_of(seen), rows.action["choice"][goes_on])
         same = over == (rows.discount[1:][goes_on] == 0)
         given = rows.reward[1:][goes_on].float()
-        same &= (reward.float() - given).abs() <= 1e-4 * given.abs() + 1e-5 * rows.reward.abs().max()
+        earned = (reward.float() - given).abs() <= 1e-4 * given.abs() + 1e-5 * rows.reward.abs().max()
+        rewarded = (given != 0) | (reward != 0)
         for found, given in zip(tree_leaves(self.simulator.observe(state)), tree_leaves(after), strict=True):
             same &= over | torch.isclose(found.float(), given.float(), 1e-4, 1e-5).unsqueeze(-1).flatten(1).all(1)
-        if not same.all():
+        wrong = (~same).sum() > 0.01 * len(same) or (~earned & rewarded).sum() > 0.1 * rewarded.sum()
+        if wrong:  # not of single rows, whose numbers may be rounded otherwise here
             raise ConfigError(
                 f"the environment goes on otherwise than the simulator, {type(self.simulator).__name__} without "
-                "arguments: leave out wrappers of rewards and env.kwargs or env.train_kwargs that change the task (an "
-                "opponent, say), or name a class that is made so as algorithm.simulator"
+                "arguments: leave out wrappers, and env.kwargs or env.train_kwargs, that change the task (an opponent, "
+                "say), or name a class that is made so as algorithm.simulator"
             )
 
     def predict(self, observation: Any) -> Prediction:

@@ -257,7 +257,7 @@ class Decoder(nn.Module):
             codes = [code(leaves[path]) for path, code in zip(self._numbers, self.codes, strict=True)]
             error = error + (self.numbers(features) - symlog(torch.cat(codes, -1))).square().sum(-1)
         for path, seen, decode in zip(self._shapes, self.integers, self.pictures, strict=True):
-            target = channels_first(seen(leaves[path]).float(), self._specs[path].shape)
+            target = channels_first(seen(leaves[path]).float(), self._specs[path])
             error = error + (decode(features) - target).square().flatten(-3).sum(-1)
         return error
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,17 @@ def origin_of(env: EnvConfig) -> dict[str, str]:
     Returns:
         `environment`; `task`, all that returns depend on; and `rewards`: of the task, or as training changed them.
     """
-    changes = [*map(str, env.train_wrappers), *(f"{key}={value!r}" for key, value in env.train_kwargs.items())]
+    changes = [*_named(env.train_wrappers), *(f"{key}={value!r}" for key, value in env.train_kwargs.items())]
     rewards = {"rewards": f"of training, with {', '.join(changes)}" if changes else "of the task"}
     if env.name.startswith("__given__:"):  # see `given_name`
         return rewards
-    task = " ".join([env.task, *map(str, (*env.gym_wrappers, *env.wrappers))])
+    task = " ".join([env.task, *_named((*env.gym_wrappers, *env.wrappers))])
     return {"environment": env.name.rpartition(":")[2], "task": task} | rewards
+
+
+def _named(wrappers: Iterable[Any]) -> list[str]:
+    """Wrappers as text; code without a name has the same one everywhere."""
+    return [str(one) if " at 0x" not in str(one) else "a function" for one in wrappers]
 
 
 class OfflineData:

@@ -96,8 +96,6 @@ def require_effect(config: ExperimentConfig) -> Iterator[str]:
         )
     if config.distributed.mode == "async" and "grace_timeout_s" in given:
         yield "distributed.grace_timeout_s is for mode=sync; for mode=async see asynchronous.*"
-    elif config.distributed.min_finished_workers is None and (late := {"grace_timeout_s", "max_lag"} & {*given}):
-        yield f"distributed.{min(late)} is of workers that are late; give distributed.min_finished_workers, too"
     if config.run.together:
         yield "run.together is for several seeds; give --seeds N, or leave it out"
     where = ("env.vectorization", "run.eval_vectorization", "distributed.runtime", "trainer.eval_async")
@@ -115,9 +113,6 @@ def require_effect(config: ExperimentConfig) -> Iterator[str]:
         )
     if config.agents != AgentsConfig() and not is_multi_agent(config.env.name):
         yield f"settings of agents are for environments with many agents, and {config.env.name} has one"
-    most = config.trainer.total_env_steps
-    if beyond := [step for step in config.trainer.eval_at_steps if step > most]:
-        yield f"trainer.eval_at_steps has {beyond[0]:,}, and the run has {most:,} (trainer.total_env_steps)"
     self_play = config.agents.self_play
     if not self_play.pool_size and self_play != SelfPlayConfig():
         yield "agents.self_play.pool_size is 0, so that nobody plays against snapshots; give a size"
@@ -275,7 +270,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
         trainer.best_return = None if lost else next(iter(known), None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
-    facts |= {"policy_lost_at": step} if lost else {}
+    facts |= {"resumes": (directory.info.get("resumes") or 0) + 1} | ({"policy_lost_at": step} if lost else {})
     changes = changes_between(directory.config, config) | edited
     if changes:
         entry = {"env_steps": step, "time": now(), "changes": changes}
@@ -343,8 +338,8 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     before, now = config.offline, changed.offline
     offline = changed.algorithm.plan_class is Offline
-    if before.updates and now.updates != before.updates and reached >= before.updates:
-        refused.append(f"offline.updates is {before.updates:,}, which the run has made; {now.updates} was given")
+    if before.updates and now.updates != before.updates and reached >= min(before.updates, now.updates):
+        refused.append(f"offline.updates is {before.updates:,}, and {min(reached, before.updates):,} were made")
     if offline and before.fraction is None and now.fraction is not None:
         changed = dataclasses.replace(changed, offline=dataclasses.replace(now, updates=now.updates or reached))
     elif (offline and (before.fraction is None) != (now.fraction is None)) or bool(before.updates) != bool(now.updates):

@@ -446,8 +446,8 @@ def refuse_idle(algorithm: Any) -> Iterator[str]:
             "would do nothing; leave it out"
         )
     for name in ("priority_alpha", "priority_beta") if getattr(algorithm, "prioritized", True) is False else ():
-        if getattr(algorithm, name) != getattr(defaults, name):
-            yield f"algorithm.{name} is {getattr(algorithm, name)}, but algorithm.prioritized is False; leave one out"
+        if (value := getattr(algorithm, name, None)) != getattr(defaults, name, None):
+            yield f"algorithm.{name} is {value}, but algorithm.prioritized is False; leave one out"
     rewards = getattr(algorithm, "rewards", None)
     rate = getattr(rewards, "multiplier_learning_rate", None)
     if rewards is not None and not rewards.thresholds and rate != type(rewards).multiplier_learning_rate:

@@ -15,7 +15,8 @@ from torch import Tensor
 from palaestra.core import CheckpointError, ConfigError, RunSeeds
 from palaestra.core.reading import read_json
 from palaestra.envs import EnvConfig
-from palaestra.multiagent import PolicySpec, create_multi_agent_envs, match_score, play_multi_agent_envs
+from palaestra.multiagent import MultiAgentStep, PolicySpec, create_multi_agent_envs, match_score, play_multi_agent_envs
+from palaestra.multiagent.rules import step_digest
 from palaestra.ops import elo_ratings
 from palaestra.policies import Policy, RandomPolicy, load_policy
 from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes
@@ -60,7 +61,25 @@ class Match(NamedTuple):
     won: float
     """Games that the first has won, a draw counted half."""
     different: int
-    """Games that say something: those of a side that all went alike, as without chance, are one."""
+    """Games that say something: those of a side that were all the same, action by action, are one."""
+
+
+class _Games:
+    """The different games among those that have ended, by all actions, and what came of them.
+
+    Args:
+        agents: of the environments.
+    """
+
+    def __init__(self, agents: Mapping[str, Any]) -> None:
+        self.found = set[int]()
+        self._agents, self._running = agents, dict[int, int]()
+
+    def __call__(self, env: int, actions: Mapping[str, Any], outcome: MultiAgentStep) -> None:
+        done = sorted((name, np.asarray(action).tobytes()) for name, action in actions.items())
+        self._running[env] = hash((self._running.get(env), *done, step_digest(outcome, self._agents)))
+        if outcome.over:
+            self.found.add(self._running.pop(env))
 
 
 def play_match(
@@ -103,15 +122,15 @@ def play_match(
                     specs[key] = dataclasses.replace(spec, policy=key, agents=members)
                     policies[key] = player.policies[policy]
         with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
-            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic)
+            games_seen = _Games(envs.agents)
+            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic, watch=games_seen)
             try:
                 ended = first_episodes(play, count, games // 2, time_limit_s=time_limit_s)
             except NoEpisodeError as error:
                 _log.warning("games against each other count as draws: %s", error)
                 ended = []
             won += (games // 2 - len(ended)) / 2
-            kinds = {(episode.length, *episode.info.items()) for episode in ended}
-            different += 1 if len(kinds) == 1 and len(ended) == games // 2 else games // 2
+            different += 1 if len(games_seen.found) == 1 else games // 2
             for episode in ended:
                 earned = {name: episode.info[f"{name}/return"] for name in order if f"{name}/return" in episode.info}
                 own = [value for name, value in earned.items() if name in mine]
@@ -157,9 +176,10 @@ class KeptPolicies:
         """By name, their mean return, and the env steps of their evaluation; nothing before there are any."""
         kept, means, at = dict[str, Policy](), [None], None
         try:
-            means = [read_json(self.path / "run.json").get("best_return")]  # of a fork, what it has taken along
+            info = read_json(self.path / "run.json")
+            means = [info.get("best_return")]  # of sessions before, or of a fork, what it has taken along
             for env_steps, result in read_evaluations(self.path):
-                if result.get("best"):
+                if result.get("best") and result.get("resumes") == info.get("resumes"):
                     means, at = [*means, result["return_mean"]], env_steps
             kept |= {name: load_policy(policy_folder(self.path / "policy", name)) for name in self.names}
         except (CheckpointError, ConfigError):  # an encoder without a name, say: only the code of the run can make it
@@ -196,5 +216,5 @@ def says_nothing(evaluation: Evaluation, policy_specs: Mapping[str, PolicySpec],
     """
     judged, alone = zip(*((spec.judged, not spec.team) for spec in policy_specs.values()), strict=True)
     several = sum(len(spec.agents) for spec in policy_specs.values()) > 1
-    same = all(math.isclose(one, before, rel_tol=1e-9) for one in evaluation.returns)
+    same = all(math.isclose(one, before, rel_tol=1e-9, abs_tol=1e-12) for one in evaluation.returns)
     return several and all(judged) and all(alone) and same

@@ -388,7 +388,7 @@ def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> No
         env_steps: of the run by then.
         record: the result.
     """
-    own = {"run": _info(run, "id"), "resumed_at": _info(run, "resumed_at")}
+    own = {"run": _info(run, "id"), "resumes": _info(run, "resumes")}
     text = json.dumps({**record, **own}, indent=2)
     replace_text(run / "evals" / f"{env_steps}.json", f"{text}\n")
 

@@ -187,12 +187,10 @@ class RunDirectory:
         info = self.info
         after = info.get("policy_lost_at", -1)  # which those before had kept
         found = [(step, result) for step, result in read_evaluations(self.path) if step > after]
-        session = info.get("resumed_at")  # an evaluation may be made again at the very step that a run continues from
-        since = [
-            result
-            for step, result in found
-            if result.get("best") and result.get("resumed_at", session if step > (session or -1) else ...) == session
-        ]
+        session, since = info.get("resumes"), list[Any]()
+        for step, result in found:  # one may be made again at the very step that a run continues from
+            own = result.get("resumes", session if step > (info.get("resumed_at") or -1) else -1)
+            since += [result] * (bool(result.get("best")) and own == session)
         if since:
             return since[-1]["return_mean"]
         means = [] if is_number(info.get("best_return")) else [result["return_mean"] for _, result in found]

@@ -258,9 +258,7 @@ def _chosen(config: ExperimentConfig, name: str) -> tuple[Any, Any]:
         return rule, None
     base = config.algorithm if kind == config.algorithm_name else None
     try:
-        own = config_from_mapping(algorithm_class(kind).config_class, settings, base=base)
-        making.refuse_idle(own)
-        return kind, own
+        return kind, config_from_mapping(algorithm_class(kind).config_class, settings, base=base)
     except ConfigError as error:
         raise ConfigError(f"agents.policies.{name}: {error}") from error
 

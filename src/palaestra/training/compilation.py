@@ -50,7 +50,8 @@ def planned_gradient_steps(plan: Plan, total_env_steps: int, num_lanes: int) -> 
     iterations = total_env_steps / (plan.unroll_length * num_lanes)
     if plan.data == "replay":
         iterations *= max(0.0, 1 - plan.learning_starts / total_env_steps)
-        epochs, rows, length, size = plan.num_epochs, plan.capacity, plan.mini_batch_length, plan.mini_batch_size
+        epochs, rows, size = plan.num_epochs, plan.capacity, plan.mini_batch_size
+        length = plan.sequence_period or plan.mini_batch_length
         if epochs is None:
             return int(iterations * plan.gradient_steps)
     else:

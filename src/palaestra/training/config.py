@@ -68,11 +68,6 @@ class TrainerConfig:
         if self.eval_episodes == 0 and given:
             what = f"trainer.{given[0]} is {getattr(self, given[0])}"
             yield f"{what}, but trainer.eval_episodes is 0, so that nothing is evaluated; leave out one of the two"
-        if self.stop_at_return is not None and self.eval_every_steps == 0:
-            yield (
-                f"trainer.stop_at_return is {self.stop_at_return:g}, but trainer.eval_every_steps is 0, so that there "
-                "is no evaluation before the end; leave out one of the two"
-            )
         if any(later <= earlier for earlier, later in itertools.pairwise((-1, *self.eval_at_steps))):
             yield f"trainer.eval_at_steps is {self.eval_at_steps}; give increasing numbers from 0 on"
 

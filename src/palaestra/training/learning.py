@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm, UpdateInfo
-from palaestra.core import (
-    ConfigError,
-    DataSource,
-    NonFiniteError,
-    ShapeError,
-    save_tensors,
-    scheduled_values,
-    split_state,
-)
+from palaestra.core import ConfigError, DataSource, NonFiniteError, ShapeError, save_tensors, scheduled_values
+from palaestra.core.files import split_state
 from palaestra.rollout import CollectInfo, Evaluation
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
@@ -454,7 +447,7 @@ def is_best(
     if constrained or before is None or math.isnan(before):
         return True
     won = evaluation.against_best
-    if won is not None and None not in (best_at, evaluation.rival_at) and evaluation.rival_at != best_at:
+    if won is not None and best_at is not None and evaluation.rival_at != best_at:
         return False
     return won > 0.5 if won not in (None, 0.5) else evaluation.return_mean >= before - 1e-9 * abs(before) - 1e-12
 
