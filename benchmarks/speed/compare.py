@@ -199,7 +199,6 @@ def markdown(record: Mapping[str, Any]) -> str:
             *others,
             f"Compilation is not in these numbers: it took {compile_s['cold']:.1f} s{cached}.",
             f"The same work: optimizer steps per iteration, counted by Adam itself: {counts}.",
-            *([record["note"]] if "note" in record else []),
             f"Both sides: {settings}. {record['settings']['about']}",
             "Palaestra runs its `Trainer` and writes `metrics.jsonl` and `episodes.csv`; the peer writes nothing. "
             "Evaluation, checkpoints and TensorBoard are off on both sides.",

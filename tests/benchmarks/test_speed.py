@@ -261,14 +261,6 @@ def test_a_peer_does_not_normalise_what_ours_leaves_as_it_is():
     assert isinstance(wrappers.NormalizeObservation(env), gymnasium.Wrapper)
 
 
-def test_a_note_on_a_measurement_stands_with_it():
-    folder = ROOT / "benchmarks/speed/results"
-    record = json.loads((folder / "ppo_cheetah.json").read_text())
-    if "note" in record:
-        assert record["note"] in compare.markdown(record)
-        assert record["note"] in (folder / "ppo_cheetah.md").read_text()
-
-
 def test_peak_memory_says_after_how_many_steps():
     text = peak.markdown(json.loads((peak.RESULTS / "peak.json").read_text()))
     assert "| SAC HalfCheetah-v5, 4,000 env steps into a buffer for 10^6 rows |" in text
