@@ -223,7 +223,7 @@ ROOMS = {
     "palaestra": Room(2, 103, "0052"),
     "policies": Room(15, 2031, "0057"),
     "robots": Room(9, 1376, "0051"),
-    "rollout": Room(9, 1620, "0054"),
+    "rollout": Room(9, 1621, "0057"),
     "runs": Room(15, 2882, "0057"),
     "runtime": Room(12, 1723, "0056"),
     "testing": Room(4, 506, "0026"),

@@ -15,6 +15,7 @@ from palaestra.algorithms import Algorithm
 from palaestra.buffers import DeviceMemory, KeepsBuffer, ReplayBuffer, buffer_of, sampler_of
 from palaestra.core import ConfigError, ShapeError, SpecTree, TensorSpec, schedule_value, spec_layout
 from palaestra.core.errors import require_kind
+from palaestra.core.importing import GIVEN
 from palaestra.core.plan import POLICY, OnPolicy, Replay
 from palaestra.envs import EnvConfig, Environment
 from palaestra.policies import Policy
@@ -133,7 +134,7 @@ def origin_of(env: EnvConfig) -> dict[str, str]:
     """
     changes = [*_named(env.train_wrappers), *(f"{key}={value!r}" for key, value in env.train_kwargs.items())]
     rewards = {"rewards": f"of training, with {', '.join(changes)}" if changes else "of the task"}
-    if env.name.startswith("__given__:"):  # see `given_name`
+    if env.name.startswith(f"{GIVEN}:"):
         return rewards
     task = " ".join([env.task, *_named((*env.gym_wrappers, *env.wrappers))])
     return {"environment": env.name.rpartition(":")[2], "task": task} | rewards

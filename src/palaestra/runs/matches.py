@@ -76,8 +76,8 @@ class _Games:
         self._agents, self._running = agents, dict[int, int]()
 
     def __call__(self, env: int, actions: Mapping[str, Any], outcome: MultiAgentStep) -> None:
-        done = sorted((name, np.asarray(action).tobytes()) for name, action in actions.items())
-        self._running[env] = hash((self._running.get(env), *done, step_digest(outcome, self._agents)))
+        done = repr(sorted(actions.items()))
+        self._running[env] = hash((self._running.get(env), done, step_digest(outcome, self._agents)))
         if outcome.over:
             self.found.add(self._running.pop(env))
 
