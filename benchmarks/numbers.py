@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy.special import stdtrit
+from palaestra.analysis.curves import t_quantile
 
 
 class Spread(NamedTuple):
@@ -36,11 +36,6 @@ def mean_interval(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(mean, None)
     return Interval(mean, t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)))
-
-
-def t_quantile(degrees_of_freedom: float) -> float:
-    """97.5% quantile of Student's t."""
-    return float(stdtrit(degrees_of_freedom, 0.975))
 
 
 class Sample(NamedTuple):

@@ -55,7 +55,7 @@ def defaults(folder: Path) -> list[float]:
     config = configuration()
     run = dataclasses.replace(config.run, directory=str(folder))
     done = train_seeds(dataclasses.replace(config, run=run), range(10_000, 10_005))
-    return [evaluate_run(seed.directory, episodes=100, seed=20_000).return_mean for seed in done.seeds]
+    return [evaluate_run(seed.directory, episodes=100).return_mean for seed in done.seeds]
 
 
 def main() -> None:

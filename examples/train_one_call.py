@@ -12,7 +12,7 @@ def main() -> None:
     print("at the end          ", done.result.evaluation)
 
     # `policy/` holds the policy of the best evaluation; 50 fresh episodes say how good it is.
-    print("best, new episodes  ", palaestra.evaluate_run(str(done.directory), episodes=50, seed=7))
+    print("best, new episodes  ", palaestra.evaluate_run(str(done.directory), episodes=50))
 
     # Nothing of the training is needed to act: specs, weights and normalisation are in the artefact.
     policy = palaestra.load_policy(done.directory / "policy")

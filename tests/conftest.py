@@ -55,6 +55,8 @@ CHECKED = {"algorithms", "contracts", "nn", "ops", "policies"}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if sys.platform != "linux" and item.get_closest_marker("needs_linux"):
+        pytest.skip("needs Linux")
     jaxtyping.config.update("jaxtyping_disable", item.nodeid.split("/")[1] not in CHECKED)
 
 

@@ -15,7 +15,7 @@ from benchmarks.learning.teachers import RESULTS, SEEDS, SMALL, TEACHERS, chance
 from benchmarks.record import origin, provenance, table, write_json
 from palaestra.envs import EnvConfig
 from palaestra.experiments import policies_of_run
-from palaestra.runs.data import collect_data
+from palaestra.runs.datasets import collect_data
 from palaestra.runs.run_directory import RunDirectory
 
 DEMONSTRATORS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -117,7 +117,7 @@ def learned(algorithm: str, name: str, seed: int, folder: Path, updates: int = U
     config = dataclasses.replace(config, algorithm=changed, trainer=trainer, run=run, offline=offline)
     done = train_seeds(config, [seed]).seeds[0].directory
     found: dict[str, Any] = {
-        "return_mean": evaluate_run(done, episodes=EPISODES, seed=20_000 + seed, which="last").return_mean
+        "return_mean": evaluate_run(done, episodes=EPISODES, seed=20_000, which="last").return_mean
     }
     if seed == SEEDS[0] and algorithm != "decision_transformer":  # which has a memory
         (policy,) = policies_of_run(find_run(done), "last")[1].values()

@@ -12,11 +12,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.record import ROOT, table, write_json
+from palaestra.core import files
 from palaestra.deployment import share
 from palaestra.deployment.card import model_card
-from palaestra.deployment.zoo import index_of
 from palaestra.experiments import RunDirectory
 
 ZOO = ROOT / "zoo"
@@ -158,6 +159,29 @@ def publish(recipe: Recipe, runs: Path) -> None:
     print(f"{recipe.name}  {told}{'' if learned else '  has not learned, left out'}", flush=True)
     if not learned:
         shutil.rmtree(target)
+
+
+def index_of(folder: Path) -> dict[str, Any]:
+    """What `index.json` of a folder with shared policies has to hold.
+
+    Args:
+        folder: with a folder ALGORITHM/ENVIRONMENT for each.
+    """
+    found = {}
+    for manifest in sorted(folder.glob("*/*/manifest.json")):
+        facts = files.read_manifest(manifest.parent, 1)
+        evaluation, elo = facts["evaluation"], facts["evaluation"].get("elo_ci95")
+        found[manifest.parent.relative_to(folder).as_posix()] = {
+            "environment": facts["environment"],
+            "env_steps": facts["env_steps"],
+            "return_mean": evaluation["return_mean"],
+            "return_ci95": evaluation["return_ci95"],
+            "random_mean": facts["random"]["return_mean"],
+            "elo_ci95": elo,
+            "size_bytes": sum(path.stat().st_size for path in manifest.parent.rglob("*") if path.is_file()),
+            "manifest_sha256": files.fingerprint(manifest)["sha256"],
+        }
+    return {"format": 1, "policies": found}
 
 
 def write_index() -> None:

@@ -241,6 +241,24 @@ def test_the_range_of_returns_follows_percentiles_outside_of_losses():
     assert "component.return_range.low" in dict(algorithm.model.state_dict())
 
 
+def test_only_rows_that_were_seen_from_the_row_before_them_count():
+    """Neither lost rows, which are LAST, nor what follows them up to the next FIRST, nor an end in front of all."""
+    kinds = [[1, 1, 0, 2], [1, 2, 1, 1], [2, 2, 1, 1], [2, 1, 0, 0], [0, 1, 1, 1]]
+    expected = [[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1]]
+    algorithm, collector = collected("dreamer", "continuous", burn_in=0, mini_batch_sequences=4)
+    drawn = collector.buffer.draw(dataclasses.replace(algorithm.plan, gradient_steps=1), torch.Generator())
+    drawn = drawn.replace(step_type=torch.tensor(kinds, dtype=torch.int32))
+    batch = algorithm.prepared(drawn, drawn, collector.buffer)
+    assert batch.valid.tolist() == expected
+    shaken(algorithm).after_update(batch)
+    low = float(algorithm.return_range.low)
+    batch.observation[0, 3] += 5.0
+    algorithm.after_update(batch)
+    assert float(algorithm.return_range.low) == pytest.approx(low) != 0
+    algorithm.after_update(batch.replace(valid=torch.zeros_like(batch.valid)))
+    assert float(algorithm.return_range.count) == 2
+
+
 # -- two-hot numbers
 
 

@@ -220,6 +220,24 @@ def test_the_loss_is_that_of_a_loop_over_valid_rows(entropy_cost):
     assert algorithm.losses(batch).terms["ppo"].item() == pytest.approx(total / len(rows), rel=1e-4)
 
 
+def test_a_memory_learns_from_every_row_of_an_unroll_that_fills_no_last_sequence():
+    """With whole episodes, these are the ends of the longest; what fills the sequence up adds nothing to the loss."""
+    algorithm, collector = ppo("recurrent", mini_batch_length=8, mini_batch_size=48, num_epochs=1)
+    rows, seen = algorithm.preprocess(unroll(algorithm, collector), collector.buffer), []
+
+    def step(minibatch: Any) -> Any:
+        seen.append(minibatch)
+        return algorithm.apply_shards([algorithm.gradients(minibatch)])
+
+    cut = sequences(rows, 8)
+    assert cut.valid.shape == (8, 6) and not cut.valid[4:, 3:].any()
+    assert cut.valid.sum() == rows.valid.sum()
+    end = algorithm.losses(rows.map(lambda leaf: leaf[8:])).terms["ppo"]
+    assert_close(algorithm.losses(cut.map(lambda leaf: leaf[:, 3:])).terms["ppo"], end)
+    info = algorithm.update(collector.buffer, ShardedSteps(step))
+    assert (info.rows_trained, info.gradient_steps) == (int(rows.valid.sum()), len(seen))
+
+
 # -- options: each against a plain transcription of its formula, over rows one by one
 
 

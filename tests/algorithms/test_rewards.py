@@ -117,6 +117,10 @@ def test_multipliers_see_later_episodes_of_a_sequence_and_not_what_only_leads_up
     weights, plan = constrained(), Replay(unroll_length=1, mini_batch_length=4, burn_in=2)
     weights.learned_from(Batch.of(drawn), plan, 0.0)
     assert weights.value.tolist() == [1, 2]
+    drawn["step_type"] = torch.tensor([1, 2, 1, 0, 1, 1, 2])[:, None]  # behind a gap, another episode goes on
+    weights = constrained()
+    weights.learned_from(Batch.of(drawn), plan, 0.0)
+    assert weights.value.tolist() == [1, 2]
 
 
 def test_multipliers_see_the_first_reward_of_a_window():

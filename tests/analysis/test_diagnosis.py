@@ -11,7 +11,7 @@ import pytest
 
 import palaestra
 from palaestra import preset
-from palaestra.algorithms import ALGORITHMS
+from palaestra.algorithms import ALGORITHMS, BonusConfig
 from palaestra.analysis import diagnosis, played
 from palaestra.config.config import algorithms_with
 from palaestra.core import CheckpointError, Linear
@@ -21,6 +21,7 @@ from tests.cli.parts import exit_code
 HEALTHY = {
     "env_steps": 6000,
     "gradient_steps": 480,
+    "policy_version": 5,
     "updates_skipped": 0,
     "length_mean": 47.0,
     "discounted_return_mean": 23.5,
@@ -59,14 +60,15 @@ def test_nothing_is_found_in_the_log_of_a_healthy_run(tmp_path):
         ([20, 100, 100, 500], []),
     ],
 )
-def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns, found):
-    """Twice in a row, after at least four evaluations; one that never gained has lost nothing."""
+@pytest.mark.parametrize("half", [0, 300])
+def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns, found, half):
+    """Twice in a row, after at least four evaluations, and by more than chance; who never gained has lost nothing."""
     run = made(tmp_path)
     for number, value in enumerate(returns):
-        record = {"return_mean": value, "returns": [value], "return_ci95": [value, value]}
+        record = {"return_mean": value, "returns": [value], "return_ci95": [value - half, value + half]}
         record |= {"length_mean": 1.0, "episodes": 1}
         (run.path / "evals" / f"{number}.json").write_text(json.dumps(record))
-    assert [one.name for one in palaestra.diagnose(run.path).findings] == found
+    assert [one.name for one in palaestra.diagnose(run.path).findings] == (found if half == 0 else [])
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns,
         ("not_finite", {"learning/ppo": float("nan")}),
         ("no_updates", {"gradient_steps": 0}),
         ("policy_jumps", {"learning/kl": 3.0}),
+        ("policy_moves_ahead", {"learning/kl": 3.0, "workers/lag_mean": 4.5}),
         ("policy_stands_still", {"learning/kl": 1e-10}),
         ("acts_at_random", {"learning/entropy": 0.6931}),
         ("entropy_collapse", {"learning/entropy": 1e-4}),
@@ -90,6 +93,17 @@ def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns,
 def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     (finding,) = palaestra.diagnose(made(tmp_path, **broken).path).findings
     assert finding.name == name
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"learning/kl": 0.0, "policy_version": 480},  # of one step by the policy that acted, as IMPALA makes
+        {"settings": {"bonus": BonusConfig(kind="rnd")}, "returns": (0.0,), "discounted_return_mean": 1e-7},
+    ],
+)
+def test_what_says_nothing_in_such_a_run_is_not_judged(tmp_path, healthy):
+    assert palaestra.diagnose(made(tmp_path, **healthy).path, episodes=0).findings == ()
 
 
 @pytest.mark.parametrize("rates", [(3e-4, 2e-4, 1e-4, 0.0), (3e-4, 0.0), (0.0,)])

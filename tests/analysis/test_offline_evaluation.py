@@ -13,12 +13,13 @@ from gymnasium import spaces
 
 import palaestra
 from palaestra import EnvConfig
-from palaestra.analysis.offline_evaluation import _Data
+from palaestra.analysis.offline_evaluation import _Data, _interval
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.envs import create_environment
-from palaestra.experiments import collect_data, evaluate_offline, export_data, find_run, policies_of_run
+from palaestra.experiments import collect_data, data_of, evaluate_offline, export_data, find_run, policies_of_run
 from palaestra.policies import Policy, RandomPolicy
+from palaestra.rollout import origin_of
 from tests.cli.parts import exit_code
 from tests.experiments.data import PENDULUM, saved
 
@@ -150,6 +151,12 @@ def test_the_interval_is_that_of_a_mean_over_the_episodes(tmp_path):
     assert (found.value.high - found.value.low) / 2 == pytest.approx(0.155, rel=0.4)
 
 
+def test_few_members_know_little_of_their_spread():
+    """Of 0 and 2: 12.706 √1.5 √2; the normal quantile was eight times too small."""
+    found = _interval(torch.tensor([0.0, 2.0]))
+    assert (found.low, found.high) == pytest.approx((1 - 22.008, 1 + 22.008), abs=1e-2)
+
+
 def test_members_that_drew_no_first_step_say_nothing_of_what_episodes_are_worth(tmp_path):
     """Of 12 episodes 10 lack theirs; one member in nine draws none that has one, and counted as worth 0."""
     env = EnvConfig(name="CartPole-v1", max_episode_steps=9, num_envs=12)
@@ -249,3 +256,18 @@ def test_actions_count_as_the_environment_executes_them(tmp_path):
             policy.network.mean.mlp.layers[-1].bias.fill_(mean)
         found.append(evaluate_offline(policy, str(tmp_path / "data"), gamma=GAMMA, updates=20).value)
     assert found[0] == found[1]
+
+
+def test_data_of_another_task_is_named(policy, tmp_path, caplog):
+    """What is wanted is the return of the task, whatever a run was trained on."""
+    data, shaped = str(saved(tmp_path / "data")), dataclasses.replace(PENDULUM, train_kwargs={"g": 5.0})
+    with pytest.raises(ConfigError, match=r"the data .* has the environment .*, this run 'Other-v1'"):
+        data_of(policy, data, EnvConfig(name="Other-v1"))
+    for env in (PENDULUM, shaped):
+        data_of(policy, data, env)
+    assert not caplog.records
+    ReplayBuffer.load(data).save(tmp_path / "shaped", origin=origin_of(shaped))
+    read = data_of(policy, str(tmp_path / "shaped"), shaped)
+    assert "the rewards 'of training, with" in caplog.text
+    assert "in rewards of the data" in caplog.text
+    assert evaluate_offline(policy, read, gamma=GAMMA, updates=1, members=2).episodes == 6

@@ -92,7 +92,7 @@ class Unbounded(gymnasium.ActionWrapper):
 
 
 class MaskedChain(FullChain):
-    """Action 1 is never allowed."""
+    """Action 1 is never allowed, and at an end none is."""
 
     observation_space = gymnasium.spaces.Dict(
         at=FullChain.observation_space, action_mask=gymnasium.spaces.MultiBinary(2)
@@ -104,7 +104,8 @@ class MaskedChain(FullChain):
 
     def step(self, action):
         observation, *rest = super().step(action)
-        return {"at": observation, "action_mask": np.array([1, 0], np.int8)}, *rest
+        over = rest[1] or rest[2]
+        return {"at": observation, "action_mask": np.array([not over, 0], np.int8)}, *rest
 
 
 def found(algorithm, name, break_it=lambda policy: None, **settings):

@@ -113,15 +113,23 @@ def test_every_run_ends_with_a_page_that_needs_no_network(tmp_path):
 
 
 def test_films_faults_and_symptoms_are_on_the_page(tmp_path):
-    run = written(tmp_path, [{**row, "learning/kl": 0.4} for row in rows_of([1, 2, 3])])
+    learning = {"learning/kl": 0.4, "learning/clip_fraction": 0.5}
+    run = written(tmp_path, [{**row, **learning} for row in rows_of([1, 2, 3])])
     (run.path / "videos" / "play.gif").write_bytes(b"GIF89a")
     write_fault(run.path, FaultRecord("EnvError", "environment 2 <died>", env_steps=7, action="restarted"))
     text = write_report([run.path], tmp_path / "page.html").read_text()
     assert "data:image/gif;base64,R0lGODlh" in text
     assert "environment 2 &lt;died&gt;" in text
     assert "restarted" in text
-    assert "kl is 0.4" in text
+    assert "by KL 0.4" in text
+    assert "clip_fraction is 0.5; at most 0.4 is usual" in text
     assert Page(text).open == []
+
+
+def test_a_kl_that_the_findings_let_pass_is_not_called_unusual(tmp_path):
+    run = written(tmp_path, [{**row, "learning/kl": 0.07} for row in rows_of([1, 2, 3])])
+    text = write_report([run.path], tmp_path / "page.html").read_text()
+    assert "KL 0.07" not in text and "is usual" not in text
 
 
 def test_several_runs_share_a_page(tmp_path):

@@ -58,6 +58,16 @@ def test_ten_seeds_that_never_overlap_differ():
     assert result.improvements[0].differs
 
 
+def test_among_many_pairs_chance_names_none():
+    """Holm: of six pairs the least p counts six times, the next five times, and none less than one before it."""
+    scores = {"a": {"x": range(10, 20)}, **{name: {"x": range(10)} for name in "bc"}, "d": {"x": np.arange(10) + 3.5}}
+    pairs = {one.first + one.second: one.p_value for one in stats(scores, resamples=199).improvements}
+    assert pairs["ab"] == pytest.approx(6 / 200) and pairs["bc"] == 1
+    alone = stats({name: scores[name] for name in "bd"}, resamples=1999).improvements[0]
+    assert alone.differs
+    assert not next(one for one in stats(scores).improvements if one.first + one.second == "bd").differs
+
+
 def published():
     scores: dict[str, dict[str, list[float]]] = {}
     for run in read_logs(LOGS / "simba_v2.csv"):
@@ -265,6 +275,33 @@ def test_two_folders_of_one_name_are_not_taken_for_one_algorithm(tmp_path, capsy
     assert exit_code("stats", *map(str, folders), "--env", "Pendulum-v1") == 2
     assert "would both be 'ppo'; give each its own name: NAME=" in output(capsys)
     assert exit_code("stats", f"one={folders[0]}", f"two={folders[1]}", "--env", "Pendulum-v1") == 0
+
+
+def test_a_folder_of_other_algorithms_or_settings_is_no_sample_of_one(tmp_path, capsys):
+    for name, gamma in (("one", 0.99), ("two", 0.99), ("other", 0.5)):
+        written(tmp_path, rows_of([1.0, 2.0]), name, algorithm__gamma=gamma)
+    assert exit_code("stats", str(tmp_path)) == 2
+    said = output(capsys)
+    assert "no seeds of one algorithm" in said and "gamma=0.5" in said and "NAME=RUN" in said
+    assert exit_code("stats", f"all={tmp_path}") == 0
+    shutil.rmtree(tmp_path / "other")
+    assert exit_code("stats", str(tmp_path)) == 0
+
+
+def test_kinds_of_scores_of_one_algorithm_are_told_of_and_steps_are_called_what_they_are(tmp_path, capsys):
+    written(tmp_path / "runs", rows_of([1.0, 2.0]), "training")
+    rows = [row | {"eval/return_mean": 3.0} for row in rows_of([1.0, 2.0])]
+    run = written(tmp_path / "runs", rows, "evaluated")
+    assert exit_code("stats", str(tmp_path / "runs")) == 0
+    said = output(capsys)
+    assert "shortest run ends, env steps: " in said
+    assert "the scores are of different kinds: {'runs': ['eval/return_mean', 'return_mean']}" in said
+    base = preset("behaviour_cloning", CHAIN)
+    settings = {"run__directory": str(tmp_path), "run__name": "cloned"}
+    cloned = RunDirectory.create(config_from_mapping(ExperimentConfig, settings, base=base))
+    shutil.copyfile(run.path / "metrics.jsonl", cloned.path / "metrics.jsonl")
+    assert exit_code("stats", str(cloned.path)) == 0
+    assert "shortest run ends, updates: " in output(capsys)
 
 
 def test_scores_of_different_tasks_or_counts_are_not_put_beside_each_other(tmp_path, capsys):

@@ -145,6 +145,21 @@ def test_later_episodes_in_a_sequence_end_as_they_did():
     assert (drawn.discount[later] == 0).all()
 
 
+def test_what_else_ends_an_episode_still_does():
+    """A fall ends it whatever the goal is; the old goal, once it is not the goal any more, does not."""
+
+    def terminated(achieved, desired, info):
+        return reward(achieved, desired, info) == 0
+
+    fell = walked(HindsightSampler(reward, strategy="episode", share=1.0, terminated=terminated), last=0.0)
+    drawn = fell.draw(replay(mini_batch_size=500), generator())
+    ends = drawn.step_type[1] == LAST
+    assert ends.any() and (drawn.discount[1][ends] == 0).all()
+    always = HindsightSampler(reward, share=1.0, terminated=lambda achieved, desired, info: (desired == GOAL)[..., 0])
+    drawn = walked(always, last=0.0).draw(replay(mini_batch_size=500), generator())
+    assert (drawn.discount[1] == 1).all()
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="strategy='past'"):
         HindsightSampler(reward, strategy="past")

@@ -9,6 +9,7 @@ from palaestra.core import (
     DataSource,
     DiscreteSpec,
     OnPolicy,
+    Prioritized,
     ShapeError,
     TensorSpec,
     minibatches,
@@ -57,6 +58,24 @@ def test_priorities_go_where_the_rows_came_from():
     assert other.sampler._tree.leaves[rows] == pytest.approx(torch.arange(4.0, 8.0).numpy() ** 0.6, rel=1e-4)
     mixture.set_progress(1.0)
     assert other.sampler.beta == 1.0
+
+
+def test_importance_weights_of_two_buffers_are_in_one_unit():
+    """(N P)^-1 in each, over the largest of the whole draw; each was over the largest of its own."""
+    own, other, _ = pair()
+    for buffer, high in ((own, 9.0), (other, 1.5)):
+        buffer.sampler = PrioritizedSampler(Prioritized(alpha=1.0, beta=1.0))
+        starts = buffer.starts(1)
+        buffer.write_back(starts, torch.where(torch.arange(len(starts)) % 2 == 0, 1.0, high))
+    mixture = MixtureSource([(own, 0.5), (other, 0.5)])
+    drawn = mixture.draw(replay(mini_batch_size=4000), generator())
+    first = len(drawn.weight) // 2
+    for rows, high in ((drawn.weight[:first], 9.0), (drawn.weight[first:], 1.5)):
+        likely, unlikely = rows.min(), rows.max()
+        torch.testing.assert_close(unlikely / likely, torch.tensor(high), rtol=1e-4, atol=0)
+    assert drawn.weight.max() == 1
+    means = drawn.weight[:first].mean(), drawn.weight[first:].mean()
+    torch.testing.assert_close(means[0], means[1], rtol=0.05, atol=0)  # each is 1 before the division
 
 
 def test_what_cannot_be_mixed_is_refused():

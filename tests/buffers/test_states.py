@@ -207,6 +207,24 @@ def test_the_end_of_an_episode_that_is_opened_anew_has_no_memory():
     assert buffer.newest(1).state.c.tolist() == [[0.0]]
 
 
+@pytest.mark.parametrize("period", [1, 2])
+def test_nothing_behind_a_gap_is_valid_until_an_episode_begins(period):
+    """The memory before it is another episode's; a sequence may begin with the gap, too."""
+    buffer = make_buffer(40, 1, state_spec=STATE, state_period=period)
+    one, state = torch.tensor([1]), Batch(h=torch.zeros(1, 2), c=torch.zeros(1))
+    for kinds in ([FIRST, MID, MID], [MID, MID, LAST], [FIRST, MID]):
+        buffer.open(step(kinds[:1]))
+        for kind in kinds[1:]:
+            buffer.append(one, step([kind]), state=state)
+        if kinds[-1] == MID:
+            buffer.end_streams()
+    unroll = buffer.newest(8)
+    assert unroll.step_type.flatten().tolist()[:8] == [FIRST, MID, LAST, MID, MID, LAST, FIRST, LAST]
+    assert unroll.valid.flatten().tolist() == [1, 1, 0, 0, 0, 0, 1, 0]
+    (sequence,) = buffer.rows_of(replay(mini_batch_length=3), np.array([2])).valid.T.tolist()
+    assert sequence == [0, 0, 0]
+
+
 def test_an_option_that_does_not_exist_is_named():
     with pytest.raises(TypeError, match="a buffer does not know state_specs"):
         make_buffer(8, 1, state_specs=STATE)

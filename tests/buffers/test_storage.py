@@ -13,7 +13,7 @@ import torch
 from palaestra.buffers import MainMemory, MappedFiles, ReplayBuffer, storage
 from palaestra.buffers.streams import WritePositions
 from palaestra.core import BoundedSpec, CheckpointError, ConfigError, DiscreteSpec, TensorSpec
-from palaestra.core.computing import control_groups
+from palaestra.core.computing import control_groups, memory_bytes
 from palaestra.testing.buffers import World, check_contents, check_windows
 from tests.buffers.mapped_child import LANES, arrival, mapped, write
 from tests.buffers.model import generator, make_buffer, replay
@@ -107,15 +107,37 @@ def test_a_writer_that_ends_while_it_clears_leaves_no_row(tmp_path, monkeypatch)
     assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
 
 
-def test_leaves_whose_files_would_be_one_are_refused(tmp_path):
+def test_without_proc_more_than_the_whole_memory_is_refused(monkeypatch):
+    """macOS does not say what is free."""
+    monkeypatch.setattr(storage, "Path", lambda path: Path("/none") / path[1:])
+    monkeypatch.setattr(storage, "control_groups", lambda controller: iter(()))
+    assert storage.available_bytes() == memory_bytes()
+
+
+@pytest.mark.parametrize("names", [("pos/x", "pos_x"), ("pos", "Pos")])
+def test_leaves_whose_files_would_be_one_are_refused(tmp_path, names):
     leaf = TensorSpec((2,))
     with pytest.raises(ConfigError, match="mapped files have no names apart for"):
         ReplayBuffer(
             *(24, 2),
-            observation_spec={"pos/x": leaf, "pos_x": leaf},
+            observation_spec=dict.fromkeys(names, leaf),
             action_spec=DiscreteSpec(num=5),
             storage=MappedFiles(tmp_path),
         )
+
+
+@pytest.mark.needs_linux
+def test_blocks_whose_files_would_be_one_are_refused_when_they_are_new(tmp_path):
+    shape, dtype = (100, 2, 8, 8), torch.uint8
+    together = MappedFiles(tmp_path)
+    for name in ("a/b", "c"):
+        together.allocate_blocks("rows", name, shape, dtype)
+    for name in ("a_b", "C"):
+        with pytest.raises(ConfigError, match=r"no names apart for 'rows\.(a/b|c)\."):
+            together.allocate_blocks("rows", name, shape, dtype)
+    MappedFiles(tmp_path).allocate_blocks("rows", "C", shape, dtype)  # as earlier versions made them
+    opened = MappedFiles(tmp_path)
+    assert [opened.allocate_blocks("rows", name, shape, dtype).which.tolist() for name in "cC"] == [[0, 0]] * 2
 
 
 def test_folders_above_that_of_mapped_files_are_made(tmp_path):
@@ -202,7 +224,7 @@ def test_a_writer_that_is_killed_leaves_every_complete_row(tmp_path, rows, wait_
 
 
 @pytest.mark.fault
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.needs_linux
 def test_a_mapped_buffer_larger_than_the_memory_it_may_take_fills_samples_and_reloads(tmp_path):
     """F21: three times the anonymous memory that the process is allowed; resident memory of its own stays flat."""
     rows = 3 * 2**26 // (1024 * 8)

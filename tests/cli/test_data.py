@@ -75,6 +75,12 @@ def test_a_dry_run_from_data(name, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["updates"] > 1
 
 
+def test_a_dry_run_from_data_counts_updates(capsys):
+    assert chance() == 0
+    assert exit_code("train", "iql", "Pendulum-v1", "--offline.data", "demo", *SIZES, "--dry-run") == 0
+    assert " updates per second, after " in capsys.readouterr().out
+
+
 def test_options_reach_the_environment(capsys):
     """Here of the one that chance acts in; of a run it is the run's own unless an option changes it."""
     assert chance("--env.num-envs", "3", "--json") == 0

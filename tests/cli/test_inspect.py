@@ -135,13 +135,15 @@ def test_an_environment_to_check_is_needed(capsys):
     assert "the environment is missing: palaestra check-env ENVIRONMENT" in output(capsys)
 
 
-def test_the_doctor_says_what_there_is(capsys):
+def test_the_doctor_says_what_there_is(capsys, monkeypatch):
+    monkeypatch.setattr(inspect, "num_cores", lambda: 3)  # of a container, whatever the machine has
     assert exit_code("doctor") == 0
     text = output(capsys)
     for part in (
         "ok python",
         "ok torch",
         "device",
+        "cores 3, torch uses",
         "C++ compiler",
         "this folder can be written",
         "extra atari",

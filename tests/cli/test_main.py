@@ -80,6 +80,7 @@ def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(monk
     assert "stopped" in output(capsys)
 
 
+@pytest.mark.needs_linux
 def test_a_mistake_has_its_exit_code_where_nothing_can_be_said():
     """As with `palaestra ... > log 2>&1` on a full disk."""
     with Path("/dev/full").open("w") as full:

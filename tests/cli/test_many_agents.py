@@ -296,6 +296,9 @@ def test_a_policy_plays_its_earlier_selves_and_is_rated(capsys):
     assert answer(capsys, "rate", "a", "b@last", "--games", "20", "--baseline") == rated
     assert exit_code("rate", "a", "b", "--games", "2") == 0
     assert "Elo [95% interval]" in output(capsys)
+    Path("runs/b").rename("runs/b@2")
+    rated = answer(capsys, "rate", "a", "b@2", "runs/b@2@last", "--games", "2")
+    assert rated["players"] == ["runs/a", "runs/b@2", "runs/b@2@last"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 import palaestra.algorithms.ppo
 from palaestra.algorithms import ALGORITHMS
+from palaestra.core import ConfigError
 from palaestra.experiments import RunDirectory, algorithm_catalogue
 from palaestra.runs.records import read_evaluations
 from tests.cli.parts import CHAIN, exit_code, output, train
@@ -53,7 +54,9 @@ def test_runs_and_groups_are_evaluated_beside_chance(capsys):
     assert result["baseline"]["episodes"] == 3
     assert exit_code("eval", "g", "--episodes", "2", "--baseline") == 0
     text = output(capsys)
-    assert "95% bootstrap interval over 2 runs" in text
+    assert "95% interval over 2 runs" in text
+    lanes = [one["seeds"] for one in answer(capsys, "eval", "g", "--seed", "3", "--episodes", "2")["runs"].values()]
+    assert not set(lanes[0]) & set(lanes[1]), "each plays episodes of its own, or their mean has that of these in it"
     assert "random actions " in text
 
 
@@ -234,6 +237,21 @@ def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):
     assert "changed" not in text
     assert exit_code("resume", "a", "--fork", "--name", "c") == 2
     assert "the run directory runs/c exists already; choose another name, or continue it" in output(capsys)
+
+
+def test_a_mapping_that_is_overridden_is_the_one_that_was_typed(capsys):
+    """Only the entries that changed were taken, so that an optimizer lost its kind."""
+    given = "{{value: {{cls: adamw, params: {{lr: {}, weight_decay: 0.01}}}}}}".format
+    train("--algorithm.optimizers", given("1e-3"), name="d")
+    assert exit_code("resume", "d", "--until", "70", "--override", f"algorithm.optimizers={given('1e-4')}") == 0
+    (policy,) = RunDirectory("runs/d").config.algorithm.optimizers.values()
+    assert policy == {"cls": "adamw", "params": {"lr": 1e-4, "weight_decay": 0.01}}
+
+
+def test_last_is_a_group_in_python_too():
+    """Of five seeds one went on, without a word."""
+    with pytest.raises(ConfigError, match=r"g is the group .*; name one of its runs, or go on with all: resume_seed"):
+        palaestra.resume("g")
 
 
 @pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86_400)])

@@ -13,13 +13,10 @@ from torch.testing import assert_close
 
 from palaestra import EnvConfig
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm, Gradients
-from palaestra.core import (
-    Batch,
-    ConfigError,
-)
+from palaestra.core import Batch, ConfigError, shards
 from palaestra.policies import raw_actions
 from palaestra.testing import AlgorithmContract, GradientAlgorithmContract
-from palaestra.testing.algorithms import cut, different, minibatches_of, parameters, prepared, shaken
+from palaestra.testing.algorithms import different, minibatches_of, parameters, prepared, shaken
 from tests.algorithms.parts import CASES, SETTINGS, any_kind, collected, collector_for, environment, make
 
 GRADIENT_CASES = [(name, kind) for name, kind in CASES if issubclass(ALGORITHMS[name], GradientAlgorithm)]
@@ -89,7 +86,7 @@ def test_a_row_of_importance_weight_zero_gives_no_gradient(name, kind):
     assert not any(gradient.any() for gradient in nothing.values.values())
     one = torch.zeros_like(minibatch.weight)
     one[0] = 1.0
-    alone = algorithm.gradients(cut(algorithm, minibatch, slice(1)))
+    alone = algorithm.gradients(shards(minibatch, algorithm.plan, len(minibatch.weight))[0])
     among = algorithm.gradients(minibatch.replace(weight=one))
     share = float(among.num_valid) / float(alone.num_valid)
     for key, gradient in among.values.items():

@@ -1,8 +1,11 @@
 """Tests of what files hold: `save_tensors`, `Batch.save`, and state as JSON values and arrays."""
 
+import contextlib
+import errno
 import json
 import math
 import os
+import stat
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from palaestra.core import (
     save_tensors,
     split_state,
 )
+from palaestra.core.files import whole_folder, write_json
 from tests.core.nests import assert_same
 
 
@@ -164,3 +168,18 @@ def test_damaged_state_is_refused(values, message):
     """F11."""
     with pytest.raises(CheckpointError, match=message):
         join_state(values, {})
+
+
+@pytest.mark.parametrize(("number", "of_files"), [(errno.EINVAL, False), (errno.EINVAL, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_flushed_is_no_fault(number, of_files, tmp_path, monkeypatch):
+    """Some mounts refuse that; a file has to be on the disk everywhere."""
+
+    def refuse(descriptor):
+        if of_files or stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    is_fault = of_files or number == errno.EIO
+    refused = pytest.raises(CheckpointError, match="cannot be written") if is_fault else contextlib.nullcontext()
+    with refused, whole_folder(tmp_path / "folder", "folder") as folder:
+        write_json(folder / "file", 1)

@@ -137,6 +137,23 @@ def test_sequences_need_enough_steps_and_equal_leaves():
     assert sequences(batch, None) is batch
 
 
+def test_steps_that_do_not_fill_a_sequence_are_a_shorter_one():
+    """Episodes end there. What fills it up does not count, and a memory starts anew; no zeros, for masks."""
+    step_type = torch.tensor([0, 1, 1, 2, 0, 1, 1]).unsqueeze(1).expand(7, 2)
+    batch = numbered(7, 2).replace(valid=torch.ones(7, 2), step_type=step_type, mask=torch.ones(7, 2, 3))
+    plan = OnPolicy(unroll_length=7, num_epochs=2, mini_batch_size=3, mini_batch_length=4)
+    drawn = parts(batch, plan)
+    assert [part.step.shape for part in drawn] == [(4, 4)] * 2
+    count = torch.zeros(7, 2)
+    for part in drawn:
+        count.index_put_((part.step, part.lane), part.valid, accumulate=True)
+        assert part.mask.all()
+        assert torch.equal(part.valid == 0, part.step == part.step.roll(1, 0))
+        assert not part.step_type[part.valid == 0].any()
+    assert (count == 2).all()
+    assert (batch.valid == 1).all() and batch.step_type is step_type
+
+
 def test_an_unroll_that_is_shorter_than_a_sequence_is_one_sequence():
     """Unrolls of whole episodes may be."""
     (whole,) = minibatches(numbered(5, 2), OnPolicy(unroll_length=16, mini_batch_length=8), generator=torch.Generator())

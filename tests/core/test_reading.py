@@ -55,6 +55,7 @@ def test_a_file_is_read_up_to_a_size(tmp_path):
         read_bytes(tmp_path / "file", 4)
 
 
+@pytest.mark.needs_linux
 def test_a_file_that_hides_its_size_is_read_up_to_it():
     assert read_bytes("/proc/self/status")
     with pytest.raises(CheckpointError, match=r"/status cannot be read: it has more than 8 bytes"):

@@ -50,6 +50,9 @@ def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys
     file = run / "export" / "onnx" / "policy.onnx"
     manifest = json.loads((file.parent / "manifest.json").read_text())
     assert manifest["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    saved = json.loads((run / "policy" / "policy.json").read_text())
+    assert manifest["weights_sha256"] == saved["weights_sha256"], "one policy, one hash"
+    assert not list(file.parent.glob("*.safetensors"))
     assert (manifest["algorithm"], manifest["env"]) == ("ppo", "Pendulum-v1")
     assert manifest["inputs"][0] == {
         "name": "observation",

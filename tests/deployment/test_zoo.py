@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learning.zoo import index_of
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.deployment import check_shared, pull, zoo_policies
-from palaestra.deployment.zoo import index_of
 from tests.architecture.source import ROOT
 from tests.cli.parts import exit_code, output
 

@@ -42,6 +42,7 @@ def test_ranks_of_one_machine_tell_each_other_through_memory_and_others_through_
     assert sent == (set() if together else {0, 1, 2})
 
 
+@pytest.mark.needs_linux
 def test_memory_is_shared_by_all_ranks_or_by_none(sent, monkeypatch):
     """A rank that may not open that of another says so, and all send."""
     opened, refusals = os.open, list[str]()

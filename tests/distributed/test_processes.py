@@ -118,6 +118,7 @@ def mean_return(trainer):
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_a_run_whose_driver_was_killed_leaves_nobody_behind_and_goes_on(tmp_path, wait_until):
     """F16: the newest checkpoint is whole, the workers are gone, and the resumed run ends as it should."""
     settings = {"trainer__total_env_steps": 4000, "trainer__checkpoint_every_steps": 200, "trainer__eval_episodes": 2}

@@ -9,7 +9,7 @@ from palaestra.core import BoundedSpec
 from palaestra.envs import EnvConfig, check
 from palaestra.envs.tiny import TensorCartPole
 from tests.envs.test_check import broken
-from tests.envs.worlds import Counter
+from tests.envs.worlds import Counter, Global
 
 
 class Resets(Counter):
@@ -144,3 +144,40 @@ def test_batches_are_looked_into_as_single_environments_are():
     assert finding.got.startswith("in lane 0: value ")
     pool = check(EnvConfig(name="CartPole-v1", num_envs=2, vectorization="native"), steps=100)
     assert pool.ok, str(pool)
+
+
+class Interfering(Counter):
+    """Deterministic alone: it seeds what all of its kind share."""
+
+    state = np.zeros(2, np.float32)
+
+    def __init__(self, what):
+        super().__init__({7: "terminated"})
+        self.what = what
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        np.random.seed(seed % 2**32 if seed is not None else 0)
+        Interfering.state[:] = seed % 1000 if seed is not None else 0
+        return self._seen(), {}
+
+    def step(self, action):
+        Interfering.state += 1
+        return super().step(action)
+
+    def _seen(self):
+        noise = np.random.random() if self.what == "generator" else Interfering.state[0]
+        return np.array([self.steps, noise], np.float32)
+
+
+DISTURBED = "Two environments do not disturb each other"
+
+
+@pytest.mark.parametrize("what", ["generator", "class"])
+def test_environments_that_disturb_each_other_are_found(what):
+    """Each gives its stream alone; several are stepped in turn."""
+    (finding,) = (one for one in broken(check(lambda: Interfering(what), steps=60)).values() if one.level == "error")
+    assert finding.rule == DISTURBED
+    assert "self.np_random" in finding.fix and "--env.vectorization process" in finding.fix
+    alone = check(Global, steps=60)  # gives another stream alone, too
+    assert [finding.seen for finding in alone.findings if finding.rule == DISTURBED] == [False]

@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from palaestra import DQN, Collector, DQNConfig, EnvConfig, create_environment
 from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, StepType, episode_seed
@@ -16,6 +17,13 @@ from palaestra.envs import (
     space_from_spec,
 )
 from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
+
+
+class Remembering(Counter):
+    """Reports how often it was reset."""
+
+    def step(self, action):
+        return *super().step(action)[:4], {"resets": len(self.seeds)}
 
 
 def test_the_step_after_the_last_ignores_its_action_and_starts_the_next_episode():
@@ -37,6 +45,16 @@ def test_every_episode_gets_its_seed_from_lane_and_number():
         env.step(0)
     lane = RunSeeds(3).integer("environments", 0)
     assert gym_env.seeds == [episode_seed(lane, number) for number in range(3)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"vectorization": "process", "num_workers": 2}])
+def test_a_first_look_at_info_leaves_every_lane_as_it_was(settings):
+    """Lane 0 was stepped at random, and its wrappers remembered."""
+    name = f"{__name__}:Remembering"
+    with create_environment(EnvConfig(name=name, num_envs=2, info=("resets",), **settings), seed=1) as env:
+        assert env.info == ("resets",)
+        env.reset()
+        assert env.step(torch.zeros(2, dtype=torch.int64)).env_info.resets.tolist() == [1, 1]
 
 
 def test_seeding_again_starts_the_stream_again():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from palaestra.core import EnvError, SpecError, TensorSpec
+from palaestra.core import EnvError, SpecError, TensorSpec, errors
 from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver
+from palaestra.envs.wrappers import ScaleReward
 from tests.envs.worlds import Counter, Drawing, Faulty, Reusing, Switches, counter
 
 
@@ -24,6 +25,41 @@ def test_the_two_flags_become_step_type_and_discount(end, pair):
     env.reset()
     time_step = env.step(1)
     assert (time_step.step_type, time_step.discount) == pair
+
+
+@pytest.mark.parametrize("layer", [lambda env: env, lambda env: ScaleReward(env, 2.0)], ids=["direct", "layered"])
+def test_a_time_limit_that_terminates_is_warned_of_once(layer, caplog, monkeypatch):
+    """As old Gym had it: `done`, and a note in info."""
+    monkeypatch.setattr(errors, "said", set())
+    made = Counter({2: "terminated"})
+    made.step = lambda action: (*Counter.step(made, action)[:4], {"TimeLimit.truncated": made.steps == 2})
+    lanes = LaneEnvironment(SerialDriver([layer(GymEnvironment(made))]), lane_seeds=[1])
+    for _ in range(6):
+        lanes.step(torch.zeros(1, dtype=torch.int64))
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        "Counter terminated where its info has TimeLimit.truncated"
+    ]
+
+
+class Learning(Counter):
+    """Pays by a weight that it learns, from reset on."""
+
+    def reset(self, *, seed=None, options=None):
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        (self.weight * 2).sum().backward()
+        return super().step(action)[0], float(self.weight.grad), False, False, {}
+
+
+def test_an_environment_may_learn_while_others_infer():
+    """As in a worker process: a collector infers around all environments of its own process."""
+    lanes = LaneEnvironment(SerialDriver([GymEnvironment(Learning())]), lane_seeds=[1])
+    with torch.inference_mode():
+        steps = [lanes.step(torch.zeros(1, dtype=torch.int64)) for _ in range(3)]
+        assert torch.is_inference_mode_enabled()
+    assert [step.reward.item() for step in steps] == [0, 2, 4]
 
 
 DEEP = functools.reduce(lambda inside, _: {"a": inside}, range(5_000), {"x": 1.0})

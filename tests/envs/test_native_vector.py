@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from palaestra.core import ConfigError, EnvError, NonFiniteError, RunSeeds, SpecError
 from palaestra.envs import NativeVectorEnvironment, TimeLimit
@@ -42,6 +43,34 @@ def test_next_step_pools_are_taken_as_they_are():
     assert rows(steps, "prev_action") == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]]
     assert [step.observation[0, 0].item() for step in steps] == [0, 1, 2, 0, 1]
     assert env.ended is None
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_a_wrapper_of_the_pool_reports_of_ended_episodes_is_of_their_last_rows_alone(mode):
+    """One mask covers a group of entries: the zeros of other lanes counted as reported, and of FIRST rows."""
+    makers = [functools.partial(Counter, script) for script in SCRIPTS]
+    statistics = RecordEpisodeStatistics(SyncVectorEnv(makers, autoreset_mode=mode))
+    env = NativeVectorEnvironment(statistics, lane_seeds=SEEDS)
+    env.reset()
+    env.step(ONES)
+    step = env.step(ONES)
+    if mode is AutoresetMode.NEXT_STEP:
+        assert step.env_info["episode/r"][0] == 30 and step.env_info["episode/r"][1:].isnan().all()
+    else:
+        assert step.env_info == () or step.env_info["episode/r"].isnan().all()
+        assert env.ended.env_info["episode/r"].tolist() == [30]
+
+
+class LateMask(Counter):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": np.ones(3, np.int8)}
+
+
+def test_a_mask_that_only_steps_of_a_pool_report_is_refused():
+    env = pool(kind=LateMask)
+    env.reset()
+    with pytest.raises(EnvError, match=r"info has an action_mask, .* --env\.vectorization serial"):
+        env.step(ONES)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])

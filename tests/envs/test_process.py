@@ -69,6 +69,7 @@ def shared() -> set[str]:
     return {line.split("/dev/shm/")[1].split()[0] for line in lines if "/dev/shm/" in line}
 
 
+@pytest.mark.needs_linux
 def test_opening_and_closing_leaves_no_files_and_no_shared_memory():
     """F31."""
     with LaneEnvironment(ProcessDriver(TWO, num_workers=2)) as env:
@@ -321,6 +322,7 @@ def test_a_forgotten_environment_leaves_nothing(wait_until):
 
 
 @pytest.mark.slow
+@pytest.mark.needs_linux
 def test_a_million_steps_and_a_hundred_openings_leave_nothing_behind():
     """F31: resident memory, open files and processes are flat."""
     make = functools.partial(load, "CartPole-v1")

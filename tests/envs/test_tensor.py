@@ -203,6 +203,23 @@ def test_actions_that_do_not_exist_are_refused(spec, action, words):
         env.step(torch.tensor(action))
 
 
+@pytest.mark.parametrize(
+    ("leaf", "change"),
+    [("action", lambda state, action: action.mul_(2)), (r"state\['x'\].*", lambda state, action: state["x"].add_(1))],
+    ids=["action", "state"],
+)
+def test_a_transition_that_changes_what_it_is_given_is_refused(leaf, change):
+    """The action of a row was no longer the one that the policy had taken."""
+
+    class Pushy(TensorCartPole):
+        def transition(self, state, action):
+            change(state, action)
+            return super().transition(state, action)
+
+    with pytest.raises(SpecError, match=f"transition of Pushy changes {leaf}, which others hold, too; make new"):
+        Pushy(2, lane_seeds=[1, 2])
+
+
 # -- the pole that has to be lifted
 
 

@@ -131,6 +131,7 @@ def test_mistakes_are_named_before_anything_is_made(tmp_path):
     """F27: what was given, what is needed, and nothing is left behind."""
     cases = [
         ({"agents__mapping": {"agent_9": "x", "*": "y"}}, "the mapping names 'agent_9' — did you mean"),
+        ({"agents__mapping": {"agent_0": "Team", "*": "team"}}, "'Team' and 'team' differ in case alone"),
         ({"agents__mapping": {"agent_0": "x"}}, "gives no policy to agent_1, agent_2"),
         ({"agents__policies": {"other": "random"}}, "agents.policies names other, but the policies are shared"),
         ({"agents__policies": {"shared": "random"}}, "none of the policies shared learns"),

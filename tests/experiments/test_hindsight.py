@@ -260,6 +260,12 @@ def test_impossible_settings_are_refused_when_they_are_made(settings, message):
     [
         ("ppo", REACH.name, {}, "ppo learns only from its own newest steps, and hindsight needs an algorithm that"),
         ("td3_bc", REACH.name, {}, "td3_bc learns from loaded data alone"),
+        (
+            "decision_transformer",
+            REACH.name,
+            {"offline__data": "demo", "offline__updates": 5, "offline__fraction": 0.5},
+            "decision_transformer learns from returns, or from what a search found, of the goal that was given",
+        ),
         ("dqn", "palaestra.multiagent:Meeting", {}, "Meeting has many agents"),
         ("tests.experiments.test_robots:Walker", "tests.experiments.test_robots:Line", {}, "Walker is a robot"),
         ("sac", "Pendulum-v1", {}, "observations of Pendulum-v1 are no dict, and hindsight needs the keys observation"),

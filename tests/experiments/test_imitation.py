@@ -6,7 +6,7 @@ import torch
 import palaestra
 from palaestra.core import ConfigError, load_tensors
 from palaestra.envs import EnvConfig
-from palaestra.runs.data import collect_data
+from palaestra.runs.datasets import collect_data
 from palaestra.training import Callback
 
 SETTINGS = {

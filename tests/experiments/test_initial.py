@@ -207,6 +207,10 @@ def _sum(policy):
             "NormalizeObservation keeps statistics that no",
         ),
         (
+            {"env__gym_wrappers": ("gymnasium.wrappers:RecordEpisodeStatistics",)},
+            r"reports no episode that the time limit cuts off.* give --env\.wrappers EpisodeStatistics",
+        ),
+        (
             {"env__train_wrappers": ("NormalizeObservation",)},
             r"and the policy is evaluated and used without; give --algorithm.normalize-observation true",
         ),

@@ -25,7 +25,7 @@ from palaestra.core import (
     tree_paths,
 )
 from palaestra.deployment import export
-from palaestra.experiments import evaluate_run
+from palaestra.experiments import collect_data, evaluate_run
 from palaestra.multiagent import AgentSpec, PolicySpec
 from palaestra.multiagent.mapping import require_policies
 from palaestra.policies import in_saved_order, load_policy
@@ -140,6 +140,14 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path):
         ConfigError, match=r"it sees {'state': .*} there and .* here; .* --algorithm.network.policy-sees"
     ):
         palaestra.train("ppo", HERE, **settings)
+
+
+def test_what_imitates_may_see_less_than_is_observed(tmp_path):
+    """What it does not see has no slope for a penalty."""
+    collect_data(None, EnvConfig(name=HERE), tmp_path / "data", steps=60)
+    settings = SMALL | {"algorithm__network__policy_sees": ("state",), "algorithm__bonus__kind": "gail"}
+    settings |= {"offline__data": str(tmp_path / "data"), "run__directory": str(tmp_path)}
+    assert palaestra.train("ppo", HERE, **settings).status == "done"
 
 
 def test_workers_send_what_values_see(tmp_path):

@@ -55,6 +55,17 @@ class Net(nn.Module):
         return self.layer(torch.cat([part.flatten(1).float() for part in parts], -1)).tanh()
 
 
+class Nets:
+    """Makers of networks."""
+
+    @classmethod
+    def plain(cls, observation_spec) -> Net:
+        return Net(observation_spec)
+
+    def make(self, observation_spec) -> Net:
+        return Net(observation_spec)
+
+
 NAMED = f"{__name__}:Net"
 
 
@@ -132,6 +143,12 @@ def test_a_class_given_in_python_is_written_by_its_name():
         assert RunDirectory(run.directory).config.algorithm.network.encoder == NAMED
     with pytest.raises(ConfigError, match="which has no importable name"):
         config_to_mapping(config_network(lambda spec: Net(spec)))
+
+
+def test_a_method_is_written_by_its_name_if_that_is_the_method():
+    assert config_to_mapping(config_network(Nets.plain))["encoder"] == f"{__name__}:Nets.plain"
+    with pytest.raises(ConfigError, match="which has no importable name"):
+        config_to_mapping(config_network(Nets().make))
 
 
 def config_network(encoder):

@@ -201,6 +201,20 @@ def serial_seeds(config, seeds, **_):
     return train_members([config], [list(seeds)], names=[config.run.name])[0]
 
 
+def test_members_that_only_fill_a_buffer_are_never_compared(tmp_path):
+    """Of 2,500 iterations 1,250 learn."""
+    config = preset("dqn", "palaestra.envs.tiny:TensorCartPole")
+    plan = dataclasses.replace(config.algorithm, learning_starts=10_000)
+    config = dataclasses.replace(
+        config,
+        env=dataclasses.replace(config.env, num_envs=8),
+        trainer=dataclasses.replace(config.trainer, total_env_steps=20_000),
+        algorithm=dataclasses.replace(plan, unroll_length=1),
+    )
+    with pytest.raises(ConfigError, match="a run has 1250 updates, in which members would never be compared"):
+        Search(output=str(tmp_path / "study"), pbt_every=1500).begin(config, None)
+
+
 @pytest.mark.parametrize(
     ("search", "space", "message"),
     [

@@ -121,6 +121,10 @@ def test_an_interval_is_wider_for_fewer_seeds_and_can_fail(monkeypatch):
     assert one.seeds[0]["bits"] == "no hash was published"
     row = replace(row, half_width=None)
     assert (verify("r").verdict, verify("r").within) == ("nothing", None)
+    row = replace(row, half_width=0.0)
+    assert (verify("r").verdict, verify("r").within) == ("nothing", None), "what never varied has no interval"
+    here["final"]["last"]["return_mean"] = 100.0
+    assert verify("r").verdict == "within the interval"
 
 
 class Interrupts(Callback):

@@ -136,8 +136,10 @@ def test_what_nobody_could_replay_is_refused_with_what_to_do(run):
         verify_run(run.path, iterations=0)
     run.write_info({"overrides": [{"env_steps": steps[1], "changes": {"algorithm.gamma": [0.9, 0.5]}}]})
     assert verify_run(run.path).ok
-    with pytest.raises(ConfigError, match=r"settings of .* changed at .* \(algorithm.gamma\)"):
+    with pytest.raises(ConfigError, match=r"settings of .* changed .* \(algorithm.gamma\).*; leave out --from-start"):
         verify_run(run.path, from_start=True)
+    with pytest.raises(ConfigError, match="iterations is 3, and from_start replays all"):
+        verify_run(run.path, iterations=3, from_start=True)
     run.write_info({"overrides": [], "resumed_at": steps[1], "resume": "statistical", "resume_reasons": ["so"]})
     with pytest.raises(ConfigError, match=r"went on at .* so, so that nothing that begins before"):
         verify_run(run.path, iterations=4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import importlib
 import json
 import shutil
@@ -120,12 +121,14 @@ def test_the_artefact_is_the_best_policy_so_far(tmp_path, monkeypatch):
     assert not all(torch.equal(kept[key], versions[2][key]) for key in kept)
 
 
-def test_a_run_is_evaluated_with_its_own_seeds_or_with_others(done):
-    own, again, other = (palaestra.evaluate_run(str(done.directory), episodes=4, seed=seed) for seed in (None, 4, 5))
-    assert own == again
-    assert own.seeds != other.seeds
-    stochastic = palaestra.evaluate_run(str(done.directory), episodes=3, deterministic=False)
-    assert (stochastic.deterministic, stochastic.episodes) == (False, 3)
+def test_a_run_is_evaluated_in_episodes_that_have_not_chosen_its_policy(done):
+    """Each run in its own, by its seed and the given one; what a policy draws follows from it, too."""
+    evaluated = functools.partial(palaestra.evaluate_run, str(done.directory))
+    assert evaluated(episodes=4).seeds == [RunSeeds(1_000_004).integer("evaluation", lane) for lane in range(4)]
+    assert evaluated(episodes=4, seed=0).seeds == done.result.evaluation.seeds, "those that have chosen it"
+    drawn = [evaluated(episodes=8, deterministic=False, seed=seed) for seed in (1, 1, 2)]
+    assert (drawn[0].deterministic, drawn[0].episodes) == (False, 8)
+    assert drawn[0].returns == drawn[1].returns != drawn[2].returns
 
 
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path):

@@ -70,7 +70,6 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
     assert group.exit_code == 0
     assert group.directory == tmp_path / "g"
     assert [(seed.seed, seed.status, seed.error) for seed in group.seeds] == [(3, "done", None), (4, "done", None)]
-    assert group.best_return_ci95 is not None
     alone = trained(tmp_path, "alone", run__seed=4)
     texts = [(path / "episodes.csv").read_text() for path in (tmp_path / "g" / "seed_4", alone.directory)]
     assert texts[0] == texts[1]
@@ -82,7 +81,8 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
         find_run("g", tmp_path)
     again = resume_seeds("g", root=tmp_path)
     assert [seed.status for seed in again.seeds] == ["done", "done"]  # nothing was left to do
-    assert "of 2 seeds" in group_summary(again)[-1]
+    said = group_summary(again)[-1]
+    assert said.startswith("highest evaluation, by which the policy was chosen: ") and said.endswith("of 2 of 2 seeds")
 
 
 @pytest.mark.slow
@@ -227,6 +227,7 @@ def processes_of(group: Path) -> list[str]:
 @pytest.mark.fault
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.needs_linux
 def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait_until):
     """F22: Ctrl-C on a terminal leaves out the seeds, schedulers do not; every seed saves, and can be resumed."""
     command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]
@@ -245,6 +246,7 @@ def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_seeds_end_with_the_process_that_started_them(tmp_path, wait_until):
     """F16: even if that is killed; what they have learned is saved."""
     command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]

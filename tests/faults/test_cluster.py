@@ -23,6 +23,7 @@ from tests.faults.parts import COMMAND, TIMEOUT_S, child_environment, command, l
 
 pytestmark = [
     pytest.mark.fault,
+    pytest.mark.needs_linux,
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'palaestra[ray]'"
     ),

@@ -1,5 +1,7 @@
 """Two processes on one run directory (F26)."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 import palaestra
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, find_run, list_groups, list_runs
+from palaestra.runs.records import say_once
 from tests.experiments.parts import trained
 from tests.faults.parts import child_environment, command
 
@@ -74,6 +77,26 @@ def test_a_lock_is_let_go_at_the_end_and_can_be_taken_again(run):
     second.lock()
     second.unlock()
     second.unlock()
+
+
+def test_a_file_system_without_locks_is_said_once_and_holds_nobody_up(run, monkeypatch, caplog):
+    def refuse(file, kind):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    say_once.cache_clear()
+    directory = RunDirectory(run)
+    directory.write_info({"status": "running"})
+    for number in (errno.ENOLCK, errno.ENOLCK, errno.EAGAIN, errno.EACCES):
+        if number == errno.ENOLCK:
+            directory.lock()
+            directory.unlock()
+            assert directory.status == "killed"
+        else:
+            assert directory.status == "running"
+            with pytest.raises(ConfigError, match="is in use by another process"):
+                directory.lock()
+    assert caplog.text.count(f"this file system has no locks ({os.strerror(errno.ENOLCK)})") == 1
 
 
 def test_evaluating_needs_no_lock(run):

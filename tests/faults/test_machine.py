@@ -138,6 +138,7 @@ def listening(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--distributed.num-policy-hosts", "1", "--distributed.gradient-shards", "2")])
+@pytest.mark.needs_linux
 def test_no_process_of_a_run_listens_on_a_port(options, tmp_path, wait_until):
     """F29, F30: policy servers, hosts and workers talk over pipes that only they have; nobody else can write there.
 
@@ -169,6 +170,7 @@ def semaphores() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if "palaestra" in name}
 
 
+@pytest.mark.needs_linux
 def test_a_killed_process_group_leaves_no_semaphore_and_no_process(tmp_path, wait_until):
     """F3, F31: everything is killed at once, the process that would clean up included."""
     before = semaphores()
@@ -198,6 +200,7 @@ def test_a_killed_process_group_leaves_no_semaphore_and_no_process(tmp_path, wai
 
 
 @pytest.mark.slow
+@pytest.mark.needs_linux
 def test_256_environments_in_256_processes_give_the_stream_of_one(wait_until):
     """F3, F31: all are there, step, lose a worker by name, and are gone."""
     make, ones = functools.partial(load, "CartPole-v1"), torch.ones(256, dtype=torch.int64)

@@ -131,6 +131,7 @@ def children(terminal, what):
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_ctrl_c_while_another_process_evaluates_saves(tmp_path, wait_until):
     """F22: it reaches that process as well, whose evaluation is left out; the update at that time goes on."""
     run = tmp_path / "runs" / "run"
@@ -149,6 +150,7 @@ def test_ctrl_c_while_another_process_evaluates_saves(tmp_path, wait_until):
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_the_process_that_evaluates_ends_with_a_run_that_is_killed(tmp_path, wait_until):
     """F16."""
     evaluation = ("--trainer.eval-async", "--trainer.eval-every-steps", "200", "--trainer.eval-episodes", "2")
@@ -194,6 +196,7 @@ def test_a_pipe_gets_lines_without_control_codes(tmp_path, wait_until):
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_ctrl_c_twice_while_the_library_is_loaded_is_no_traceback(tmp_path, wait_until):
     """D12: before the run directory exists; the second strikes while the first is said, or the process ends."""
     with Terminal(*trained(tmp_path), folder=tmp_path) as terminal:

@@ -222,6 +222,17 @@ def test_an_observation_that_is_not_finite_names_environment_agent_seed_and_step
         collector.unroll(12)
 
 
+def test_an_environment_may_learn_while_policies_infer():
+    class Learning(Shop):
+        def get_state(self, agent):
+            weight = torch.nn.Parameter(torch.ones(2))
+            (weight * self.tick).sum().backward()
+            return weight.grad.numpy()
+
+    collector, _ = collector_of(Learning, num_envs=1, mapping={"*": "both"}, lane_seeds=[100])
+    assert collector.unroll(4).env_steps == 4 - 1  # of four time steps, one began the episode
+
+
 class Seldom(MultiAgentEnv):
     """`often` acts in every step, `seldom` in one of 12; the first simulator that comes to step 15 crashes there."""
 

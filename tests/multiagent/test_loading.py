@@ -1,18 +1,21 @@
 """Environments by name, and those of other libraries: PettingZoo's, both ways, and tuples of Gymnasium."""
 
 import warnings
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
 
-from palaestra.core import ConfigError, EnvError, StepType
+from palaestra.core import ConfigError, DiscreteSpec, EnvError, StepType, TensorSpec, restart, transition
 from palaestra.envs import EnvConfig, load
 from palaestra.multiagent import (
+    AgentSpec,
     Meeting,
     MultiAgentEnv,
     MultiAgentEnvs,
+    MultiAgentStep,
     TupleAdapter,
     aec_env,
     assign_policies,
@@ -24,6 +27,7 @@ from palaestra.multiagent import (
     load_multi_agent_env,
     parallel_env,
 )
+from palaestra.multiagent.acting import MappedPolicy
 from palaestra.policies import RandomPolicy
 from tests.multiagent.parts import RandomWorld, Shop
 
@@ -106,6 +110,117 @@ def test_a_environment_survives_the_way_to_pettingzoo_and_back():
                 first.time_steps[name].observation["own"], expected.time_steps[name].observation["own"]
             )
         first, expected = (env.advance(dict.fromkeys(there.agents, 1)) for env in (back, there))
+
+
+class Pair(pettingzoo.ParallelEnv):
+    """Two agents that see how far they are, in one array that every step overwrites."""
+
+    metadata: ClassVar = {"name": "pair"}
+    possible_agents: ClassVar = ["a", "b"]
+    ends: ClassVar = {"a": 2, "b": 4}
+
+    def __init__(self, ghost=False, masks=False):
+        self.ghost, self.masks, self.seen = ghost, masks, np.zeros(1, np.float32)
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(0, 9, (1,), np.float32)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.steps = list(self.possible_agents), 0
+        self.seen[:] = 0
+        return dict.fromkeys(self.agents, self.seen), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        self.steps += 1
+        self.seen[:] = self.steps
+        over = {name: self.steps >= self.ends[name] for name in actions}
+        self.agents = [name for name in actions if not over[name]]
+        infos = {name: {"action_mask": np.ones(3, np.int8)} if self.masks else {} for name in actions}
+        cuts = dict.fromkeys(actions, False)
+        return dict.fromkeys(actions, self.seen), dict.fromkeys(actions, 0.0), cuts if self.ghost else over, cuts, infos
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "message"),
+    [
+        ("ghost", 2, r"'a' has left `agents` and has not ended, .* sets terminations\['a'\] in that step"),
+        ("masks", 1, r"info has an action_mask, which no policy reads there; .* for every agent from reset on"),
+    ],
+)
+def test_what_a_parallel_env_leaves_unsaid_is_refused(kind, steps, message):
+    """An agent played on as a ghost, and a mask that only steps report was ignored."""
+    env = from_pettingzoo(Pair(**{kind: True}))
+    env.begin_episode(1)
+    for _ in range(steps - 1):
+        env.advance({"a": 0, "b": 0})
+    with pytest.raises(EnvError, match=message):
+        env.advance({"a": 0, "b": 0})
+
+
+class Waiting(MultiAgentEnv):
+    """Of two agents only `b` acts after the first step; what both see is written into one array."""
+
+    agents: ClassVar = {name: AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2)) for name in "ab"}
+
+    def begin_episode(self, seed):
+        self.steps, self.seen = 0, np.zeros(1, np.float32)
+        return MultiAgentStep({name: restart(self.seen) for name in "ab"})
+
+    def advance(self, actions):
+        self.steps += 1
+        self.seen[:] = self.steps
+        return MultiAgentStep({"b": transition(self.seen, 0.0)})
+
+
+def test_what_an_agent_saw_stays_where_an_environment_writes_it_into_one_array():
+    env = Waiting()
+    spec = assign_policies(env.agents, {"*": "all"}, teams=("all",))["all"]
+    mapped = MappedPolicy(spec.random_policy(), spec, 1, delayed=False)
+    mapped.take(0, env.begin_episode(1))
+    (row,) = mapped.take(0, env.advance({"a": 0, "b": 0}))
+    assert row.observation[0].tolist() == [[0.0], [1.0]]
+
+
+class Turns(pettingzoo.AECEnv):
+    """`a` moves, and both die; each sees the step in which it is asked, in one array."""
+
+    metadata: ClassVar = {"name": "turns"}
+    possible_agents: ClassVar = ["a", "b"]
+    observation_space, action_space = Pair.observation_space, Pair.action_space
+
+    def __init__(self):
+        self.seen = np.zeros(1, np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection, self.seen[:] = list(self.possible_agents), "a", 0
+        for name in ("rewards", "_cumulative_rewards"):
+            setattr(self, name, dict.fromkeys(self.agents, 0.0))
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
+        self.infos = {name: {} for name in self.agents}
+
+    def observe(self, agent):
+        return self.seen
+
+    def step(self, action):
+        self.seen += 1
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        self.agent_selection = "b" if self.agent_selection == "a" else "a"
+        if self.seen[0] == 2:
+            self.terminations = dict.fromkeys(self.agents, True)
+            self._deads_step_first()
+
+
+def test_agents_that_die_together_keep_what_each_saw_last():
+    env = from_pettingzoo(Turns())
+    env.begin_episode(1)
+    env.advance({"a": 0})
+    last = env.advance({"b": 0}).time_steps
+    assert sorted(float(one.observation[0]) for one in last.values()) == [2.0, 3.0]
 
 
 def test_agents_that_wait_are_refused_where_all_must_act():
@@ -199,6 +314,15 @@ def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so()
     steps = [env.advance({"agent_0": 0, "agent_1": 3}) for _ in range(3)]
     assert [step.over for step in steps] == [False, False, True]
     assert all(one.truncated for one in steps[-1].time_steps.values())
+
+
+def test_a_mask_for_several_agents_in_info_is_refused():
+    made = Foragers()
+    made.step = lambda action: (*Foragers.step(made, action)[:4], {"action_mask": [np.ones(4)] * 3})
+    env = TupleAdapter(made)
+    env.begin_episode(1)
+    with pytest.raises(EnvError, match="put each agent's into its observation, a Dict with the key action_mask"):
+        env.advance(dict.fromkeys(env.agents, 0))
 
 
 def test_what_is_not_of_several_agents_is_told_what_to_be():

@@ -30,6 +30,15 @@ def test_who_always_wins_is_far_above_its_snapshots_and_above_chance():
     assert rated(player(0), [player(1)], game, 39, 0, None) == lost, "both sides begin as often"
 
 
+def test_what_players_draw_follows_from_the_seed_on_each_side():
+    """In a game without chance of its own every match was the same, and the second half of it was the first."""
+    game, chance = EnvConfig(name=GAME), Player.at_random(player(1).policy_specs)
+    won = [play_match(chance, chance, game, games=40, seed=seed).won for seed in (0, 0, 1, 2, 3)]
+    assert won[0] == won[1]
+    assert len(set(won)) > 1
+    assert set(won) != {20.0}, "sides that draw alike win as often as they lose"
+
+
 def test_games_that_all_go_alike_say_no_more_than_one():
     """Rules that draw nothing, in a game that draws nothing, play one game of each side however many are asked for."""
     game = EnvConfig(name=GAME)

@@ -55,6 +55,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "policy_gradient": ((LOG_RATIO, LOG_RATIO), {}),
     "q_target": ((LOGITS, REWARD[0], DISCOUNT[0]), {}),
     "quantile_huber": ((LOGITS, LOGITS[:, :3], torch.linspace(0.1, 0.9, 4)), {"delta": 0.5}),
+    "remembered_starts": ((STEP_TYPE,), {}),
     "reverse_linear_recurrence": ((REWARD, DISCOUNT, VALUE[0]), {}),
     "reverse_linear_steps": ((REWARD[1:], DISCOUNT[1:], VALUE), {"n": 3}),
     "row_weights": ((VALID.float(),), {}),

@@ -94,6 +94,14 @@ def test_masks_keep_entropies_divergences_and_gradients_finite(scale):
     assert gradient[MASK == 0].abs().max().item() == 0.0
 
 
+def test_where_no_action_is_allowed_all_are():
+    """A soft value of such a row is that of the policy, and not of a uniform one."""
+    logits = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    masked = Categorical(logits, torch.tensor([[0, 0, 0, 0], [0, 1, 1, 0]]))
+    assert_close(masked.probs[0], Categorical(logits).probs[0])
+    assert masked.probs[1, [0, 3]].sum() == 0
+
+
 def test_entropy_counts_only_allowed_actions():
     logits = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = [Categorical(row[keep]).entropy().item() for row, keep in zip(logits, MASK.bool(), strict=True)]

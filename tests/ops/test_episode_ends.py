@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from palaestra.core import ShapeError
-from palaestra.ops import VTraceClip, n_step_end, td_target, valid_starts
+from palaestra.ops import VTraceClip, n_step_end, remembered_starts, td_target, valid_starts
 from tests.ops.per_step import discounted_returns, gae, lambda_returns, n_step_returns, n_step_targets, vtrace
 from tests.ops.trajectories import (
     FIRST,
@@ -81,6 +81,27 @@ def test_a_last_row_ends_the_episode_even_if_no_first_row_follows():
     """TS-22: at the write head of a ring the newest row may be LAST and its successor the oldest one, a MID."""
     assert torch.equal(valid_starts(torch.tensor([MID, LAST, MID, MID])), torch.tensor([True, False, True]))
     assert n_step_end(torch.tensor([MID, LAST, MID, MID])[:, None]).tolist() == [1]
+
+
+def test_a_memory_learns_nothing_behind_a_gap_until_the_next_first_row():
+    """A gap is a LAST row that no FIRST follows; one in front of all rows is known by what follows it, too."""
+    step_type = torch.tensor(
+        [
+            [FIRST, MID, LAST, MID],
+            [MID, LAST, MID, LAST],
+            [LAST, MID, LAST, FIRST],
+            [MID, MID, MID, MID],
+            [MID, FIRST, MID, LAST],
+            [LAST, MID, FIRST, MID],
+            [FIRST, MID, MID, MID],
+        ]
+    )
+    expected = [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [1, 0, 1, 1, 0, 0]]
+    assert remembered_starts(step_type).T.int().tolist() == expected
+    assert remembered_starts(step_type, 5).T.int().tolist() == [[0] * 5 + row[5:] for row in expected]
+    whole = random_trajectory(0, 50, 4).step_type  # without gaps these are the valid starts
+    assert torch.equal(remembered_starts(whole), valid_starts(whole))
+    assert remembered_starts(whole[:2]).shape == (1, 4)
 
 
 def test_padding_with_first_rows_makes_no_valid_start():

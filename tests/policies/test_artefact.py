@@ -208,11 +208,17 @@ def make_own(observation_spec) -> Own:
     return Own(observation_spec)
 
 
+def make_untold(observation_spec) -> "OnlyForCheckers":
+    return Own(observation_spec)
+
+
 def make_something(observation_spec):
     return Own(observation_spec)
 
 
 ROW = TensorSpec((4,))
+NAMED = Own(ROW)
+NAMES = ("Own", "make_own", "make_untold", "NAMED")
 
 
 def saved_with(encoder, directory):
@@ -221,13 +227,13 @@ def saved_with(encoder, directory):
     return policy
 
 
-@pytest.mark.parametrize("encoder", [Own, make_own, f"{__name__}:Own", f"{__name__}:make_own"])
+@pytest.mark.parametrize("encoder", [Own, make_own, *(f"{__name__}:{name}" for name in NAMES)])
 def test_an_encoder_with_a_name_is_made_again(encoder, tmp_path):
     policy = saved_with(encoder, tmp_path)
     x = np.random.default_rng(0).normal(size=(50, 4))
     loaded = load_policy(tmp_path)
     assert (loaded(x) == policy.eval()(x)).all()
-    assert loaded.network_config.encoder in (Own, make_own)
+    assert loaded.network_config.encoder == (encoder if isinstance(encoder, str) else f"{__name__}:{encoder.__name__}")
 
 
 @pytest.mark.parametrize("encoder", [lambda spec: Own(spec), Own(ROW)])
@@ -241,7 +247,7 @@ def test_an_encoder_without_a_name_has_to_be_given(encoder, tmp_path):
 
 def test_a_file_makes_nothing_be_called_that_makes_no_module(tmp_path):
     saved_with(make_something, tmp_path)
-    with pytest.raises(ConfigError, match=r"no nn\.Module class, and no function that is annotated to return a module"):
+    with pytest.raises(ConfigError, match=r"does not say that it makes a module.*load_policy\(directory, network="):
         load_policy(tmp_path)
     assert load_policy(tmp_path, network=make_something)([0.0] * 4) in (0, 1)
 

@@ -7,10 +7,12 @@ import palaestra.nn.optimizer
 from palaestra import PPO, Collector
 from palaestra.algorithms import DQN
 from palaestra.core import ConfigError, Linear
+from palaestra.envs.simulators.vector import TorchVectorEnvironment
 from palaestra.envs.tiny import TensorCartPole
 from palaestra.rollout import evaluate
 from tests.algorithms.parts import collected, environment, tiny_config
 from tests.devices import FarTensor, pretend_device
+from tests.envs.simulators.test_vector import Genesis
 
 LANES = 3
 
@@ -112,6 +114,7 @@ def test_a_collector_goes_on_from_a_checkpoint_with_environments_on_a_device():
             key: getattr(value, "cpu", lambda v=value: v)() for key, value in state["time_step"].items()
         }
         twin.load_state(state)
+        assert twin.current().observation.device.type == device  # which a compiled unroll begins with
         twin.buffer.load_state_tensors(collector.buffer.state_tensors())
         twin_algorithm.load_state_tensors(algorithm.state_tensors())
         for one in (collector, twin):
@@ -121,6 +124,23 @@ def test_a_collector_goes_on_from_a_checkpoint_with_environments_on_a_device():
             twin.buffer.newest(7).policy_info.log_prob.tolist()
             == collector.buffer.newest(7).policy_info.log_prob.tolist()
         )
+
+
+def test_episodes_that_end_within_a_step_are_counted_on_a_device():
+    """A simulator's lanes begin anew in the step in which they end."""
+
+    def trained(device):
+        world = Genesis()
+        world.device, world.count, world.falls = device, world.count.to(device), world.falls.to(device)
+        env = TorchVectorEnvironment(world, lane_seeds=[1, 2, 3])
+        algorithm = PPO(env.observation_spec, env.action_spec, tiny_config(PPO)).to(device)
+        collector = Collector.of(env, algorithm)
+        episodes = collector.unroll(12).episodes + collector.drain()
+        return sorted((one.env_id, one.episode_return, one.length) for one in episodes)
+
+    with pretend_device() as device:
+        there = trained(device)
+    assert there == trained("cpu") != []
 
 
 def test_values_that_are_not_finite_are_found_on_a_device():

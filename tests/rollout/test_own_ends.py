@@ -4,6 +4,7 @@ import pytest
 
 import palaestra
 from palaestra import Collector, EnvConfig, create_environment
+from palaestra.rollout.rows import OwnEnds
 from tests.algorithms.parts import make
 
 SAID = "seems to reset itself where an episode ends"
@@ -21,6 +22,16 @@ def test_training_warns_once_of_an_environment_that_resets_itself(algorithm, tmp
     palaestra.train(algorithm, "tests.envs.test_check_seen:Fresh", env__num_envs=4, **settings)
     (text,) = told(caplog)
     assert "`palaestra check-env` says more" in text
+
+
+def test_what_was_seen_of_episodes_of_one_step_is_not_kept_for_ever():
+    env = create_environment(EnvConfig(name="palaestra.envs.tiny:Bandit", num_envs=8), seed=0)
+    collector = Collector.of(env, make("ppo", env))
+    ends = OwnEnds()
+    for _ in range(20):
+        collector.unroll(100)
+        ends.look(collector.buffer, 100)
+    assert not any(value for value in vars(ends).values() if isinstance(value, list))
 
 
 @pytest.mark.parametrize(

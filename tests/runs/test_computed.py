@@ -1,13 +1,18 @@
 """What computed a run is written down by each of its sessions, and decides whether a resume is called exact."""
 
 import json
+import platform
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 import palaestra
 from palaestra.experiments import RunDirectory, machine_kind
-from palaestra.runs.computed import computed_by, differences, how_exactly, versions
+from palaestra.runs.computed import computed_by, differences, how_exactly, processor, versions
 from tests.cli.parts import exit_code, output
 from tests.experiments.parts import trained
 
@@ -86,3 +91,36 @@ def test_the_package_of_the_environment_has_its_version_written_down():
     assert "pettingzoo" in versions("pettingzoo:classic/tictactoe-v3")
     assert {"python", "torch", "numpy", "gymnasium", "palaestra"} <= versions("CartPole-v1").keys()
     assert versions("no_such_package:Env").keys() == versions().keys()
+
+
+def test_another_gpu_or_other_versions_of_cuda_round_otherwise(monkeypatch):
+    """That of the run's device alone; a run of an earlier version, which did not write it down, is not called other."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda at: "H100" if at == torch.device("cuda:1") else "A100")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    then, now = (computed_by(device=device) for device in ("cuda", "cuda:1"))
+    assert how_exactly([then], [], now)["resume_reasons"] == ["with gpu H100 instead of A100"]
+    assert how_exactly([then], [], then)["resume"] == "exact"
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91100)
+    assert differences(then, computed_by(device="cuda")) == {"cudnn": ("91002", "91100")}
+    del then["hardware"]["gpu"], then["versions"]["cudnn"]
+    assert how_exactly([then], [], now)["resume"] == "exact"
+    for device in ("cpu", "cuda:2"):
+        assert "gpu" not in computed_by(device=device)["hardware"]
+
+
+@pytest.mark.parametrize(
+    ("system", "said", "model"),
+    [
+        ("linux", "processor\t: 0\nmodel name\t: EPYC\n\nprocessor\t: 1\nmodel name\t: other\n", "EPYC"),
+        ("linux", "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "CPU implementer 0x41, CPU part 0xd0c"),
+        ("linux", "nothing", "aarch64"),
+        ("darwin", "Apple M3\n", "Apple M3"),
+    ],
+)
+def test_a_processor_is_told_from_another_of_its_kind(system, said, model, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "processor", lambda: "aarch64")
+    monkeypatch.setattr(Path, "read_text", lambda path: said)
+    monkeypatch.setattr(subprocess, "check_output", lambda command, text: said)
+    assert processor.__wrapped__() == model

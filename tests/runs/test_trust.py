@@ -10,6 +10,7 @@ import resource
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -162,6 +163,15 @@ def test_f12_without_a_key_no_run_is_this_users_own(stranger, monkeypatch, key):
         with pytest.raises(ConfigError, match="names code that is neither part of palaestra"):
             _ = RunDirectory(run).config
     assert not mark.exists()
+
+
+def test_f12_a_user_without_a_home_signs_nothing(monkeypatch):
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert sign(b"") is None
 
 
 def test_a_run_of_this_user_needs_no_trust(stranger):

@@ -13,6 +13,7 @@ import yaml
 
 import palaestra
 from palaestra import EnvConfig, create_environment
+from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.runs.learner import evaluation_count
 from tests.cli.parts import exit_code, output
@@ -50,6 +51,14 @@ class Idle(Paid):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Told(Paid):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {"paid": 0.0}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self.wage, False, False, {"paid": self.wage}
+
+
 class Wide(Paid):
     observation_space = gymnasium.spaces.Box(0, 1, (2,))
 
@@ -74,6 +83,17 @@ def test_a_run_trains_and_evaluates_every_variant(vectorization, capsys):
     assert evaluated["eval/return_mean"] == pytest.approx(23 / 3)
     assert exit_code("eval", str(run), "--episodes", "3") == 0
     assert exit_code("resume", str(run), "--until", "192") == 0, output(capsys)
+
+
+def test_data_of_a_run_is_of_every_variant(capsys):
+    """It was that of the first, and was taken for that of all."""
+    given = (*RUN, "--env.variants", *VARIANTS[:2], "{kwargs: {wage: 3}}", "--env.info", "paid")
+    assert exit_code("train", "ppo", f"{__name__}:Told", *given, "--run.name", "run") == 0, output(capsys)
+    assert exit_code("data", "collect", "run", "demo", "--steps", "60") == 0, output(capsys)
+    data = ReplayBuffer.load("demo")
+    assert data.num_lanes == 3 and {*data.newest(1).env_info["paid"][-1].tolist()} == {2.0, 5.0, 3.0}
+    assert exit_code("data", "collect", "run", "few", "--env.num-envs", "1") == 2
+    assert "env.num_envs is 1, and env.variants has 3 entries; give one for each" in output(capsys)
 
 
 def test_environments_take_variants_in_turns():

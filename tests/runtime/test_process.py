@@ -125,6 +125,7 @@ def test_an_answer_that_comes_twice_is_dropped_and_counted(runtime):
 
 
 @pytest.mark.fault
+@pytest.mark.needs_linux
 def test_no_worker_outlives_a_driver_that_is_killed(wait_until):
     """F16."""
     command, root = [sys.executable, "-m", __name__], Path(__file__).parents[2]
@@ -139,6 +140,7 @@ def test_no_worker_outlives_a_driver_that_is_killed(wait_until):
     wait_until(lambda: not any(exists(pid) for pid in pids), what="the end of the workers")
 
 
+@pytest.mark.needs_linux
 def test_nothing_is_left_of_a_closed_runtime():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -167,6 +169,7 @@ if __name__ == "__main__":
         driven.wait([driven.call(counter, "hang") for counter in counters], timeout_s=600)
 
 
+@pytest.mark.needs_linux
 def test_large_shared_values_are_written_once_and_read_there_by_all_workers(runtime):
     """Issue 22, weights: whoever breaks the rule and changes a value changes it for all; and memory is given back."""
     workers = [runtime.start(Counter, name="counter") for _ in range(2)]
@@ -189,6 +192,7 @@ def private_kb(pid):
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1])
 
 
+@pytest.mark.needs_linux
 def test_a_worker_keeps_no_rows_of_many_updates(runtime):
     """20 values of 40 MB: it holds the newest, and what a request is written to."""
     worker = runtime.start(Counter, name="counter")

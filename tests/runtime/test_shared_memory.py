@@ -33,6 +33,7 @@ def named_segments() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
+@pytest.mark.needs_linux
 def test_nothing_is_named_and_everything_is_freed():
     before, segments = len(os.listdir("/proc/self/fd")), named_segments()
     shared = SharedArrays({"a": ((1000,), np.float64)})

@@ -66,6 +66,7 @@ def test_titles_of_runs_inside_runs_come_back(tmp_path):
     assert title("x") == "palaestra: x"
 
 
+@pytest.mark.needs_linux
 def test_without_the_library_nothing_happens(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "setproctitle", None)
     before = Path("/proc/self/cmdline").read_bytes()

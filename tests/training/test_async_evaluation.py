@@ -2,21 +2,29 @@
 
 import functools
 import itertools
+import math
+import multiprocessing
 import signal
 import threading
+import time
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from palaestra.distributed.evaluation import EvaluationWorker
 from palaestra.policies import Phase, Policy
 from palaestra.rollout import Evaluation, NoEpisodeError
+from palaestra.runs.build import TrainingEvaluation
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RestartPolicy
 from palaestra.training import CheckpointStore
 from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment, make
+from tests.experiments.parts import config_of
 from tests.training.parts import Hooks, evaluation_in, trainer
 
 RESULT = Evaluation(1.0, 0.0, (1.0, 1.0), 10.0, 1, [0], deterministic=False, returns=[1.0])
@@ -46,6 +54,25 @@ class Elsewhere:
 def policy():
     with environment("discrete", 1, 0) as env:
         return make("ppo", env, 0).policy
+
+
+def test_evaluations_that_take_longer_than_the_time_between_them_do_not_gather(policy, caplog):
+    """Each was a copy of the policy, in memory and in every checkpoint."""
+    under_way: list[int] = []
+
+    class Slow(Elsewhere):
+        def submit(self, policy: Policy) -> "Slow":
+            return Slow(30)
+
+    evaluator = Evaluator(Slow(0), asynchronous=True)
+    found = []
+    for env_steps in range(40):
+        found += evaluator.make(env_steps, policy) or []
+        under_way.append(len(evaluator.state()))
+    assert max(under_way) == 8
+    found += evaluator.made(wait=True) or []
+    assert [one[0] for one in found] == [*range(40)]
+    assert caplog.text.count("training waits for the first of 8 evaluations") == 1
 
 
 def test_training_does_not_wait_for_an_evaluation_elsewhere(policy):
@@ -164,6 +191,14 @@ def test_an_evaluation_under_way_at_a_signal_is_made_by_the_resumed_run(tmp_path
     assert evaluated(load=True) == evaluated(load=False)
 
 
+def test_a_run_says_how_long_another_process_may_take(tmp_path):
+    config = config_of(tmp_path, trainer__eval_time_limit_s=5.0, distributed__timeout_s=2.0)
+    evaluate: Any = _never
+    assert TrainingEvaluation(evaluate, config).timeout_s == 7.0
+    for path, value in (("trainer__eval_time_limit_s", None), ("agents__self_play__pool_size", 1)):
+        assert TrainingEvaluation(evaluate, config_of(tmp_path, **{path: value})).timeout_s == math.inf
+
+
 def _hangs(folder: Path, policy: Policy) -> Evaluation:
     """The first time."""
     if not (folder / "hung").exists():
@@ -186,10 +221,64 @@ def test_an_evaluation_that_hangs_elsewhere_is_left_out(max_restarts, tmp_path, 
         assert runtime.restarted == min(max_restarts, 1)
 
 
-def test_an_evaluation_that_nobody_asked_for_in_time_is_not_late(policy):
+class Pool:
+    """In place of the other process, whose first evaluation hangs."""
+
+    made: ClassVar[list["Pool"]] = []
+    _processes = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.made.append(self)
+
+    def submit(self, *arguments: Any) -> Future[Evaluation]:
+        future = Future[Evaluation]()
+        if len(self.made) > 1:
+            future.set_result(RESULT)
+        return future
+
+    def shutdown(self, **options: Any) -> None:
+        """It is ended."""
+
+
+def test_a_process_of_its_own_that_hangs_costs_one_evaluation_and_not_the_end_of_training(policy, monkeypatch, caplog):
+    monkeypatch.setattr("palaestra.training.async_evaluation.ProcessPoolExecutor", Pool)
+    evaluate: Any = evaluation_in()
+    evaluate.timeout_s = 0.0
+    evaluator = Evaluator(evaluate, asynchronous=True)
+    evaluator.load_state([{"env_steps": at, "policy": policy.state_dict()} for at in (10, 20)], policy)
+    assert [env_steps for env_steps, _, _ in evaluator.made(wait=True)] == [20]
+    assert "no evaluation at 10 env steps: the process that evaluates did not answer within 0 s" in caplog.text
+    assert len(Pool.made) == 2
+
+
+def _of_version(policy: Policy) -> Evaluation:
+    """Hangs with the first; the return says whether tiny numbers are 0."""
+    if policy.version == 1:
+        threading.Event().wait()
+    return replace(RESULT, return_mean=(torch.full((64,), 1e-30) * 1e-10).count_nonzero().item())
+
+
+@pytest.mark.fault
+def test_the_other_process_is_ended_where_it_hangs_and_computes_as_training_does(policy):
+    evaluate: Any = functools.partial(_of_version)
+    evaluator, before = Evaluator(evaluate, asynchronous=True), set(multiprocessing.active_children())
+    ((_, evaluation, _),) = evaluator.make(0, policy, wait=True)
+    assert evaluation.return_mean == 0, "denormal numbers count as 0"
+    (process,) = set(multiprocessing.active_children()) - before
+    evaluate.timeout_s, policy.version = 0.5, 1
+    assert evaluator.make(10, policy, wait=True) == []
+    process.join(timeout=30)
+    assert process.exitcode is not None
+    evaluate.timeout_s, policy.version = math.inf, 2
+    assert [env_steps for env_steps, _, _ in evaluator.make(20, policy, wait=True)] == [20]
+    evaluator.close()
+
+
+def test_an_evaluation_that_nobody_asked_for_in_time_is_not_late(policy, monkeypatch):
     """While a learner computes nobody listens."""
     with LocalRuntime() as runtime:
         evaluate = evaluation_in()
         pending = EvaluationWorker(runtime, evaluate, timeout_s=50.0).submit(policy)
-        pending._asked_s -= 60.0
+        now = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 60.0)
         assert pending.result().episodes

@@ -292,7 +292,7 @@ def companions(pid):
 
 
 @pytest.mark.fault
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
+@pytest.mark.needs_linux
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_ends_while_another_process_compiles_leaves_none(tmp_path, wait_until, number):
     """F: Ctrl-C ends the process that compiles, and its compilers; so does the death of the run."""

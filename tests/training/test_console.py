@@ -10,8 +10,12 @@ import pytest
 from rich.console import Console
 from rich.measure import Measurement
 
+from palaestra import preset
+from palaestra.config.config import config_from_mapping
+from palaestra.experiments import make_learner
+from palaestra.runs.making import not_advised
 from palaestra.training import ConsoleLogger
-from palaestra.training.console import _Sparkline
+from palaestra.training.console import _Sparkline, advice
 from tests.training.parts import trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
@@ -143,6 +147,34 @@ def test_it_takes_the_rows_of_a_real_run(terminal):
     console = Console(file=stream, force_terminal=terminal, width=100, color_system=None)
     trainer("ppo", total=150, loggers=[ConsoleLogger("title", 150, console)]).run()
     assert "150" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("part", "without", "text"),
+    [
+        ("learning", (), "learning takes 90%: compile it (--compile) or use larger minibatches or fewer updates"),
+        ("learning", ("--compile",), "learning takes 90%: use larger minibatches or fewer updates"),
+        ("environment", ("env.vectorization",), "the environments take 90%: use more of them"),
+        ("waiting", ("trainer.eval_async",), "evaluation and saving take 90%: do so less often"),
+        ("storing", ("env.num_envs", "store smaller rows"), "storing takes 90%"),
+    ],
+)
+def test_advice_is_what_a_run_can_do_and_does_not_yet(part, without, text):
+    assert advice({f"time/{part}": 0.9}, without) == text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "without"),
+    [
+        ("ppo", "CartPole-v1", {"run__compile": False}, []),
+        ("ppo", "CartPole-v1", {"algorithm__network__recurrent": "lstm"}, ["--compile"]),
+        ("trpo", "palaestra.envs.tiny:TensorCartPole", {}, ["--compile", "env.vectorization"]),
+    ],
+)
+def test_what_a_run_cannot_have_is_not_advised(algorithm, env, settings, without):
+    base = preset(algorithm, env)
+    learner = make_learner(config_from_mapping(type(base), {"run__compile": False} | settings, base=base))
+    assert not_advised(learner.config, learner.algorithms.values()) == without
 
 
 def test_a_notebook_has_one_panel_that_is_drawn_again(monkeypatch):

@@ -25,9 +25,11 @@ CALM = {
 CONFIG = PPOConfig()
 
 
-def warned(rows: list[dict[str, float]], **options: Any) -> list[str]:
+def warned(rows: list[dict[str, float]], *, lanes: int = 1, on_data: int = 0, **options: Any) -> list[str]:
     """The warnings that rows of metrics lead to."""
-    health, run = Health(**options), SimpleNamespace(algorithms={"policy": SimpleNamespace(config=CONFIG)})
+    collector = SimpleNamespace(num_lanes=lanes, updates_made=on_data)
+    learner = SimpleNamespace(config=CONFIG, rewards=None, bonus=options.pop("bonus", None))
+    health, run = Health(**options), SimpleNamespace(algorithms={"policy": learner}, collector=collector)
     for number, row in enumerate(rows, start=1):
         row = {"env_steps": 1000 * number, **row}
         health.logged(cast(Any, run), row)
@@ -194,6 +196,26 @@ def test_values_are_too_large_beyond_a_hundred_and_beyond_twenty_times_the_retur
     """F24."""
     row = CALM | {"learning/q_mean": value, "discounted_return_mean": largest}
     assert len(warned([row] * 20)) == count
+
+
+def test_values_of_other_rewards_than_are_logged_are_not_compared_with_these():
+    row = CALM | {"learning/q_mean": 410.0}
+    assert len(warned([row] * 20)) == 1
+    assert warned([row] * 20, bonus=object()) == []
+
+
+def test_the_first_reward_of_a_sparse_task_is_no_explosion():
+    """Before it, there is nothing that a gradient could come of."""
+    still = CALM | {"return_mean": 0.0, "learning/gradient_norm/ppo": 1e-7}
+    found = [still | {"return_mean": 0.1 * k, "learning/gradient_norm/ppo": 1.0} for k in range(1, 20)]
+    assert warned([*[still] * 20, *found]) == []
+
+
+@pytest.mark.parametrize(("lanes", "on_data", "count"), [(1, 0, 1), (128, 0, 0), (1, 90_000, 0)])
+def test_episodes_have_as_long_as_their_environments_need(lanes, on_data, count):
+    """Of 128, each has made a thousand steps by then; updates on data end no episode."""
+    row = CALM | {"env_steps": 128_000, "episodes": 0.0}
+    assert len(warned([row], lanes=lanes, on_data=on_data)) == count
 
 
 def test_five_gradients_are_enough_to_know_what_is_usual():

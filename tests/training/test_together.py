@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from palaestra.core import BoundedSpec, ConfigError
 from palaestra.envs import TensorEnvironment
 from palaestra.envs.tiny import TensorCartPole
 from palaestra.rollout import UnrollTogether
-from palaestra.training import Member, run_together
+from palaestra.training import Callback, Member, run_together
 from tests.faults.parts import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,26 @@ def require_equal(alone, member, tolerance=2e-5):
     assert member.collector.env_steps == alone.collector.env_steps
     rows = [one.collector.buffer.recent("action", 4) for one in (alone, member)]
     torch.testing.assert_close(*rows, rtol=tolerance, atol=tolerance)
+
+
+class Slow(Callback):
+    """Something that a member does by itself."""
+
+    def iteration_ended(self, trainer, updates):
+        deadline = time.monotonic() + 0.05
+        while time.monotonic() < deadline:
+            pass
+
+
+def test_what_one_does_by_itself_is_no_learning_of_the_others():
+    members = [trainer(A2C, TensorCartPole, seed, True) for seed in (0, 1, 2)]
+    for one in members:
+        one.callbacks.append(Slow())
+    run_together(members, *population(members))
+    for one in members:
+        iterations = one.algorithm.num_gradient_steps
+        assert one.time.seconds["waiting"] >= 3 * 0.05 * (iterations - 1) > 0
+        assert one.time.train_s < one.time.seconds["waiting"]
 
 
 REPLAY = {"learning_starts": 40, "mini_batch_size": 16}

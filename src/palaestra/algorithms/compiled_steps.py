@@ -144,12 +144,16 @@ class CompiledSteps(Stepper):
             if graph is None or algorithm.term_periods:
                 graph = self._graph("one_step", layout, several)
             made = graph(several.rows)
-            for result, moments in [made] if len(several) == 1 else made:
-                if not self._asks_later:
-                    algorithm.require_finite_gradients(result[0])
-                algorithm.num_gradient_steps += 1
-                algorithm.follow_step(moments, targets_followed=algorithm.targets_follow_inside)
-                yield StepResult(*result)
+            steps = (self._counted(*step) for step in ([made] if len(several) == 1 else made))
+            yield from list(steps) if self._asks_later else steps  # on a GPU all are made, whatever becomes of one
+
+    def _counted(self, result: Any, moments: Any) -> StepResult:
+        algorithm = self._algorithm
+        if not self._asks_later:
+            algorithm.require_finite_gradients(result[0])
+        algorithm.num_gradient_steps += 1
+        algorithm.follow_step(moments, targets_followed=algorithm.targets_follow_inside)
+        return StepResult(*result)
 
     def awaited(self, info: UpdateInfo) -> UpdateInfo:
         """With what waits for the steps on a GPU, whose metrics begin to come to main memory now."""
@@ -182,8 +186,8 @@ class CompiledSteps(Stepper):
 
     def _due(self, later: int = 0) -> tuple[str, ...]:
         """The periodic loss terms of the next gradient step, or of one after it."""
-        step = self._algorithm.num_gradient_steps + 1 + later
-        return tuple([term for term, period in self._algorithm.term_periods.items() if step % period == 0])
+        algorithm = self._algorithm
+        return tuple([term for term in algorithm.term_periods if algorithm.is_due(term, later=later)])
 
     def _graph(self, name: str, layout: Any, example: Minibatches) -> Callable[[Batch], Any]:
         key = name, len(example), self._due(), self._algorithm.model.moves, self._algorithm.bfloat16, layout

@@ -24,7 +24,7 @@ from palaestra.core.plan import DataSource, Plan, Replay
 from palaestra.core.spec import BoundedSpec, SpecTree, spec_layout, spec_leaves
 from palaestra.core.tree import device_of, to_device, tree_leaves, tree_map, tree_paths
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
-from palaestra.ops import row_weights, valid_starts, weighted_sum
+from palaestra.ops import remembered_starts, row_weights, weighted_sum
 
 __all__ = ["DAgger", "DAggerBatch", "DAggerConfig"]
 
@@ -140,7 +140,7 @@ class DAgger(GradientAlgorithm[policies.StochasticPolicy, DAggerConfig]):
         if self.teacher is not None:
             taught = self.taught(tree_map(lambda leaf: leaf.flatten(0, 1), seen))
             action = tree_map(lambda leaf: leaf.unflatten(0, count), taught)
-        valid = valid_starts(batch.step_type, self.config.burn_in).float()
+        valid = remembered_starts(batch.step_type, self.config.burn_in).float()
         fields = {"observation": seen, "action": action, "valid": valid, "step_type": batch.step_type[:-1]}
         return DAggerBatch.of(fields | {"state": batch.state})
 

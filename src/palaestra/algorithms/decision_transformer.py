@@ -20,8 +20,7 @@ from torch import Tensor
 from palaestra.algorithms import parts
 from palaestra.algorithms.config import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Offline, Plan, Schedule, StepType
-from palaestra.core.errors import ConfigError, ShapeError
+from palaestra.core import Batch, ConfigError, DataSource, Offline, Plan, Schedule, ShapeError, StepType
 from palaestra.core.spec import DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, spec_leaves
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import masked_mean

@@ -21,7 +21,7 @@ from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree, StepType
 from palaestra.nn import CoreModel, Decoder, LatentSequence, OptimizerOption, SymexpHead, mlp_of
 from palaestra.nn.config import NetworkConfig
-from palaestra.ops import lambda_returns, masked_mean
+from palaestra.ops import lambda_returns, masked_mean, remembered_starts
 from palaestra.policies import LatentPolicy
 
 __all__ = ["Dreamer", "DreamerBatch", "DreamerConfig", "ReturnRange"]
@@ -109,7 +109,7 @@ class DreamerBatch(Batch):
     state: Any
     """[1, N, ...] before row 0, as it was stored."""
     valid: Tensor
-    """[L, N] 0 in the burn-in."""
+    """[L, N] 0 in the burn-in, and where the row, the row before it or the memory of it is lost."""
     latent_noise: Tensor
     """[L, N, S] uniform."""
     imagined_noise: Tensor
@@ -190,12 +190,13 @@ class Dreamer(GradientAlgorithm[LatentPolicy, DreamerConfig]):
 
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> DreamerBatch:
-        """Every row with the action before it."""
-        valid = torch.ones_like(batch.reward[:-1])
+        """Every row with the action before it; those count that begin an episode, or that a row of theirs led to."""
+        kinds = batch.step_type[:-1]
+        first, led = kinds == StepType.FIRST, remembered_starts(batch.step_type)[:-1]
+        valid = torch.cat((kinds[:1] != StepType.LAST, first[1:] | led)).to(batch.reward.dtype)
         valid[: self._burn_in] = 0
         fields = {name: batch[name][:-1] for name in ("observation", "reward", "discount")}
         before = torch.cat((batch.state["action"], self.policy.encoded(batch.action[:-1])))
-        first = batch.step_type[:-1] == StepType.FIRST
         return DreamerBatch.of({**fields, "before": before, "first": first, "state": batch.state, "valid": valid})
 
     def noise(self, batch: Any, generator: torch.Generator) -> DreamerBatch:
@@ -244,7 +245,9 @@ class Dreamer(GradientAlgorithm[LatentPolicy, DreamerConfig]):
         with torch.no_grad():
             seen = self._seen(batch, self._burn_in + 1)
             imagined = self._imagined(seen.memory[-1], seen.latent[-1], *noise)
-            self.return_range.merge(self._returns(imagined, batch.discount[self._burn_in])[1])
+            returns, counts = self._returns(imagined, batch.discount[self._burn_in])[1], batch.valid[self._burn_in] > 0
+            if counts.any():
+                self.return_range.merge(returns[:, counts])
 
     def _seen(self, batch: DreamerBatch, rows: int) -> LatentSequence:
         """The states of the first rows, through which no gradient runs in the burn-in."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
 from palaestra.algorithms.config import AlgorithmConfig, NotNegative, Positive
-from palaestra.core import Batch, ConfigError, Schedule, SpecTree, StepType
-from palaestra.core.plan import DataSource, OnPolicy
+from palaestra.core import Batch, ConfigError, DataSource, OnPolicy, Schedule, SpecTree, StepType
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import centered_ranks, episode_returns
 from palaestra.policies import Phase, PopulationPolicy

@@ -123,13 +123,17 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     # -- what every gradient algorithm does
 
     @final
-    def is_due(self, term: str) -> bool:
+    def is_due(self, term: str, *, later: int = 0) -> bool:
         """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
 
         With a period of p a term is due in every p-th step, first in step p. Compiled code has a graph for each set of
         terms that are due together.
+
+        Args:
+            term: by its name.
+            later: steps from the next one to that which is asked about.
         """
-        return (self.num_gradient_steps + 1) % self.term_periods.get(term, 1) == 0
+        return (self.num_gradient_steps + 1 + later) % self.term_periods.get(term, 1) == 0
 
     @final
     def gradients(self, batch: Batch) -> Gradients:

@@ -149,8 +149,9 @@ class AdversarialReward(LearnedReward):
         between: Any = tree_map(mixed, here, there)
         if not free:
             return torch.zeros_like(mix)
-        slopes = torch.autograd.grad(self._f(between).sum(), free, create_graph=True)
-        square = torch.stack([slope.flatten(mix.ndim).square().sum(-1) for slope in slopes]).sum(0)
+        # keys that the policy does not see have no slope
+        slopes = torch.autograd.grad(self._f(between).sum(), free, create_graph=True, allow_unused=True)
+        square = torch.stack([one.flatten(mix.ndim).square().sum(-1) for one in slopes if one is not None]).sum(0)
         return 0.5 * self.config.gradient_penalty * ((square + _LEAST).sqrt() - 1).square()
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, DataSource, Linear, OnPolicy, Schedule, SpecTree
-from palaestra.core.errors import ConfigError
+from palaestra.core import Batch, ConfigError, DataSource, Linear, OnPolicy, Schedule, SpecTree
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import greedy_action, lambda_returns, masked_mean
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy

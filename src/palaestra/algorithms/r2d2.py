@@ -18,10 +18,9 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, ConfigError, Linear, Schedule, SpecTree
-from palaestra.core.plan import DataSource, Replay
+from palaestra.core import Batch, ConfigError, DataSource, Linear, Replay, Schedule, SpecTree
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
-from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, valid_starts
+from palaestra.ops import greedy_action, huber, masked_mean, n_step_returns, remembered_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy
 
 __all__ = ["R2D2", "R2D2Batch", "R2D2Config"]
@@ -97,7 +96,7 @@ class R2D2Batch(Batch):
     state: Any
     """[1, N, ...] the memory before row 0, as it was stored."""
     valid: Tensor
-    """[L, N] 0 in the burn-in and at ends of episodes."""
+    """[L, N] 0 in the burn-in, at ends of episodes, and where the memory is another episode's."""
     index: Tensor
     """[N]."""
     weight: Tensor
@@ -133,7 +132,7 @@ class R2D2(GradientAlgorithm[ValueGreedyPolicy, R2D2Config]):
     @torch.no_grad()
     def preprocess(self, batch: Any, source: DataSource) -> R2D2Batch:
         """Takes what the loss needs."""
-        valid = valid_starts(batch.step_type, self.config.burn_in).to(torch.float32)
+        valid = remembered_starts(batch.step_type, self.config.burn_in).to(torch.float32)
         names = ("observation", "step_type", "reward", "discount", "action", "state", "index")
         fields = {**{name: batch[name] for name in names}, "valid": valid}
         return R2D2Batch.of({**fields, "weight": batch.weight} if self.config.prioritized else fields)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import ConfigError, Plan, Positive, TensorSpec, refuses, require_ranges, schedule_value
-from palaestra.ops import valid_starts
+from palaestra.ops import remembered_starts, valid_starts
 
 __all__ = ["RewardConfig", "RewardWeights", "objective_of"]
 
@@ -155,7 +155,7 @@ def learned_rows(drawn: Any, plan: Any) -> Tensor:
         [T, B] booleans.
     """
     if "index" in drawn and "state" in drawn:
-        return valid_starts(drawn["step_type"], plan.burn_in)
+        return remembered_starts(drawn["step_type"], plan.burn_in)
     return valid_starts(drawn["step_type"]) & (drawn["valid"] > 0)
 
 

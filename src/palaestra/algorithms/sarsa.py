@@ -15,8 +15,7 @@ from torch import Tensor
 
 from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, Limit, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, Linear, Schedule, SpecTree
-from palaestra.core.plan import DataSource, OnPolicy
+from palaestra.core import Batch, ConfigError, DataSource, Linear, OnPolicy, Schedule, SpecTree
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import huber, lambda_returns, masked_mean, valid_starts
 from palaestra.policies import EpsilonGreedy, ValueGreedyPolicy

@@ -252,7 +252,7 @@ class Together:
         targets = self.pattern.targets
         for place in places:
             number = self.members[place].num_gradient_steps + 1
-            due = tuple(name for name, period in self.pattern.term_periods.items() if number % period == 0)
+            due = tuple(name for name in self.pattern.term_periods if self.members[place].is_due(name))
             kinds.setdefault((due, bool(targets.follows) and number % targets.period == 0), []).append(place)
         for kind, mine in kinds.items():
             self.pattern.num_gradient_steps = self.members[mine[0]].num_gradient_steps  # which says what is due

@@ -16,8 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from palaestra.algorithms import parts
 from palaestra.algorithms.algorithm import Algorithm, UpdateInfo
 from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive
-from palaestra.core import DataSource, OnPolicy, Schedule, SpecTree, minibatches
-from palaestra.core.errors import ConfigError
+from palaestra.core import ConfigError, DataSource, OnPolicy, Schedule, SpecTree, minibatches
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.ops import conjugate_gradient, explained_variance, masked_mean
 from palaestra.policies import Phase, StochasticPolicy, stochastic_policy

@@ -136,7 +136,7 @@ def curves_of(
         ConfigError: there is no such metric.
     """
     runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
-    groups: dict[tuple[str, str], list[np.ndarray]] = {}
+    groups: dict[tuple[str, str], list[tuple[np.ndarray, bool]]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()
     missing: list[str] = []
@@ -145,7 +145,8 @@ def curves_of(
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
         if points:
-            groups.setdefault((label, run.config.unit), []).append(np.asarray(points, np.float64).T)
+            at_goal = "the goal was" in (run.info.get("reason") or "")
+            groups.setdefault((label, run.config.unit), []).append((np.asarray(points, np.float64).T, at_goal))
         else:
             missing.append(f"{run.path}")
     if not groups:
@@ -198,13 +199,30 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 def mean_interval(values: Iterable[float]) -> tuple[float, float]:
-    """95% percentile bootstrap interval of a mean.
+    """95% interval of a mean by Student's t, which holds for few values, too; one value has none but itself.
 
     Args:
         values: one for each run.
     """
-    low, high = _interval(np.asarray(list(values), np.float64)[:, None], _mean)
-    return float(low[0]), float(high[0])
+    array = np.asarray(list(values), np.float64)
+    several = len(array) > 1
+    half = t_quantile(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)) if several else 0.0
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def t_quantile(degrees_of_freedom: float) -> float:
+    """97.5% quantile of Student's t, from |t| = √ν tan φ, where the density of φ is in proportion to cos(φ)^(ν − 1).
+
+    Args:
+        degrees_of_freedom: ν, at least 1.
+
+    Examples:
+        >>> round(t_quantile(1), 3), round(t_quantile(4), 3), round(t_quantile(1000), 3)
+        (12.706, 2.776, 1.962)
+    """
+    ends = np.linspace(0.0, np.pi / 2, 20_001)
+    mass = np.append(0.0, np.cumsum(np.cos((ends[1:] + ends[:-1]) / 2) ** (degrees_of_freedom - 1)))
+    return float(np.sqrt(degrees_of_freedom) * np.tan(np.interp(0.95 * mass[-1], mass, ends)))
 
 
 def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -217,19 +235,20 @@ def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
     return low, high
 
 
-def _curve(label: str, runs: Sequence[np.ndarray], statistic: Statistic) -> Curve:
-    """Runs, each [(x, value, env steps), rows], on common points.
+def _curve(label: str, runs: Sequence[tuple[np.ndarray, bool]], statistic: Statistic) -> Curve:
+    """Runs, each [(x, value, env steps), rows] and whether it ended at its goal, on common points.
 
     The curve ends where the first of those runs does that came to the end of the budget. One that broke off before
-    is left out from there on, and `num_runs` says so.
+    is left out from there on, and `num_runs` says so; one that reached its goal stays at its last value.
     """
     summary = iqm if statistic == "iqm" else _mean
-    budget = max(steps[-1] for _, _, steps in runs)
-    last = min(x[-1] for x, _, steps in runs if steps[-1] >= 0.9 * budget)
-    first = min(max(x[0] for x, _, _ in runs), last)
-    grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for x, _, _ in runs if first < x[-1] < last)])
-    table = np.stack([np.interp(grid, x, y) for x, y, _ in runs])  # [n, points]
-    reached = np.stack([grid <= x[-1] for x, _, _ in runs])
+    budget = max(steps[-1] for (_, _, steps), _ in runs)
+    whole = [x[-1] for (x, _, steps), at_goal in runs if steps[-1] >= 0.9 * budget and not at_goal]
+    last = min(whole, default=max(x[-1] for (x, _, _), _ in runs))
+    first = min(max(x[0] for (x, _, _), _ in runs), last)
+    grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for (x, _, _), _ in runs if first < x[-1] < last)])
+    table = np.stack([np.interp(grid, x, y) for (x, y, _), _ in runs])  # [n, points]
+    reached = np.stack([(x[0] <= grid) & (at_goal | (grid <= x[-1])) for (x, _, _), at_goal in runs])
     value, low, high = (np.empty(len(grid)) for _ in range(3))
     for pattern in np.unique(reached, axis=1).T:
         points = (reached == pattern[:, None]).all(axis=0)
@@ -275,11 +294,14 @@ class Comparison:
     """Up to where both have come."""
     at_common: tuple[float, float]
     """The metric of each there."""
+    num_runs: tuple[int, int]
+    """Runs of each that had come so far."""
 
     def __str__(self) -> str:
         first, second = self.at_common
         change = f"{first:.4g} and {second:.4g}, a difference of {second - first:+.4g}"
-        return f"{self.metric} at {self.common_x:,.0f}: {change}"
+        few = "" if self.num_runs == (1, 1) else " (of {} and {} runs that came so far)".format(*self.num_runs)
+        return f"{self.metric} at {self.common_x:,.0f}: {change}{few}"
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; of the curves, their last points."""
@@ -303,7 +325,7 @@ def compare_runs(
 
     Raises:
         CheckpointError: one of them does not exist, or has not logged anything.
-        ConfigError: the runs of a group differ in more than their seeds.
+        ConfigError: the runs of a group differ in more than their seeds, or one begins after the other has ended.
     """
     one, other = find_runs([first], root), find_runs([second], root)
     if x == "steps" and len(units := sorted({run.config.unit for run in (*one, *other)})) > 1:
@@ -313,9 +335,13 @@ def compare_runs(
     differences = {
         path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
     }
-    common = float(min(curve.x[-1] for curve in curves))
-    at_common = tuple(float(np.interp(common, curve.x, curve.value)) for curve in curves)
-    return Comparison(differences, curves, metric, common, (at_common[0], at_common[1]))
+    begin, common = float(max(curve.x[0] for curve in curves)), float(min(curve.x[-1] for curve in curves))
+    if begin > common:
+        place = f"one begins at {begin:,.0f}, the other ends at {common:,.0f}"
+        raise ConfigError(f"{first} and {second} have no {x_label(curves, x)} in common: {place}")
+    at = [float(np.interp(common, curve.x, curve.value)) for curve in curves]
+    of = [int(curve.num_runs[curve.x <= common][-1]) for curve in curves]
+    return Comparison(differences, curves, metric, common, (at[0], at[1]), (of[0], of[1]))
 
 
 def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> Curve:
@@ -435,7 +461,7 @@ def terminal_plot(
     low = min(float(curve.value.min()) for curve in curves)
     high = max(float(curve.value.max()) for curve in curves)
     last = max(float(curve.x[-1]) for curve in curves)
-    ticks = [_number(high), _number((low + high) / 2), _number(low)]
+    ticks = [short_number(high), short_number((low + high) / 2), short_number(low)]
     margin = max(map(len, ticks)) + 1
     columns = max(10, width - margin - 2)
     cells = np.zeros((height, columns), int)
@@ -457,7 +483,7 @@ def terminal_plot(
         for column in range(columns):
             text.append(chr(0x2800 + cells[row, column]), style=_COLORS[colors[row, column] % len(_COLORS)])
         text.append("\n")
-    end = _number(last)
+    end = short_number(last)
     label = f"{x_label(curves, x):^{columns - 1 - len(end)}}"
     text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  0{label}{end}\n")
     for number, curve in enumerate(curves):
@@ -471,8 +497,14 @@ def _legend(curve: Curve) -> str:
     return f"{curve.value[-1]:.4g} at the end{interval} ({_count(curve)})"
 
 
-def _number(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
-    return f"{value:.4g}"
+def short_number(number: float) -> str:
+    """A number where there is little room.
+
+    Examples:
+        >>> short_number(25_000), short_number(1.5e6), short_number(9_000), short_number(0.002)
+        ('25k', '1.5M', '9000', '0.002')
+    """
+    for least, size, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(number) >= least:
+            return f"{number / size:.4g}{letter}"
+    return f"{number:.4g}"

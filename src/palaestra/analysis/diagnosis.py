@@ -2,10 +2,9 @@
 
 import contextlib
 import csv
-import logging
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +20,10 @@ from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewi
 from palaestra.core.reading import opened_text
 from palaestra.runs.records import is_number, read_evaluations
 from palaestra.runs.run_directory import RunDirectory, find_run
-from palaestra.training import Callback, TrainingRun
+from palaestra.training import opposed
 
 __all__ = ["Diagnosis", "Symptom", "diagnose", "logged_symptoms"]
 
-_log = logging.getLogger(__name__)
-_FEW_EPISODES = 10  # are enough to see that a sum is 0
 _EPISODES = 20  # fewer say nothing about what is never earned, or always cut off
 
 
@@ -132,17 +129,14 @@ class _Log:
         return next((float(row[name]) for row in reversed(self.rows) if is_number(row.get(name))), None)
 
     @cached_property
-    def returns(self) -> list[float]:
-        """Returns of the training episodes."""
-        path = self.path / "episodes.csv"
-        if not path.is_file():
-            return []
-        with opened_text(path, errors="replace") as file:
-            texts = [row.get("return") for row in csv.DictReader(file)]
-        found = list[float]()
-        for text in filter(None, texts):
-            with contextlib.suppress(ValueError):  # half a row, of a machine that went down
-                found.append(float(text))
+    def returns(self) -> "array[float]":
+        """Returns of the training episodes, of which there may be 10^8."""
+        path, found = self.path / "episodes.csv", array("d")
+        if path.is_file():
+            with opened_text(path, errors="replace") as file:
+                for row in csv.DictReader(file):
+                    with contextlib.suppress(ValueError):  # half a row, of a machine that went down
+                        found.append(float(row.get("return") or ""))
         return found
 
 
@@ -191,15 +185,27 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
 
 
 def _step_size(log: _Log) -> Iterator[Symptom]:
-    for policy, name in log.of_policies("kl").items():
+    """KL is measured before each step: from the policy that acted, so 0 where an update is one step and that is new."""
+    logged, lag = log.of_policies("kl"), log.late("workers/lag_mean", np.mean) or 0.0
+    several = (log.last("gradient_steps") or 0) > (log.last("policy_version") or 0) * len(logged)
+    for policy, name in logged.items():
         kl = log.late(name, np.mean)  # few updates may move it far, which a median hides
         if kl is not None:
-            yield from _step_of_size(kl, _called(policy), getattr(log.config.algorithm, "learning_rate", None))
+            rate = getattr(log.config.algorithm, "learning_rate", None)
+            yield from _step_of_size(kl, _called(policy), rate, lag, several=several)
 
 
-def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
+def _step_of_size(kl: float, policy: str, rate: Any, lag: float, *, several: bool) -> Iterator[Symptom]:
     evidence = f"an update moves {policy} by KL {kl:.3g} (mean of the last half); learning_rate is {rate}"
-    if kl > 0.1:
+    if kl > 0.1 and lag > 0:
+        yield Symptom(
+            name="policy_moves_ahead",
+            severity=2,
+            evidence=f"{policy} is {lag:.3g} versions and KL {kl:.3g} ahead of what acted (means of the last half)",
+            threshold="0.1 (our choice): corrections for old data lose what they weigh down",
+            advice=("a smaller --asynchronous.max-lag", "fewer actors", "a smaller --algorithm.learning-rate"),
+        )
+    elif kl > 0.1:
         yield Symptom(
             name="policy_jumps",
             severity=3,
@@ -207,7 +213,7 @@ def _step_of_size(kl: float, policy: str, rate: Any) -> Iterator[Symptom]:
             threshold="0.1; updates should stay near 0.01 to 0.02 (TRPO takes 0.01: Schulman et al. 2015, https://arxiv.org/abs/1502.05477)",
             advice=("a smaller --algorithm.learning-rate, such as 3e-4", "a --algorithm.target-kl of 0.02 or less"),
         )
-    elif abs(kl) < 1e-7 and rate != 0:
+    elif abs(kl) < 1e-7 and rate != 0 and several:
         yield Symptom(
             name="policy_stands_still",
             severity=3,
@@ -278,36 +284,10 @@ def _horizon(log: _Log) -> Iterator[Symptom]:
         )
 
 
-def opposed(row: Mapping[str, Any]) -> float:
-    """The largest mean return of an agent, where all of them together have none: what one wins, others lose.
-
-    Args:
-        row: of metrics.
-
-    Returns:
-        Its size; 0 elsewhere.
-    """
-    agents = [abs(row[name]) for name in row if re.fullmatch("info/.*/return", name) and is_number(row[name])]
-    most = max(agents, default=0.0)
-    return most if abs(row.get("return_mean", math.inf)) < 1e-6 * most else 0.0
-
-
-class NoteOpposed(Callback):
-    """Says once of a run whose agents share one reward that they are opponents, as soon as episodes show it."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
-        """See `Callback.logged`."""
-        shared = any(getattr(one, "team", False) for one in trainer.algorithms.values())
-        if shared and not self._told and row.get("episodes", 0) >= _FEW_EPISODES and opposed(row):
-            self._told = True
-            _log.warning(
-                "the agents share one reward, the mean of theirs, and it is always 0: what one wins, others lose, so "
-                "there is nothing to learn. Let one policy play against itself: train ppo or dqn with "
-                "--agents.self-play.pool-size 10"
-            )
+def _learns_from_others(algorithm: Any) -> bool:
+    """Whether it learns, at least in part, from something else than the rewards that are logged."""
+    bonus = getattr(algorithm, "bonus", None)
+    return bool((bonus and bonus.kind) or getattr(algorithm, "teacher", None))
 
 
 def _rewards(log: _Log) -> Iterator[Symptom]:
@@ -321,7 +301,7 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
             threshold="0 for all together (arithmetic): what one wins, others lose, and the mean of it has no signal",
             advice=("ppo or dqn with --agents.self-play.pool-size 10: one policy that plays against itself",),
         )
-    elif len(returns) >= _EPISODES and min(returns) == max(returns):
+    elif len(returns) >= _EPISODES and min(returns) == max(returns) and not _learns_from_others(log.config.algorithm):
         yield Symptom(
             name="no_reward_signal",
             severity=3,
@@ -333,7 +313,7 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
                 "a denser reward",
             ),
         )
-    size = abs(log.late("discounted_return_mean") or 0.0)
+    size = 0.0 if _learns_from_others(log.config.algorithm) else abs(log.late("discounted_return_mean") or 0.0)
     if size > 1e5 or 0 < size < 1e-4:
         yield Symptom(
             name="reward_scale",
@@ -346,16 +326,20 @@ def _rewards(log: _Log) -> Iterator[Symptom]:
 
 
 def _fall(log: _Log) -> Iterator[Symptom]:
-    returns = [float(result["return_mean"]) for _, result in read_evaluations(log.path)]  # rows repeat the newest
-    if len(returns) < 4 or not returns[0] < max(returns):
+    """What was gained and lost is more than what evaluations say beside their intervals."""
+    results = [result for _, result in read_evaluations(log.path)]  # rows repeat the newest
+    if len(results) < 4:
         return
-    first, best, late = returns[0], max(returns), max(returns[-2:])
-    if best - late > 0.5 * (best - first):
+    of_best, of_late = (max(some, key=lambda one: one["return_mean"]) for some in (results, results[-2:]))
+    first, best, late = (float(one["return_mean"]) for one in (results[0], of_best, of_late))
+    surely = of_best["return_ci95"][0] > max(results[0]["return_ci95"][1], of_late["return_ci95"][1])
+    if best - late > 0.5 * (best - first) > 0 and surely:
         yield Symptom(
             name="performance_collapse",
             severity=2,
             evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
-            threshold="half of what was gained is lost in the last two of at least four evaluations (our choice)",
+            threshold="half of what was gained is lost in the last two of at least four evaluations, and intervals "
+            "of 95% do not touch (our choice)",
             advice=(
                 "a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'",
                 "the best policy, which is kept: eval and play use it",

@@ -20,8 +20,8 @@ from palaestra.multiagent import saved_pool
 from palaestra.ops import Interval, elo_ratings
 from palaestra.policies import Policy, ReturnConditionedPolicy
 from palaestra.rollout import Evaluation
-from palaestra.runs import Learner, RunDirectory, begun_runs, find_run, find_runs, learner_of
-from palaestra.runs.data import DataSummary, require_new, save_data
+from palaestra.runs import FRESH_SEED, Learner, RunDirectory, begun_runs, find_run, find_runs, learner_of
+from palaestra.runs.datasets import DataSummary, require_new, save_data
 from palaestra.runs.matches import Opponents, Player, play_match
 from palaestra.runs.team import TeamLearner
 from palaestra.training import part_name
@@ -50,7 +50,7 @@ class RunsEvaluation:
     return_mean: float
     """Mean over runs of their mean returns."""
     return_ci95: tuple[float, float]
-    """95% interval of that mean over runs, by bootstrap; over episodes where there is one run."""
+    """95% interval of that mean over runs (Student's t); over episodes where there is one run."""
     baseline: Evaluation | None = None
     """Evaluation of a policy that acts at random, where it was asked for."""
 
@@ -58,7 +58,7 @@ class RunsEvaluation:
         lines = [f"{path}  {evaluation}{_elo(evaluation.parts)}" for path, evaluation in self.runs.items()]
         if len(self.runs) > 1:
             low, high = self.return_ci95
-            interval = f"95% bootstrap interval over {len(self.runs)} runs: {readable(low)} to {readable(high)}"
+            interval = f"95% interval over {len(self.runs)} runs: {readable(low)} to {readable(high)}"
             lines.append(f"all  {readable(self.return_mean)} ({interval})")
         if self.baseline is not None:
             lines.append(f"random actions  {self.baseline}")
@@ -79,7 +79,7 @@ def evaluate_run(
     *,
     root: str | Path = "runs",
     episodes: int = 20,
-    seed: int | None = None,
+    seed: int = FRESH_SEED,
     deterministic: bool = True,
     which: str | int = "best",
     target_return: float | None = None,
@@ -88,7 +88,8 @@ def evaluate_run(
 
     Args:
         name: path or name of the run, or `last`.
-        seed: of the environments; by default the run's own evaluation seeds.
+        seed: added to the run's own, so that each run has episodes of its own. 0 gives those of its evaluations in
+            training, which chose its best policy.
         deterministic: whether to take the most probable or most valuable action.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
         target_return: the return that a policy is asked for which acts for one; by default that of its training.
@@ -101,7 +102,6 @@ def evaluate_run(
         raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
     directory = find_run(name, root)
     learner, policies = policies_of_run(directory, which)
-    seed = learner.config.run.seed if seed is None else seed
     if target_return is not None:
         if not math.isfinite(target_return):
             raise ConfigError(f"target_return is {target_return}; give a finite number")
@@ -112,9 +112,8 @@ def evaluate_run(
                     f"{type(policy).__name__}, which acts for no return in particular; leave it out"
                 )
             policy.target_return = target_return
-    return learner.evaluation()(
-        policies, episodes=episodes, seed=seed, deterministic=deterministic, **_pool_of(directory, which)
-    )
+    own = {"seed": learner.config.run.seed + seed, **_pool_of(directory, which)}
+    return learner.evaluation()(policies, episodes=episodes, deterministic=deterministic, **own)
 
 
 def _pool_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
@@ -150,8 +149,8 @@ def evaluate_runs(
     interval = mean_interval(means) if len(means) > 1 else next(iter(found.values())).return_ci95
     chance = None
     if baseline:
-        learner, seed = learner_of(on_cpu(directories[0].config)), options.get("seed")
-        seed = learner.config.run.seed if seed is None else seed
+        learner = learner_of(on_cpu(directories[0].config))
+        seed = learner.config.run.seed + options.get("seed", FRESH_SEED)
         chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
 
@@ -292,7 +291,7 @@ def rate_runs(
             that of the best evaluation.
         root: folder of the runs.
         games: between any two, an even number.
-        seed: of the environments.
+        seed: of the environments and of what is drawn from policies.
         deterministic: whether to take the most probable or most valuable actions; equal games may repeat then.
         baseline: whether random actions play as well.
 
@@ -307,7 +306,7 @@ def rate_runs(
     env: EnvConfig | None = None
     limit_s: float | None = None
     for text in names:
-        name, _, which = str(text).partition("@")
+        name, which = _run_and_which(str(text), root)
         for directory in find_runs([name], root):
             learner, policies = policies_of_run(directory, which or "best")
             label = str(directory.path) + (f"@{which}" if which else "")
@@ -331,6 +330,13 @@ def rate_runs(
         scores[first, second], scores[second, first] = match.won, games - match.won
         played[first, second] = played[second, first] = match.different
     return Ratings(list(players), elo_ratings(scores / games * played, played), scores.tolist(), games, played.tolist())
+
+
+def _run_and_which(text: str, root: str | Path) -> tuple[str, str]:
+    """`RUN` and `last` of `RUN@last`; the whole, and nothing, of a run whose own path has an @."""
+    name, _, which = text.rpartition("@")
+    whole = not name or Path(text).exists() or (Path(root) / text).exists()
+    return (text, "") if whole else (name, which)
 
 
 def _unrated(label: str, learner: Any) -> str:

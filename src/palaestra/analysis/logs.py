@@ -55,6 +55,13 @@ class LoggedRun:
     """Points of earlier sessions, which a later one replaced."""
     task: str = ""
     """All that decides returns there and what is counted, where that is known: as of runs of this library."""
+    directory: RunDirectory | None = None
+    """Of a run of this library."""
+
+    @property
+    def unit(self) -> str:
+        """What its steps are: `env steps`, or `updates` of a run that learns from data alone."""
+        return self.directory.config.unit if self.directory else "env steps"
 
     def score(self, until: float = math.inf) -> float:
         """Mean score over the last tenth of its env steps, of which those after `until` do not count.
@@ -144,13 +151,13 @@ def _file(path: Path) -> list[LoggedRun]:
 
 
 def _own(folder: Path) -> LoggedRun:
-    config = RunDirectory(folder).config
-    task = f"{config.env.task}, by {config.unit}"
+    config = (directory := RunDirectory(folder)).config
+    known: dict[str, Any] = {"task": f"{config.env.task}, by {config.unit}", "directory": directory}
     if evaluations := read_evaluations(folder):  # rows of metrics repeat the newest until the next
         points = [(env_steps, result["return_mean"]) for env_steps, result in evaluations]
-        return replace(_logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name), task=task)
+        return replace(_logged(folder / "metrics.jsonl", "eval/return_mean", points, config.env.name), **known)
     rows = thinned_metrics(folder, "eval/return_mean")
-    return replace(_curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name), task=task)
+    return replace(_curve(folder / "metrics.jsonl", list(enumerate(rows, 1)), config.env.name), **known)
 
 
 def _rows(path: Path, skip: int = 0, *, table: bool = False) -> Iterator[tuple[int, dict[str, str]]]:

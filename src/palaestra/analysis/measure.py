@@ -41,6 +41,8 @@ class Estimate:
 
     env_steps_per_s: float
     """Env steps per second of collecting and learning; of an offline run, updates."""
+    unit: str
+    """Which of them: `env steps` or `updates`."""
     train_s: float
     """Seconds for the whole budget, without evaluations and checkpoints."""
     updates: int
@@ -66,7 +68,7 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"speed       {self.env_steps_per_s:,.0f} env steps per second, after {self.updates} updates",
+            f"speed       {self.env_steps_per_s:,.0f} {self.unit} per second, after {self.updates} updates",
             f"time        {duration(self.train_s)}, without evaluations and checkpoints",
             *network_lines(self.networks),
             f"parameters  {self.num_parameters:,} ({decimal(self.model_bytes)} with optimizer state)",
@@ -111,6 +113,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     parameters = {id(p): p.numel() for one in algorithms.values() for p in one.model.parameters()}
     return Estimate(
         env_steps_per_s=speed,
+        unit=config.unit,
         train_s=config.trainer.total_env_steps / speed,
         updates=updates,
         networks=networks_of(algorithms),
@@ -230,8 +233,7 @@ def _play_envs(config: EnvConfig) -> Generator[tuple[int, float]]:
     with create_multi_agent_envs(config) as envs:
         policy_specs = AgentsConfig().policy_specs(envs.agents, teams=(), state_spec=None)
         actors = [
-            MappedPolicy(RandomPolicy(spec.observation_spec, spec.action_spec), spec, envs.batch_size, delayed=False)
-            for spec in policy_specs.values()
+            MappedPolicy(spec.random_policy(), spec, envs.batch_size, delayed=False) for spec in policy_specs.values()
         ]
         outcomes = envs.reset()
         yield 0, 0.0

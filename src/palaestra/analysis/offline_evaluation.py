@@ -3,33 +3,35 @@
 Papers: Le et al. 2019, https://arxiv.org/abs/1903.00779, algorithm 3 (fitted Q evaluation); Hao et al. 2021,
 https://arxiv.org/abs/2102.03607, algorithm 1 (its bootstrap over episodes). Departures: targets come from an average of
 the weights and not from the regression before; all members of the bootstrap are trained at once, as one ensemble on the
-same minibatches, each with its own weights of episodes; the interval is the normal one, for which fewer members do.
+same minibatches, each with its own weights of episodes; the interval is by Student's t, for which fewer members do.
 """
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from palaestra.analysis.curves import t_quantile
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, StepType, TimeStep, seeded_initialisation, spec_leaves, tree_map
 from palaestra.core.batch import Batch
+from palaestra.envs import EnvConfig
 from palaestra.nn import EnsembleNetwork, NetworkConfig
 from palaestra.ops import Interval
 from palaestra.policies import ObservationNormalizer, Policy, raw_actions
 from palaestra.runs.data import read_for
 
-__all__ = ["OfflineEvaluation", "evaluate_offline"]
+__all__ = ["OfflineEvaluation", "data_of", "evaluate_offline"]
 
 _ROWS_AT_ONCE = 4096
 _MINI_BATCH_SIZE = 256
 _LEARNING_RATE = 1e-3
 _TAU = 0.05
-_QUANTILE = 1.96  # of the normal distribution
+_OF_THE_DATA = "What is estimated is the return in rewards of the data"
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class _Data:
 
 def evaluate_offline(
     policy: Policy,
-    data: str,
+    data: str | ReplayBuffer,
     *,
     gamma: float = 0.99,
     updates: int = 10_000,
@@ -133,7 +135,7 @@ def evaluate_offline(
 
     Args:
         policy: to be evaluated; one without a memory.
-        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`.
+        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`; or what `data_of` has read of one.
         gamma: the discount, in [0, 1).
         updates: gradient steps. Values spread over 20 updates by one step of the environment.
         members: of the bootstrap, at least 2.
@@ -151,7 +153,7 @@ def evaluate_offline(
         raise ConfigError(f"members is {members} and updates is {updates}; give at least 2 members and 1 update")
     if policy.state_spec:
         raise ConfigError(f"{type(policy).__name__} has a memory, which data does not hold; evaluate one without")
-    rows = _Data(policy, read_for(policy, data, "the policy's environment", learns=False))
+    rows = _Data(policy, data_of(policy, data) if isinstance(data, str) else data)
     if len(rows.first) < 2:
         raise ConfigError(f"{data} has the first steps of {len(rows.first)} episodes; an interval needs two or more")
     generator = RunSeeds(seed).generator("minibatches")
@@ -175,9 +177,31 @@ def evaluate_offline(
         halfway = worth() if number == updates // 2 else halfway
         updated()
     last = worth()
-    mean, half_width = float(last.mean()), _QUANTILE * float(last.std())
-    interval = Interval(mean, mean - half_width, mean + half_width)
-    return OfflineEvaluation(interval, gamma, len(rows.transitions), len(rows.first), mean - float(halfway.mean()))
+    moved = float(last.mean()) - float(halfway.mean())
+    return OfflineEvaluation(_interval(last), gamma, len(rows.transitions), len(rows.first), moved)
+
+
+def _interval(worths: Tensor) -> Interval:
+    """By Student's t: the spread of a few members is an estimate, and their mean strays by it, too."""
+    mean, count = float(worths.mean()), len(worths)
+    half = t_quantile(count - 1) * (1 + 1 / count) ** 0.5 * float(worths.std())
+    return Interval(mean, mean - half, mean + half)
+
+
+def data_of(policy: Policy, data: str, env: EnvConfig | None = None) -> ReplayBuffer:
+    """Data for `evaluate_offline`.
+
+    Args:
+        policy: to be evaluated.
+        data: a folder with a saved buffer, `minari:DATASET`, or `d4rl:FILE`.
+        env: of the policy: data of another environment is refused, and a warning says how else they differ.
+
+    Raises:
+        ConfigError: it is of another environment.
+        CheckpointError: it is damaged.
+    """
+    task = env and replace(env, train_wrappers=(), train_kwargs={})
+    return read_for(policy, data, task, rewards=_OF_THE_DATA, learns=False)
 
 
 class _Values(nn.Module):

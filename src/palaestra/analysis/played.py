@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec, spec_leaves, tree_paths
 from palaestra.envs import Environment
 from palaestra.nn import MLP, IntegerCode
+from palaestra.ops import greedy_action
 from palaestra.policies import Phase, Policy, ValueGreedyPolicy
 
 __all__ = ["Symptom", "play", "played_symptoms"]
@@ -115,7 +116,7 @@ def _play_one(policy: Policy, env: Environment, gamma: float | None, played: Pla
             played.observations.setdefault(path, []).append(leaf[0].clone())
         if isinstance(policy, ValueGreedyPolicy) and not policy.state_spec and gamma is not None:
             value, allowed = policy.q_values(time_step.observation), policy.action_mask(time_step.observation)
-            values.append(float((value if allowed is None else value[allowed.bool()]).max()))
+            values.append(float(value.gather(-1, greedy_action(value, allowed).unsqueeze(-1))))
         if int(time_step.step_type[0]) == StepType.LAST or time.monotonic() > end_s:
             break
         step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, thinned_metrics, x_label
+from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, short_number, thinned_metrics, x_label
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
@@ -25,8 +25,7 @@ from palaestra.training.console import PARTS, acting_together
 __all__ = ["write_report"]
 
 _log = logging.getLogger(__name__)
-# Of these something is said unless they lie between these values; of others by the findings, which know more.
-_HEALTH = {"kl": (0.0, 0.05), "clip_fraction": (0.0, 0.4)}
+_MOST_CLIPPED = 0.4  # above it the chart says so; of other metrics the findings do, which know more
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
 _LARGEST_VIDEO_BYTES = 8_000_000
 _STYLE = """
@@ -170,11 +169,11 @@ def _health(run: RunDirectory) -> Iterable[str]:
         points = np.array([(row["env_steps"], row[name]) for row in rows if is_number(row.get(name))], np.float64)
         if len(points) < 2:
             continue
-        label, limits = name.removeprefix("learning/"), _HEALTH.get(name.split("/")[-1])
-        last = points[-1, 1]
-        outside = limits and not limits[0] <= last <= limits[1]
+        label, last = name.removeprefix("learning/"), points[-1, 1]
+        much = name.split("/")[-1] == "clip_fraction" and last > _MOST_CLIPPED
         chart = line_chart([one_run(points, run.config.unit)], title=label, size=(300, 150))
-        note = f'<div class="warn">{escape(label)} is {last:.3g}; {limits} is usual</div>' if outside else ""
+        note = f"{escape(label)} is {last:.3g}; at most {_MOST_CLIPPED} is usual" if much else ""
+        note = f'<div class="warn">{note}</div>' if note else ""
         charts.append(f"<div>{chart}{note}</div>")
     if charts:
         yield f'<h2>Learning</h2><div class="strip">{"".join(charts)}</div>'
@@ -257,14 +256,6 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _short(number: float) -> str:
-    """A tick: 25k, 1.5M, 0.002."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= 10 * size or (abs(number) >= size and size > 1e3):
-            return f"{number / size:.4g}{letter}"
-    return f"{number:.4g}"
-
-
 def run_html(run: RunDirectory) -> str:
     """What a notebook shows of a run: a row of facts and the curve of its evaluations.
 
@@ -307,10 +298,11 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     for tick in round_ticks(low, high, max(3, height // 60)):
         y = f"{down(tick):.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{_short(tick)}</text>')
+        parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end" dy="0.32em">{short_number(tick)}</text>')
     for tick in round_ticks(0.0, x_max, max(3, width // 140)):
         anchor = "end" if across(tick) > right - 12 else "middle"
-        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{_short(tick)}</text>')
+        label = short_number(tick)
+        parts.append(f'<text x="{across(tick):.1f}" y="{height - 16}" text-anchor="{anchor}">{label}</text>')
     labels = list(dict.fromkeys(curve.label for curve in curves))
     colors = dict(zip(labels, itertools.cycle(_COLORS), strict=False))
     for curve in curves:

@@ -4,12 +4,13 @@ Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
 https://arxiv.org/abs/2108.13264: interquartile mean, stratified bootstrap, performance profiles, probability of
 improvement, optimality gap, sample efficiency.
 Departures: a difference is named only if a permutation test agrees with the bootstrap, whose intervals are too narrow
-with few runs. How many scores are cut off at either end of an interquartile mean is rounded down, as in scipy.
+with few runs; among many pairs by p-values that hold for all of them (Holm 1979, https://www.jstor.org/stable/4615733).
+How many scores are cut off at either end of an interquartile mean is rounded down, as in scipy.
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,11 +44,11 @@ class Improvement:
     probability: Interval
     """Probability that a run of the first beats one of the second, averaged over environments; a tie counts half."""
     p_value: float
-    """Two-sided permutation test: how often labels given by chance lie as far from 0.5."""
+    """Two-sided permutation test: how often labels given by chance lie as far from 0.5; by Holm for all pairs."""
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves 0.5 out and the permutation test agrees, at 5%."""
+        """Whether the interval leaves 0.5 out and the permutation test agrees, at 5% for all pairs together."""
         outside = not self.probability.low <= 0.5 <= self.probability.high
         return outside and self.p_value <= _LEVEL
 
@@ -129,7 +130,7 @@ def stats(scores: Scores, *, references: Mapping[str, Sequence[float]] | None = 
         name: [_estimate((_matrix(table) > tau).mean(), (draws[name] > tau).mean((-2, -1))) for tau in thresholds]
         for name, table in tables.items()
     }
-    pairs = [_improvement(a, b, tables, draws, rng) for a, b in itertools.combinations(tables, 2)]
+    pairs = _holm([_improvement(a, b, tables, draws, rng) for a, b in itertools.combinations(tables, 2)])
     few = [name for name, table in tables.items() if _matrix(table).shape[1] < _FEW]
     notes = [f"{', '.join(few)}: fewer than {_FEW} runs of an environment; the intervals are too narrow"] if few else []
     written = {name: {env: table[env].tolist() for env in environments} for name, table in tables.items()}
@@ -232,6 +233,14 @@ def _improvement(
     return Improvement(a, b, _estimate(value, _beats(draws[a], draws[b])), float((far + 1) / (len(chance) + 1)))
 
 
+def _holm(pairs: Sequence[Improvement]) -> list[Improvement]:
+    """With p-values for all pairs together: in 95% of cases none is named whose algorithms are equal."""
+    p = np.array([pair.p_value for pair in pairs])
+    order = np.argsort(p, kind="stable")
+    p[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
+    return [replace(pair, p_value=float(value)) for pair, value in zip(pairs, p, strict=True)]
+
+
 def sample_efficiency(
     runs: Mapping[str, Mapping[str, Sequence[np.ndarray]]],
     *,
@@ -287,13 +296,20 @@ def read_references(path: str | Path) -> dict[str, list[float]]:
         raise ConfigError(f"{path} must hold `environment: [low, high]` in each line: {error}") from error
 
 
-def save_stats(result: Stats, path: str | Path, *, efficiency: tuple[np.ndarray, dict[str, Any]] | None = None) -> Path:
+def save_stats(
+    result: Stats,
+    path: str | Path,
+    *,
+    efficiency: tuple[np.ndarray, dict[str, Any]] | None = None,
+    unit: str = "env steps",
+) -> Path:
     """Draws interquartile means, performance profiles and sample efficiency.
 
     Args:
         result: from `stats`.
         path: ends with .png or .svg.
         efficiency: from `sample_efficiency`.
+        unit: what it is against: `updates` of runs that learn from data alone.
 
     Raises:
         ConfigError: another ending.
@@ -312,7 +328,7 @@ def save_stats(result: Stats, path: str | Path, *, efficiency: tuple[np.ndarray,
     bars.set_yticks(range(len(result.estimates)), list(result.estimates))
     bars.set_xlabel("interquartile mean, 95% interval")
     profile.set(xlabel="score", ylabel="share of runs above")
-    curve.set(xlabel="env steps", ylabel="interquartile mean")
+    curve.set(xlabel=unit, ylabel="interquartile mean")
     profile.legend(frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)

@@ -16,6 +16,8 @@ from palaestra.core import Batch, ShapeError, SpecTree, TensorSpec, TimeStep, as
 __all__ = ["RowIndex", "RowNumbers", "Unroll", "Windows", "row_index"]
 
 _log = logging.getLogger(__name__)
+OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed", "actions")
+"""Fields of `Windows` that are [n+1, N, ...]."""
 
 
 class Unroll(Batch):

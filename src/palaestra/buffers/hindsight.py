@@ -88,19 +88,25 @@ class HindsightSampler(Sampler):
         for name in ("observation", "next_observation"):
             if name in batch:
                 rows = batch[name].desired_goal[..., changed, :]
-                given = goal.to(rows.device)
-                new = torch.where(same[..., None], given, rows) if rows.ndim > 2 else given
+                moved = goal.to(rows.device)
+                new = torch.where(same[..., None], moved, rows) if rows.ndim > 2 else moved
                 batch[name].desired_goal[..., changed, :] = new
         steps = len(batch.reward) - 1
-        achieved = buffer.take("observation.achieved_goal", buffer.after(start, np.arange(1, steps + 1)[:, None]))
-        achieved = achieved.cpu().numpy()
+        later = buffer.after(start, np.arange(1, steps + 1)[:, None])
+        achieved = buffer.take("observation.achieved_goal", later).cpu().numpy()
         desired = np.broadcast_to(goal.cpu().numpy(), achieved.shape)
         rewards = self._computed(self.reward, "reward", achieved, desired, batch.reward.shape[2:])
         arrived = same[1:].reshape(*same[1:].shape, *(1 for _ in batch.reward.shape[2:]))
         batch.reward[1:, changed] = torch.where(arrived, rewards.to(batch.reward), batch.reward[1:, changed])
         if self.terminated is not None:
-            over = self._computed(self.terminated, "terminated", achieved, desired, ()).to(batch.discount)
-            batch.discount[1:, changed] = torch.where(same[1:], 1 - over, batch.discount[1:, changed])
+            before = buffer.take("observation.desired_goal", later).cpu().numpy()
+            was, over = (
+                self._computed(self.terminated, "terminated", achieved, goals, ()).to(batch.discount.device) > 0
+                for goals in (before, desired)
+            )
+            given = batch.discount[1:, changed]
+            new = torch.where(over, 0.0, torch.where(was, 1.0, given))  # what else ended the episode still does
+            batch.discount[1:, changed] = torch.where(same[1:], new, given)
         return batch
 
     def _goals(self, buffer: StreamReader, start: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -128,6 +134,9 @@ class HindsightSampler(Sampler):
 
     def weight(self) -> torch.Tensor | None:
         return self.base.weight()
+
+    def largest_weight(self) -> float:
+        return self.base.largest_weight()
 
     def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:
         self.base.write_back(buffer, index, priority)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from palaestra.buffers.leaf import DeviceLeaf, HostLeaf, Leaf, PackedLeaf
 from palaestra.buffers.storage import BLOCK_ROWS, BOOKKEEPING, MainMemory, Storage, saved_field
-from palaestra.core import Batch, PackedRows, SpecTree, StepType, TensorSpec, TimeStep, as_array, spec_leaves
-from palaestra.core.errors import CheckpointError, ConfigError, ShapeError
+from palaestra.core import Batch, CheckpointError, ConfigError, PackedRows, ShapeError, StepType, TimeStep, as_array
+from palaestra.core.spec import SpecTree, TensorSpec, children_of, spec_leaves
 
 __all__: list[str] = []
 
@@ -412,7 +412,7 @@ class LaneStorage:
     def _learn_structure(self, path: str, spec: SpecTree) -> None:
         if isinstance(spec, TensorSpec):
             return
-        children = {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+        children = children_of(spec)
         self._children[path] = list(children)
         for key, child in children.items():
             self._learn_structure(f"{path}.{key}", child)

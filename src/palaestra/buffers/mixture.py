@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.buffers.drawn import row_index
+from palaestra.buffers.drawn import OVER_TIME, row_index
 from palaestra.buffers.replay import KeepsBuffer, ReplayBuffer, buffer_of
 from palaestra.core import Batch, ConfigError, ShapeError, TensorSpec, spec_layout, to_device, tree_map
 from palaestra.core.plan import OnPolicy, Plan, Replay
@@ -18,8 +18,6 @@ __all__ = ["MixtureSource"]
 
 _SPECS = dict.fromkeys(("observation_spec", "action_spec", "reward_spec"), TensorSpec(()))
 _BESIDES = ("env_info", "untransformed")  # kept where the environment is asked to; of the first buffer, if it has them
-
-_OVER_TIME = ("step_type", "reward", "discount", "env_info", "untransformed", "actions")  # of `Windows`: [n+1, N]
 
 
 @final
@@ -131,14 +129,16 @@ class MixtureSource:
                 part = to_device(part, self.buffers[0].device)
             drawn.append(part.replace(index=part.index + first))
         if any("weight" in part for part in drawn):
-            for part in drawn:
-                part.__dict__.setdefault("weight", torch.ones(len(part.index), device=part.index.device))
+            largest = [buffer.sampler.largest_weight() for buffer in self.buffers]
+            for part, own in zip(drawn, largest, strict=True):
+                weight = part.get("weight", torch.ones(len(part.index), device=part.index.device))
+                part.__dict__["weight"] = weight * (own / max(largest))  # of the whole draw the largest is 1
         names = [set(part.keys()) for part in drawn]
         if any(other - set(_BESIDES) != names[0] - set(_BESIDES) for other in names):
             raise ShapeError(f"the buffers of a mixture have different fields: {[sorted(other) for other in names]}")
         fields: dict[str, Any] = {}
         for name in drawn[0].keys():  # noqa: SIM118
-            dim = int(name in _OVER_TIME or plan.mini_batch_length > 1)
+            dim = int(name in OVER_TIME or plan.mini_batch_length > 1)
             join = functools.partial(_interleaved, sizes=sizes, groups=plan.gradient_steps, dim=dim)
             fields[name] = tree_map(join, *(part[name] for part in drawn))
         fields["index"] = row_index(fields["index"])

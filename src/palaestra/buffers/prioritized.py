@@ -206,6 +206,12 @@ class PrioritizedSampler(Sampler):
         weight **= -self.beta
         return torch.from_numpy(weight.astype(np.float32, copy=False))
 
+    def largest_weight(self) -> float:
+        if self._tree is None:  # drawn elsewhere
+            return 1.0
+        least = np.minimum.reduce(self._drawn) / self._tree.total
+        return float((np.count_nonzero(self._tree.leaves) * least) ** -self.beta)
+
     def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         batch.__dict__["weight"] = self.weight()
         return batch

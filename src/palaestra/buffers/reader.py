@@ -12,7 +12,7 @@ from palaestra.buffers.drawn import Unroll, Windows, all_valid, given_rows, numb
 from palaestra.buffers.lane_storage import FIRST, LAST
 from palaestra.buffers.streams import Streams, WritePositions
 from palaestra.core import Batch, ConfigError, ShapeError, did_you_mean
-from palaestra.ops import valid_starts
+from palaestra.ops import remembered_starts, valid_starts
 
 __all__ = ["StreamReader"]
 
@@ -121,7 +121,7 @@ class StreamReader:
             unroll = self._unroll(places, complete)
             kinds = unroll.step_type
             kinds = kinds.masked_fill(torch.from_numpy(behind).to(kinds.device) & (kinds != LAST), FIRST)
-            unroll = unroll.replace(step_type=kinds, valid=valid_starts(kinds).to(torch.float32))
+            unroll = unroll.replace(step_type=kinds, valid=self._valid(kinds))
         if self._streams.complete_only:
             learned = positions.counts - np.arange(rows)[:, None] > positions.unfinished
             unroll = unroll.replace(valid=unroll.valid * torch.from_numpy(learned).to(unroll.valid.device))
@@ -131,7 +131,11 @@ class StreamReader:
         fields = self._fields(self._get, places, complete)
         if self._streams.states is not None and self._streams.state_period == 1:
             fields["state"] = self._get("state", complete)
-        return Unroll.of({**fields, "valid": valid_starts(fields["step_type"]).to(torch.float32)})
+        return Unroll.of({**fields, "valid": self._valid(fields["step_type"])})
+
+    def _valid(self, kinds: Tensor) -> Tensor:
+        starts = valid_starts if self._streams.states is None else remembered_starts
+        return starts(kinds).to(torch.float32)
 
     def _fields(self, read: Callable[[str, Any], Any], rows: Any, complete: Any) -> dict[str, Any]:
         """The fields of time steps at rows, and what was done on the complete ones of them."""
@@ -555,7 +559,7 @@ class StreamReader:
             fields["state"] = self._streams.states.take("state", self._streams.state_slots(index)[1][None])
         # what lies after the end of the first episode that can be learned from is another episode's
         kinds = self._storage.step_types.take(rows, mode="wrap")
-        unbroken, after_end = all_valid(kinds), kinds[0] == LAST
+        unbroken, after_end = all_valid(kinds), (kinds[0] == LAST) & (kinds[1] == FIRST)
         unbroken[1:, after_end] = all_valid(kinds[1:, after_end])
         valid = unbroken.astype(np.float32)
         valid[:burn_in] = 0

@@ -83,6 +83,10 @@ class Sampler(ABC):
         """[N] float32 importance weights of the rows chosen last; by default none, for all are equally likely."""
         return None
 
+    def largest_weight(self) -> float:
+        """What the weights of the rows chosen last were divided by, for those who join them to others; by default 1."""
+        return 1.0
+
     def write_back(self, buffer: StreamReader, index: np.ndarray, priority: np.ndarray) -> None:  # noqa: B027
         """Takes priorities of rows, drawn or not; by default they are ignored.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import CheckpointError, ConfigError, numpy_dtype, require_device
-from palaestra.core.computing import control_groups
+from palaestra.core.computing import control_groups, memory_bytes
 from palaestra.core.reading import read_json
 
 __all__ = ["DeviceMemory", "MainMemory", "MappedFiles", "Storage", "available_bytes"]
@@ -193,13 +193,12 @@ class MappedFiles(Storage):
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        self._made: dict[str, str] = {}  # what each new file is of; some file systems ignore case
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
         layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
-        paths = {self._file(name, path): path for path in shapes}
-        if alike := [path for path in shapes if path not in paths.values()]:
-            raise ConfigError(f"mapped files have no names apart for {alike[0]!r}, where / is _; give it another name")
-        described = self.directory / f"{name}.json"
+        described = self.directory / f"{name.replace('/', '_')}.json"
+        self._require_apart(name, shapes, new=not described.exists())
         if described.exists():
             self._require_same(described, layout)
         else:
@@ -234,6 +233,16 @@ class MappedFiles(Storage):
             return torch.zeros(shape, dtype=dtype)
         return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
 
+    def _require_apart(self, name: str, paths: Iterable[str], *, new: bool) -> None:
+        for path in paths:
+            file, own = str(self._file(name, path)).casefold(), f"{name}.{path}"
+            if (other := self._made.get(file, own)) != own:
+                raise ConfigError(
+                    f"mapped files have no names apart for {other!r} and {own!r}, where / is _ and case may not count; "
+                    "give one another name"
+                )
+            self._made |= {file: own} if new else {}
+
     def _require_same(self, described: Path, layout: Mapping[str, list[object]]) -> None:
         if (found := read_json(described)) != layout:
             raise CheckpointError(
@@ -242,7 +251,7 @@ class MappedFiles(Storage):
             )
 
     def _file(self, name: str, path: str) -> Path:
-        return self.directory / f"{name}.{path.replace('/', '_')}.bin"
+        return self.directory / f"{f'{name}.{path}'.replace('/', '_')}.bin"
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -339,12 +348,10 @@ def available_bytes() -> int | None:
 
 def _free_of_machine() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):  # not on Linux: all that there is, for more never fits
+        return memory_bytes()
 
 
 def _free_of_cgroups(groups: Iterable[Path]) -> list[int | None]:

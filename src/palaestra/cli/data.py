@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from palaestra import experiments
@@ -29,7 +29,7 @@ class CollectOptions(ChanceOptions, RunOptions):
     """Options of `palaestra data collect`."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
-    """Environment; by default that of the run, one at a time."""
+    """Environment; by default that of the run, one at a time, or one of each variant."""
     which: str = "best"
     """Which policy of a run: best (acts without exploration noise), last, or the env steps of a checkpoint."""
 
@@ -39,7 +39,9 @@ class CollectOptions(ChanceOptions, RunOptions):
         if not arguments[0]:
             return cls()
         config = experiments.find_run(arguments[0], (options.get("root") or [cls.root])[-1]).config
-        return cls(env=config.env.for_evaluation(1), agents=config.agents)
+        env = config.env.for_evaluation(max(1, len(config.env.variants)))
+        kept = replace(env, info=config.env.info, untransformed=config.env.untransformed)
+        return cls(env=kept, agents=config.agents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,8 @@ def evaluate(name: str, folder: str, options: WorthOptions) -> int:
     [policy] = policies.values()
     sizes = {"updates": options.updates, "members": options.members, "seed": options.seed}
     updated = counter(options.updates, "gradient steps")
-    found = experiments.evaluate_offline(policy, folder, gamma=gamma, updated=updated, **sizes)
+    data = experiments.data_of(policy, folder, run.config.env)
+    found = experiments.evaluate_offline(policy, data, gamma=gamma, updated=updated, **sizes)
     options.show(found.to_json(), f"worth       {found}")
     return 0
 

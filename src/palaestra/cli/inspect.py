@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import sys
@@ -21,6 +20,7 @@ from palaestra import experiments
 from palaestra.cli.options import EnvOptions, ExperimentOptions, JsonOptions, RunOptions, counter, print_table
 from palaestra.config.presets import tuned
 from palaestra.core import CheckpointError, ConfigError, available_devices, readable
+from palaestra.core.computing import num_cores
 from palaestra.core.reading import read_json, read_text
 from palaestra.deployment import zoo_policies
 from palaestra.envs import CheckReport, EnvConfig
@@ -218,16 +218,18 @@ def check_env(name: str, options: CheckOptions) -> int:
     Returns:
         0 where it keeps every rule, 3 where it does not.
     """
-    many, stepped = is_multi_agent(options.env.name), counter(3 * options.steps, "steps")
-    report = _env_report(options.env) if many else check(options.env, steps=options.steps, progress=stepped)
+    env, steps = options.env, options.steps
+    many, stepped = is_multi_agent(env.name), counter(3 * steps, "steps")
+    report = _env_report(env, steps) if many else check(env, steps=steps, progress=stepped)
     options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
 
 
-def _env_report(env: EnvConfig) -> CheckReport:
+def _env_report(env: EnvConfig, steps: int) -> CheckReport:
     if env != EnvConfig(name=env.name, kwargs=env.kwargs):
         raise ConfigError(f"{env.name} has many agents; of env, only env.kwargs means something for its check")
-    return replace(check_multi_agent_env(partial(load_multi_agent_env, env.name, env.kwargs)), name=env.name)
+    make = partial(load_multi_agent_env, env.name, env.kwargs)
+    return replace(check_multi_agent_env(make, steps=steps), name=env.name)
 
 
 def doctor(options: JsonOptions) -> int:
@@ -237,7 +239,7 @@ def doctor(options: JsonOptions) -> int:
         ("python", sys.version_info >= (3, 11), platform.python_version()),
         *((name, *_package(name)) for name in ("torch", "gymnasium", "numpy", "safetensors")),
         ("devices for --device", True, ", ".join(devices)),
-        ("cores", True, f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"),
+        ("cores", True, f"{num_cores()}, torch uses {torch.get_num_threads()} threads"),
         ("C++ compiler for --compile", *_compiler()),
         ("this folder can be written", *_writable(".")),
         ("temporary folder can be written", *_writable(tempfile.gettempdir())),
@@ -268,6 +270,6 @@ def _compiler() -> tuple[bool | None, str]:
 def _writable(folder: str) -> tuple[bool, str]:
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return True, os.path.abspath(folder)
+            return True, str(Path(folder).absolute())
     except OSError as error:
         return False, str(error)

@@ -228,6 +228,23 @@ def parse(base: T, typed: Sequence[str]) -> T:
     raise ConfigError("\n".join(problems))
 
 
+def typed_settings(base: Any, typed: Sequence[str]) -> dict[str, Any]:
+    """Settings by path, as the options say.
+
+    Args:
+        base: an instance with the defaults.
+        typed: the options.
+
+    Raises:
+        ConfigError: options are unknown or cannot be read; the message has all of them.
+    """
+    problems: list[str] = []
+    settings = _settings(base, typed, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return settings
+
+
 def _settings(base: Any, arguments: Sequence[str], problems: list[str]) -> dict[str, Any]:
     """Settings by path, as the options say; what cannot be read is added to the problems.
 

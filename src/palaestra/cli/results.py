@@ -20,8 +20,8 @@ class EvalOptions(RunOptions):
 
     episodes: AtLeastOne[int] = 20
     """Number of episodes of each run."""
-    seed: int | None = None
-    """Seed of the environments; by default the run's own evaluation seeds."""
+    seed: int = 1_000_000
+    """Added to the seed of each run; 0 gives the episodes of its evaluations in training, which chose the policy."""
     which: str = "best"
     """Which policy: best, last, or the env steps of a checkpoint."""
     stochastic: bool = False
@@ -47,7 +47,7 @@ class RateOptions(RunOptions):
     games: int = 100
     """Between any two players; each begins half of them."""
     seed: int = 0
-    """Seed of the environments."""
+    """Seed of the environments and of what is drawn from policies."""
     deterministic: bool = False
     """Take the best actions instead of sampling them; equal games may repeat then."""
     baseline: bool = False

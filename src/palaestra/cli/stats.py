@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from palaestra import experiments
-from palaestra.analysis.curves import require_plot_name
+from palaestra.analysis.curves import labels_of, require_plot_name
 from palaestra.cli.options import RunOptions
 from palaestra.core import ConfigError
 
@@ -51,7 +51,8 @@ def stats(names: list[str], options: StatsOptions) -> int:
     if options.output is not None:
         curves = _table(entries, lambda one: one.run.points)
         efficiency = experiments.sample_efficiency(curves, references=references)
-        paragraphs[-1] += f"\nplot        {experiments.save_stats(results[0], options.output, efficiency=efficiency)}"
+        path = experiments.save_stats(results[0], options.output, efficiency=efficiency, unit=_unit(entries))
+        paragraphs[-1] += f"\nplot        {path}"
     record |= {"metrics": _metrics(entries), "replaced": _replaced(entries)}
     options.show(json.loads(json.dumps(record)), "\n\n".join(paragraphs))
     return 0
@@ -60,12 +61,17 @@ def stats(names: list[str], options: StatsOptions) -> int:
 def _notes(entries: Sequence[_Entry], until: Mapping[str, float]) -> Iterator[str]:
     """What a reader of the scores has to know."""
     if at := [f"{env} {end:,.0f}" for env, end in until.items() if end]:
-        yield f"up to where the shortest run ends, env steps: {', '.join(at)}"
+        yield f"up to where the shortest run ends, {_unit(entries)}: {', '.join(at)}"
     metrics = _metrics(entries)
-    if len({tuple(kinds) for kinds in metrics.values()}) > 1:
+    if len({kind for kinds in metrics.values() for kind in kinds}) > 1:
         yield f"note: the scores are of different kinds: {metrics}"
     for path, count in _replaced(entries).items():
         yield f"note: {path} goes back; {count:,} points from before were replaced by what was logged after"
+
+
+def _unit(entries: Sequence[_Entry]) -> str:
+    """What steps are counted in."""
+    return " or ".join(dict.fromkeys(one.run.unit for one in entries))
 
 
 def _metrics(entries: Sequence[_Entry]) -> dict[str, list[str]]:
@@ -106,7 +112,10 @@ def _entries(names: Sequence[str], options: StatsOptions) -> list[_Entry]:
     counted: dict[tuple[str, Path], int] = {}
     for number, word in enumerate(names):
         label, name = _labelled(word, options.root)
-        for run in _runs(name, options.root):
+        runs = _runs(name, options.root)
+        if not label:
+            _require_alike(name, runs)
+        for run in runs:
             env, key = run.environment or options.env, label or run.algorithm or Path(name).name
             if not env:
                 raise ConfigError(f"{run.path} does not name its environment; give --env NAME")
@@ -118,6 +127,19 @@ def _entries(names: Sequence[str], options: StatsOptions) -> list[_Entry]:
             if len(tasks := sorted({one.run.task for one in entries if one.env == env and one.run.task})) > 1:
                 raise ConfigError(f"these are scores of different tasks, or by different counts: {'; '.join(tasks)}")
     return entries
+
+
+def _require_alike(name: str, runs: Sequence[experiments.LoggedRun]) -> None:
+    """Refuses runs of ours that are no seeds of one algorithm in their environment."""
+    found: dict[str, set[str]] = {}
+    own = {run.directory: run.environment for run in runs if run.directory}
+    for env, label in zip(own.values(), labels_of([run.config for run in own]), strict=True):
+        found.setdefault(env, set()).add(label)
+    if several := next((sorted(labels) for labels in found.values() if len(labels) > 1), []):
+        raise ConfigError(
+            f"the runs of {name} are no seeds of one algorithm: they are {', '.join(several)}. Give each its own name, "
+            f"NAME=RUN; or NAME={name} to take them as one"
+        )
 
 
 def _labelled(word: str, root: str) -> tuple[str, str]:

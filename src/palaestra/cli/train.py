@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from palaestra import experiments
-from palaestra.cli.options import ExperimentOptions, parse
+from palaestra.cli.options import ExperimentOptions, parse, typed_settings
 from palaestra.config.config import as_yaml
 from palaestra.core import AtLeastOne, ConfigError, readable, require_ranges
 from palaestra.training.console import silence_stdout
@@ -133,7 +133,7 @@ def resume(name: str, options: ResumeOptions) -> int:
         fork=(options.name or True) if options.fork else False,
         progress=True,
         on_start=announce,
-        **{path: new for path, (_, new) in changes.items()},
+        **typed_settings(before, typed),
     )
     return _report(done)
 

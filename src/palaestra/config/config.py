@@ -17,6 +17,7 @@ from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, R
 from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
 from palaestra.core import CheckpointError, ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object
 from palaestra.core.files import replace_text
+from palaestra.core.importing import name_to_find
 from palaestra.core.reading import read_text
 from palaestra.core.settings import members_of
 from palaestra.distributed import AsynchronousConfig, DistributedConfig, require_shares
@@ -148,10 +149,9 @@ def _to_yaml(value: Any, path: str) -> Any:
     if isinstance(value, dict):
         return {key: _to_yaml(item, f"{path}.{key}") for key, item in value.items()}
     if callable(value):
-        name = getattr(value, "__qualname__", "")
-        if not name or "<" in name:
+        if (name := name_to_find(value, quiet=True)) is None:
             raise ConfigError(f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyName'")
-        return f"{value.__module__}:{name}"
+        return name
     return value
 
 
@@ -301,7 +301,7 @@ def meant(name: str, known: Mapping[str, Setting], form: str) -> str:
     ours = row.ours[0] if row is not None and row.ours else last
     if others := algorithms_with(ours):
         return f"; it is {'' if ours == last else f'{ours} here, '}a setting of {', '.join(others)}{note}"
-    return note
+    return "" if row is not None and row.ours else note  # that of a setting which this command lacks would mislead
 
 
 def _ours(names: Sequence[str], paths: list[str]) -> str | None:

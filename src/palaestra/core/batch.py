@@ -271,53 +271,6 @@ class Batch(Fields):
             functools.partial(np.stack, axis=dim),
         )
 
-    def cat_(self, others: Batch | Sequence[Batch]) -> None:
-        """Appends the rows of others in place; see `cat`.
-
-        Args:
-            others: one batch or several.
-        """
-        parts = [others] if isinstance(others, Batch) else list(others)
-        joined = Batch.cat([Batch.of(part.__dict__) for part in (self, *parts) if part.__dict__])
-        self.__dict__.update(joined.__dict__)
-
-    def stack_(self, batches: Sequence[Batch], dim: int = 0) -> None:
-        """Becomes the batches in place, stacked; itself the first of them where it has fields. See `stack`.
-
-        Args:
-            batches: one or more.
-            dim: where the new dimension goes.
-        """
-        parts = [Batch.of(dict(part.__dict__)) for part in (self, *batches) if part.__dict__]
-        self.__dict__.update(Batch.stack(parts, dim).__dict__)
-
-    @staticmethod
-    def empty(batch: Batch, index: Any = None) -> Batch:
-        """A copy with zeros (`None` for objects) in some rows, or in all.
-
-        Args:
-            batch: that stays as it is.
-            index: of the rows; all by default.
-        """
-        return batch.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)).empty_(index)
-
-    def empty_(self, index: Any = None) -> Self:
-        """Writes zeros (`None` into objects) into some rows, or all, in place.
-
-        Args:
-            index: of the rows; all by default.
-        """
-        for key, leaf in self.__dict__.items():
-            if isinstance(leaf, Batch):
-                leaf.empty_(index)
-            elif isinstance(leaf, torch.Tensor):
-                leaf[... if index is None else index] = 0
-            elif isinstance(leaf, np.ndarray):
-                leaf[... if index is None else index] = None if leaf.dtype == object else 0
-            elif index is None:
-                self.__dict__[key] = None if isinstance(leaf, str) or leaf is None else type(leaf)(0)
-        return self
-
     def pop(self, key: str, *default: Any) -> Any:
         """Takes a field out.
 
@@ -363,18 +316,6 @@ class Batch(Fields):
     def to_numpy(self) -> Self:
         """Every tensor as a numpy array; CPU memory is shared. bfloat16 becomes float32."""
         return self.map(as_array)
-
-    def to_torch_(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> None:
-        """`to_torch` in place.
-
-        Args:
-            dtype: cast floating-point leaves to this.
-        """
-        self.__dict__.update(self.to_torch(dtype, device).__dict__)
-
-    def to_numpy_(self) -> None:
-        """`to_numpy` in place."""
-        self.__dict__.update(self.to_numpy().__dict__)
 
     def save(self, path: str | Path) -> None:
         """Writes the batch to one safetensors file; no pickle is involved.

@@ -7,6 +7,7 @@ hashes of its files, so damage is found before anything is used.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -350,6 +351,9 @@ def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some mounts cannot flush a directory, and nobody can do more
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -304,11 +304,13 @@ def importable_name(value: Any) -> str | None:
     module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not module or module == "__main__" or not attribute or "<" in attribute:
         return None
+    name = f"{module}:{attribute}"
     try:
-        name = f"{module}:{attribute}"
-        return name if import_object(name) is value else None
+        found = import_object(name)
     except ConfigError:
         return None
+    same = found == value if isinstance(value, types.MethodType) else found is value  # each look at a method makes one
+    return name if same else None
 
 
 def moved(package: str, to: str, names: Collection[str]) -> Callable[[str], Any]:
@@ -328,16 +330,18 @@ def moved(package: str, to: str, names: Collection[str]) -> Callable[[str], Any]
     return attribute
 
 
-def name_to_find(value: Any) -> str | None:
+def name_to_find(value: Any, *, quiet: bool = False) -> str | None:
     """`importable_name`, or that of what this script itself defines, with a warning; `None` if there is none.
 
     Args:
         value: for example a class.
+        quiet: whether nothing is said.
     """
     name, own = importable_name(value), getattr(value, "__qualname__", "<")
     if name is None and getattr(value, "__module__", None) == "__main__" and "<" not in own:
         name = f"__main__:{own}"
-        _log.warning("only this script can go on with what it trains with %s; other programs need it in a module", name)
+        text = "only this script can go on with what it trains with %s; other programs need it in a module"
+        _log.log(logging.DEBUG if quiet else logging.WARNING, text, name)
     return name
 
 

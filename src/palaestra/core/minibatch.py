@@ -22,10 +22,10 @@ def minibatches(batch: Batch, plan: Plan, *, generator: torch.Generator) -> Iter
     """The minibatches of one update, in the order in which they are learned from.
 
     On-policy data `[T, B, ...]` is cut into sequences, shuffled over all of them and divided, `plan.num_epochs` times
-    with a new order each time; time order inside a sequence stays. Minibatches are equally large, and as many as bring
-    them nearest to `plan.mini_batch_size`: 500 rows in 256s are two of 250, 264 in 32s eight of 33. A whole replay
-    buffer is gone through the same way. A sample of one is already in random order and is divided into
-    `plan.gradient_steps` parts.
+    with a new order each time; time order inside a sequence stays. `sequences` says what becomes of steps that do not
+    fill one. Minibatches are equally large, and as many as bring them nearest to `plan.mini_batch_size`: 500 rows in
+    256s are two of 250, 264 in 32s eight of 33. A whole replay buffer is gone through the same way. A sample of one is
+    already in random order and is divided into `plan.gradient_steps` parts.
 
     Args:
         batch: every leaf `[T, B, ...]` for an on-policy plan; `[N, ...]` or `[L, N, ...]` for a sample, where a leaf
@@ -150,14 +150,18 @@ def _order(total: int, generator: torch.Generator, device: torch.device) -> torc
 
 
 def sequences(batch: Batch, length: int | None) -> Batch:
-    """Cuts `[T, B, ...]` along time into sequences of equal length; surplus steps at the end are left out.
+    """Cuts `[T, B, ...]` along time into sequences of equal length.
+
+    Steps at the end that do not fill a sequence become one with copies of the last step, which are not learned from:
+    `valid` is 0 there, and a memory starts anew. Without `valid` in the batch, such steps are left out.
 
     Args:
         batch: every leaf `[T, B, ...]`.
         length: of a sequence; `None` is T.
 
     Returns:
-        `[T * B, ...]` for length 1, else `[length, (T // length) * B, ...]`.
+        `[T * B, ...]` for length 1, else `[length, N * B, ...]`, where N is T / length, rounded up with `valid`, else
+        down.
 
     Raises:
         ShapeError: leaves differ in `[T, B]`, or there are fewer steps than one sequence needs.
@@ -170,7 +174,9 @@ def sequences(batch: Batch, length: int | None) -> Batch:
     shapes = {path: tuple(leaf.shape[:2]) for path, leaf in tree_paths(batch).items()}
     if len(set(shapes.values())) > 1:
         raise ShapeError(f"the fields have the leading shapes {shapes}; to be cut into minibatches they must be equal")
-    count = steps // length
+    if "valid" in vars(batch):
+        batch = _filled_up(batch, -steps % length)
+    count = _leading(batch)[0] // length
 
     def cut(leaf: Tensor) -> Tensor:
         if length == 1:
@@ -179,6 +185,16 @@ def sequences(batch: Batch, length: int | None) -> Batch:
         return parts.transpose(0, 1).flatten(1, 2)
 
     return batch.map(cut)
+
+
+def _filled_up(batch: Batch, lacking: int) -> Batch:
+    """With so many copies of the last step behind it that do not count; copies, for zeros may be no observation."""
+    if not lacking:
+        return batch
+    filled = batch.map(lambda leaf: torch.cat((leaf, leaf[-1:].expand(lacking, *leaf.shape[1:]))))
+    for name in {"valid", "step_type"} & vars(filled).keys():
+        filled[name][-lacking:] = 0  # which is FIRST
+    return filled
 
 
 def shards(minibatch: Batch, plan: Plan, count: int) -> list[Batch]:

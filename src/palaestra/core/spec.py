@@ -5,12 +5,14 @@ are built from specs.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from palaestra.core.batch import Batch
 from palaestra.core.errors import SpecError
 
 __all__ = [
@@ -21,7 +23,9 @@ __all__ = [
     "MultiDiscreteSpec",
     "SpecTree",
     "TensorSpec",
+    "children_of",
     "dtype_limits",
+    "map_spec",
     "numpy_dtype",
     "spec_from_json",
     "spec_layout",
@@ -286,6 +290,31 @@ SpecTree: TypeAlias = Any
 _KINDS = {kind.__name__: kind for kind in (TensorSpec, BoundedSpec, DiscreteSpec, MultiDiscreteSpec, MultiBinarySpec)}
 
 
+def children_of(spec: SpecTree) -> dict[str, SpecTree]:
+    """The children of a dict or tuple by the names that they have in a `Batch`.
+
+    Args:
+        spec: of a dict or tuple.
+    """
+    return {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
+
+
+def map_spec(function: Callable[[TensorSpec], Any], spec: SpecTree) -> Any:
+    """What a function makes of every leaf, as a `Batch`; of one spec alone, its result.
+
+    Args:
+        function: of one leaf; called in the tree's order.
+        spec: the tree.
+
+    Examples:
+        >>> map_spec(lambda leaf: leaf.zeros(2), {"body": TensorSpec((3,)), "doors": (DiscreteSpec(num=4),)}).doors["0"]
+        tensor([0, 0])
+    """
+    if isinstance(spec, TensorSpec):
+        return function(spec)
+    return Batch.of({key: map_spec(function, child) for key, child in children_of(spec).items()})
+
+
 def spec_layout(spec: SpecTree) -> dict[str, str]:
     """Dtype, shape and number of choices of every leaf by its path: what must agree; bounds of numbers need not.
 
@@ -339,10 +368,10 @@ def first_leaf(spec: SpecTree) -> tuple[tuple[str, ...], TensorSpec]:
     """
     if isinstance(spec, TensorSpec):
         return (), spec
-    for key, child in spec.items() if isinstance(spec, dict) else enumerate(spec):
+    for key, child in children_of(spec).items():
         if spec_leaves(child):
             keys, leaf = first_leaf(child)
-            return (str(key), *keys), leaf
+            return (key, *keys), leaf
     raise SpecError(f"{spec} has no leaf")
 
 

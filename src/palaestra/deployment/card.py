@@ -138,7 +138,7 @@ def _results(facts: Mapping[str, Any]) -> str:
     low, high = seeds["ci95"]
     rows = "\n".join(f"| {seed} | {value:.2f} |" for seed, value in seeds["return_mean"].items())
     return (
-        f"{text}\n\nOver {len(seeds['return_mean'])} seeds: mean {seeds['mean']:.2f}, 95% bootstrap interval "
+        f"{text}\n\nOver {len(seeds['return_mean'])} seeds: mean {seeds['mean']:.2f}, 95% interval "
         f"{low:.2f} to {high:.2f}. The policy here is of the seed with the best evaluation while it trained.\n\n"
         f"| seed | mean return |\n|---|---|\n{rows}"
     )

@@ -1,7 +1,6 @@
 """`export`: policies as files that need nothing of this library, and a proof that they act alike."""
 
 import contextlib
-import hashlib
 import io
 import logging
 import warnings
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, ConfigError, PalaestraError, StepType, TimeStep, did_you_mean, import_extra
-from palaestra.core.files import fingerprint, whole_folder, write_json
-from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, dtype_limits, numpy_dtype, spec_leaves
+from palaestra.core.files import fingerprint, save_tensors, whole_folder, write_json
+from palaestra.core.spec import ACTION_MASK, DiscreteSpec, TensorSpec, dtype_limits, map_spec, numpy_dtype, spec_leaves
 from palaestra.core.tree import tree_paths
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
@@ -161,15 +160,14 @@ def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportForm
         file = temporary / _FILES[format]
         run = (_onnx if format == "onnx" else _torch)(program, file)
         parity = _compared(program, run, file.name)
-        weights = hashlib.sha256()
-        for key, tensor in sorted(policy.state_dict().items()):
-            weights.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        weights = temporary / "weights.safetensors"  # for its hash: the policy's in all that is said of it
+        save_tensors(weights, policy.state_dict())
         manifest = {
             "format": _FORMAT,
             "file": file.name,
             **fingerprint(file),
             "policy": type(policy).__name__,
-            "weights_sha256": weights.hexdigest(),
+            "weights_sha256": fingerprint(weights)["sha256"],
             "inputs": [_described(*entry) for entry in program.inputs.items()],
             "outputs": [_described(*entry) for entry in program.outputs.items()],
             "state": {key: f"next.{key}" for key in program.state},
@@ -177,6 +175,7 @@ def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportForm
             "versions": {package: package_version(package) for package in ("palaestra", "torch", "onnx")},
             **facts,
         }
+        weights.unlink()
         write_json(temporary / "manifest.json", manifest)
     return Exported(folder / file.name, name, manifest, parity)
 
@@ -219,9 +218,9 @@ class _Program(nn.Module):
     def _unpacked(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], Any, Any]:
         """Inputs by name, and the observation and the memory among them."""
         given = dict(zip(self.inputs, inputs, strict=True))
-        leaves = {name.removeprefix("observation").removeprefix("."): given[name] for name in self.observation}
+        leaves = iter([given[name] for name in self.observation])
         memory = Batch.of({name.removeprefix("state."): given[name] for name in self.state}) if self.state else ()
-        return given, _nest(self.policy.observation_spec, leaves), memory
+        return given, map_spec(lambda _: next(leaves), self.policy.observation_spec), memory
 
     def _packed(self, step: Any) -> list[Tensor]:
         """Actions as the environment takes them, and the memory."""
@@ -386,13 +385,6 @@ def _drawn(spec: TensorSpec, rows: int, generator: np.random.Generator) -> Tenso
     low, high = np.maximum(low, middle - 1e3), np.minimum(high, middle + 1e3)
     values = torch.from_numpy(low + (high - low) * generator.random(shape))
     return (values if spec.dtype.is_floating_point else values.round()).to(spec.dtype)
-
-
-def _nest(spec: SpecTree, leaves: Mapping[str, Tensor], path: str = "") -> Any:
-    if isinstance(spec, TensorSpec):
-        return leaves[path]
-    children = spec.items() if isinstance(spec, dict) else enumerate(spec)
-    return Batch.of({str(key): _nest(child, leaves, f"{path}.{key}" if path else str(key)) for key, child in children})
 
 
 def _name(kind: str, path: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import Batch, SpecTree, TensorSpec, dtype_limits, numpy_dtype
+from palaestra.core import Batch, SpecTree, TensorSpec, children_of, dtype_limits, numpy_dtype
 
 __all__ = []
 
@@ -36,8 +36,8 @@ class JsonNest:
 
     def __init__(self, spec: SpecTree) -> None:
         self.spec = spec
-        children: Any = spec.items() if isinstance(spec, dict) else enumerate(spec) if isinstance(spec, tuple) else ()
-        self._children = {str(key): JsonNest(child) for key, child in children}
+        children = {} if isinstance(spec, TensorSpec) else children_of(spec)
+        self._children = {key: JsonNest(child) for key, child in children.items()}
         if isinstance(spec, TensorSpec):
             dtype = numpy_dtype(spec.dtype)
             self._allowed, self._kind = _KINDS[dtype.kind]

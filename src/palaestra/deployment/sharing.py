@@ -23,8 +23,6 @@ from palaestra.policies import Policy, copy_policy
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]
 
 _FORMAT = 1
-_FRESH_SEED = 1_000_000
-"""Added to the run's seed: the episodes are none of those by which the best policy was chosen."""
 _MANIFEST, _CARD = "manifest.json", "README.md"
 _KNOWN = re.compile(
     r"config\.yaml|evals/evaluation\.json|curve\.(png|csv)|replay\.mp4"
@@ -101,23 +99,23 @@ def share(
     runs = experiments.begun_runs([name], root)
     target = Path(output) if output is not None else Path("shared") / _title(runs)
     _require_free(target)
+    _require_alike(runs)
+    run = max(runs, key=_best_return)
+    experiments.policies_of_run(run)  # which says what is wrong before there is a folder or a model on the hub
     if push is not None:
         _create(_require_repository(push))
-    _require_alike(runs)
-    seed = runs[0].config.run.seed + _FRESH_SEED
-    run = max(runs, key=_best_return)
-    experiments.policies_of_run(run)  # which says what is wrong before there is a folder
     missing: list[str] = []
     with files.whole_folder(target, "shared folder") as folder:
         hashes = _copy_policies(run.path, folder)
         learner, policies = experiments.policies_of_run(run)
-        found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, seed=seed, baseline=True)
+        found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, baseline=True)
         with tempfile.TemporaryDirectory() as again:
             changed = _copy_policies(run.path, Path(again)) != hashes
         if changed:
             raise ConfigError(f"{run.path} still trains, and kept a better policy meanwhile; share it once more")
         experiments.save_config(_published(run.config), folder / "config.yaml")
-        evaluation = found.runs[str(run.path)].to_json() | {"seed": seed}
+        evaluation = found.runs[str(run.path)].to_json()
+        evaluation["seed"] = run.config.run.seed + experiments.FRESH_SEED
         (folder / "evals").mkdir()
         files.write_json(folder / "evals/evaluation.json", evaluation)
         _draw(runs, folder, missing)

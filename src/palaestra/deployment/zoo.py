@@ -59,29 +59,6 @@ def zoo_policies() -> list[ZooPolicy]:
         raise CheckpointError(f"{_INDEX} of the zoo {printable(place)} is not what `zoo` writes: {error!r}") from error
 
 
-def index_of(folder: Path) -> dict[str, Any]:
-    """What `index.json` of a folder with shared policies has to hold.
-
-    Args:
-        folder: with a folder ALGORITHM/ENVIRONMENT for each.
-    """
-    found = {}
-    for manifest in sorted(folder.glob("*/*/manifest.json")):
-        facts = files.read_manifest(manifest.parent, 1)
-        evaluation, elo = facts["evaluation"], facts["evaluation"].get("elo_ci95")
-        found[manifest.parent.relative_to(folder).as_posix()] = {
-            "environment": facts["environment"],
-            "env_steps": facts["env_steps"],
-            "return_mean": evaluation["return_mean"],
-            "return_ci95": evaluation["return_ci95"],
-            "random_mean": facts["random"]["return_mean"],
-            "elo_ci95": elo,
-            "size_bytes": sum(path.stat().st_size for path in manifest.parent.rglob("*") if path.is_file()),
-            "manifest_sha256": files.fingerprint(manifest)["sha256"],
-        }
-    return {"format": 1, "policies": found}
-
-
 def fetch(name: str, folder: Path) -> None:
     """Copies or downloads the files of a policy; whether they are whole is for `check_shared` to say.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 from palaestra.core import PalaestraError
 from palaestra.rollout import Evaluation, NoEpisodeError
 from palaestra.runtime import Call, Runtime, WorkerDiedError
+from palaestra.training.async_evaluation import Patience
 
 __all__ = ["EvaluationWorker"]
 
@@ -74,11 +74,10 @@ class _Pending:
     """An evaluation on its way."""
 
     def __init__(self, runtime: Runtime, worker: str, arguments: tuple[Any, Any], timeout_s: float) -> None:
-        self._runtime, self._worker, self._arguments, self._timeout_s = runtime, worker, arguments, timeout_s
+        self._runtime, self._worker, self._arguments, self._patience = runtime, worker, arguments, Patience(timeout_s)
         self._call: Call | None = runtime.call(worker, "evaluate", *arguments)
         self._value: Evaluation | None = None
         self._error: PalaestraError | None = None
-        self._waited_s, self._asked_s = 0.0, time.monotonic()
 
     def done(self) -> bool:
         self._look(0.0)
@@ -95,8 +94,6 @@ class _Pending:
     def _look(self, timeout_s: float) -> None:
         if self._call is None:
             return
-        now = time.monotonic()
-        self._waited_s, self._asked_s = self._waited_s + min(now - self._asked_s, _SLICE_S), now
         for result in self._runtime.wait([self._call], timeout_s=timeout_s):
             self._call, self._value, self._error = None, result.value, result.error
             if isinstance(result.value, NoEpisodeError):
@@ -109,9 +106,9 @@ class _Pending:
                     self._error = error
                 else:
                     self._call = self._runtime.call(self._worker, "evaluate", *self._arguments)
-                    self._waited_s = 0.0
-        if self._call is not None and self._waited_s > self._timeout_s:
-            what = f"did not answer within {self._timeout_s:g} s"
+                    self._patience = Patience(self._patience.most_s)
+        if self._call is not None and self._patience.is_over():
+            what = f"did not answer within {self._patience.most_s:g} s"
             with contextlib.suppress(WorkerDiedError):  # that has been restarted too often, as whoever is next finds
                 self._runtime.restart(self._worker, what)
             self._runtime.wait([self._call], timeout_s=0.0)  # its end is no answer

@@ -1,6 +1,5 @@
 """A shard of replay: what its worker does, which lanes it has, and how parts from several are put together."""
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from palaestra.buffers import ReplayBuffer, RowOptions
 from palaestra.buffers.saving import beside, fields_of
-from palaestra.core import Batch, ConfigError, OnPolicy, Replay, files
-from palaestra.core.tree import tree_map
+from palaestra.core import Batch, ConfigError, OnPolicy, Replay, files, tree_map
 from palaestra.distributed.config import DistributedConfig
 from palaestra.runtime import Parcel, ParcelLostError
 
@@ -84,7 +82,7 @@ class ShardMap:
                 shard = np.searchsorted(firsts, np.asarray(lanes) + first[name], side="right") - 1
                 for number in np.unique(shard).tolist():
                     which = np.flatnonzero(shard == number)
-                    part = rows if len(which) == len(lanes) else rows.map(functools.partial(_lanes_of, which))
+                    part = rows if len(which) == len(lanes) else rows.map(lambda leaf, which=which: leaf[:, which])
                     own = [lanes[lane] + first[name] - firsts[number] for lane in which.tolist()]
                     parcels.setdefault(number, {}).setdefault(name, []).append((own, part))
                     kinds = np.asarray(part["step_type"])
@@ -103,10 +101,6 @@ class ShardMap:
             ends = np.searchsorted(firsts, [(w * size, (w + 1) * size - 1) for w in range(num_workers)], side="right")
             found = max(found, int((ends[:, 1] - ends[:, 0]).max()) + 1)
         return found
-
-
-def _lanes_of(which: np.ndarray, leaf: Any) -> Any:
-    return leaf[:, which]
 
 
 class ShardPart(NamedTuple):

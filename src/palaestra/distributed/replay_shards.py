@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import Algorithm
-from palaestra.buffers import MainMemory, ReplayBuffer, RowOptions, Sampler, Unroll, Windows
-from palaestra.buffers.drawn import row_index
-from palaestra.buffers.prioritized import sampler_of
+from palaestra.buffers import MainMemory, ReplayBuffer, RowOptions, Sampler, Unroll, Windows, sampler_of
+from palaestra.buffers.drawn import OVER_TIME, row_index
 from palaestra.buffers.saving import fields_of, shards_of
 from palaestra.buffers.streams import index_options, index_rows
 from palaestra.core import Batch, CheckpointError, ConfigError, Plan, Replay, RowsLostError, ShapeError, files
@@ -28,7 +27,6 @@ from palaestra.runtime import Call, Parcel, Runtime, WorkerDiedError
 __all__ = ["ReplayShards", "ShardedReplay"]
 
 _log = logging.getLogger(__name__)
-_OVER_TIME = ("reward", "discount", "step_type", "env_info", "untransformed", "actions")  # of `Windows`: [n+1, N]
 _UNANSWERED = 4  # calls that a shard, with its copy, may not have answered yet
 
 
@@ -367,7 +365,7 @@ class ShardedReplay:
             return None
         fields: dict[str, Any] = {}
         for name in parts[0][1].keys():  # noqa: SIM118
-            dim = int(over or name in _OVER_TIME)
+            dim = int(over or name in OVER_TIME)
             fields[name] = in_order([(which, part[name]) for which, part in parts], len(index), dim)
         fields["index"] = row_index(index)
         return (Unroll if over else Windows).of(fields)

@@ -21,7 +21,7 @@ from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
 from palaestra.envs.contract.nest import neutral_rows, to_batched
-from palaestra.envs.contract.rows import chosen_entries, entry_names
+from palaestra.envs.contract.rows import chosen_entries
 from palaestra.envs.contract.spaces import OLD_GYM
 from palaestra.envs.env_config import EnvConfig, is_environment
 from palaestra.envs.simulators.mujoco_tasks import TASKS, gymnasium_mujoco
@@ -177,13 +177,11 @@ def _created(config: EnvConfig, seed: int, lane_seeds: Sequence[int] | None, fir
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     if len(lane_seeds) != config.num_envs:
         raise ConfigError(f"num_envs is {config.num_envs} and there are {len(lane_seeds)} lane seeds; they must agree")
-    maker = _pool_maker(config)
-    if _is_batched(maker):
-        return _batched(config, maker, lane_seeds)
-    if _steps_natively(config, maker):
-        return _native(config, maker, lane_seeds)
+    if (pool := _pool(config)) is not None:
+        return pool(lane_seeds)
     factories = [functools.partial(load_lane, config, lane, first_id=first_id) for lane in range(config.num_envs)]
     options = {"info": config.info, "untransformed": config.untransformed, "auto_reset": config.auto_reset}
+    options["found"] = _found(config) if config.info else ()
     if config.num_ready is not None:
         return _first_ready(config, factories, lane_seeds, options)
     return LaneEnvironment(_driver(config, factories, first_id), lane_seeds=lane_seeds, **options)
@@ -222,8 +220,8 @@ def _found(config: EnvConfig) -> tuple[str, ...]:
     if is_pool(alone):
         with create_environment(alone, lane_seeds=[0]) as env:
             return _reported(env)
-    with contextlib.closing(load_lane(alone, 0)) as env:
-        return tuple(entry_names(env.env_info_spec))
+    with LaneEnvironment(SerialDriver([functools.partial(load_lane, alone, 0)]), lane_seeds=[0], info=["*"]) as env:
+        return tuple(env.info)
 
 
 def _reported(env: Environment) -> tuple[str, ...]:
@@ -245,8 +243,7 @@ def is_pool(config: EnvConfig) -> bool:
     Args:
         config: of the environments.
     """
-    maker = _pool_maker(config)
-    return _steps_natively(config, maker) or _is_batched(maker)
+    return _pool(config) is not None
 
 
 def decided(config: EnvConfig) -> EnvConfig:
@@ -270,23 +267,17 @@ def decided(config: EnvConfig) -> EnvConfig:
     return config
 
 
-def _pool_maker(config: EnvConfig) -> Any:
-    """What makes all lanes as one, if anything does."""
-    maker = _maker(config.name)
+def _pool(config: EnvConfig) -> Callable[[Sequence[int]], Environment] | None:
+    """What makes all lanes as one, given their seeds; `None` where each is stepped by itself."""
+    maker: Any = _maker(config.name)
     if maker is None:
         maker = batch(config.name) or (gymnasium_mujoco(config.name) if config.vectorization == "batch" else None)
-    return maker
-
-
-def _is_batched(maker: Any) -> bool:
-    """Whether it makes an `Environment` itself: a class that says so, or a suite's `batch`."""
-    return isinstance(maker, functools.partial) or bool(getattr(maker, "batched", False))
-
-
-def _steps_natively(config: EnvConfig, maker: Callable[..., Any] | None) -> bool:
-    """Whether a pool of EnvPool, of Gymnasium, or a `VectorEnv` of the user's own steps all lanes as one."""
+    if isinstance(maker, functools.partial) or getattr(maker, "batched", False):  # a suite's, or a class that says so
+        return functools.partial(_batched, config, maker)
     own = isinstance(maker, type) and issubclass(maker, VectorEnv)
-    return own or pools_only(config.name) or config.vectorization == "native"
+    if own or pools_only(config.name) or config.vectorization == "native":
+        return functools.partial(_native, config, maker)
+    return None
 
 
 def _maker(name: str) -> Callable[..., Any] | None:

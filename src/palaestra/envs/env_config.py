@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-import gymnasium
-
 from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, refuses, require_ranges
 from palaestra.core.importing import given_name, name_to_find
+from palaestra.envs.suites.gym import registered_limit
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
 from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
@@ -157,18 +156,18 @@ class EnvConfig:
         """
         if self.variants:
             yield (
-                "env.variants are of single environments, and these are stepped as one; use vectorization=serial or "
-                "process, or give the differences to the environment by kwargs"
+                "env.variants are of single environments, and these are stepped as one; give the differences to the "
+                "environment by kwargs, or where it exists by itself too, use vectorization=serial or process"
             )
         odd = [f"discount {self.discount}"] * (self.discount != 1) + ["auto_reset False"] * (not self.auto_reset)
         if odd:
             yield f"env.{' and env.'.join(odd)} is for single environments, and these are stepped as one; leave it out"
         if self.chaos:
-            yield "env.chaos strikes single environments; use vectorization=serial, thread or process"
+            yield "env.chaos strikes single environments, and these are stepped as one; leave it out"
         if self.on_fault != "raise":
             yield (
                 f"env.on_fault is {self.on_fault!r}, but environments that are stepped as one fail as one; leave it "
-                f"out, or begin a run with vectorization=serial or process (it is {self.vectorization})"
+                f"out, or where they exist by themselves too, begin a run with vectorization=serial or process"
             )
 
     def for_evaluation(self, num_envs: int, **kwargs: Any) -> Self:
@@ -204,8 +203,7 @@ class EnvConfig:
     @property
     def task(self) -> str:
         """What an environment is, with all that changes its returns and is not its wrappers."""
-        registered = getattr(gymnasium.registry.get(self.name), "max_episode_steps", None)
-        limit = registered if self.max_episode_steps is None else self.max_episode_steps
+        limit = registered_limit(self.name) if self.max_episode_steps is None else self.max_episode_steps
         own = {"env.max_episode_steps": limit or None, "env.variants": self.variants or None}
         given = {name: value for name, value in self.kwargs.items() if name != "render_mode"}
         given |= {name: value for name, value in own.items() if value is not None}

@@ -22,7 +22,7 @@ from palaestra.experiments.tuning import *
 from palaestra.ops.ratings import *
 from palaestra.runs.build import *
 from palaestra.runs.computed import *
-from palaestra.runs.data import *
+from palaestra.runs.datasets import *
 from palaestra.runs.learner import *
 from palaestra.runs.lineage import *
 from palaestra.runs.making import *

@@ -14,7 +14,7 @@ from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
 from palaestra.rollout import evaluate
-from palaestra.runs import evaluation_environment, read_evaluations
+from palaestra.runs import FRESH_SEED, evaluation_environment, read_evaluations
 from palaestra.runs.computed import differences, machine_kind
 from palaestra.training import StoppedError
 
@@ -22,8 +22,6 @@ __all__ = ["PublishedRow", "Verification", "published_rows", "train_published", 
 
 _RESULTS = Path("benchmarks/learning/results")
 _FINAL_EPISODES = 100
-_FINAL_SEED = 1_000_000
-"""Added to the run's seed: the final episodes are none of those by which the best policy was chosen."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class PublishedRow:
     return_mean: float
     """Mean over seeds of the last policy's mean return."""
     half_width: float | None
-    """Half of its 95% interval (Student's t); `None` for one seed."""
+    """Half of its 95% interval (Student's t); `None` for one seed, 0 where all reached the same."""
     revision: str
     """Revision of the code that was measured."""
 
@@ -62,13 +60,14 @@ class Verification:
     """Its name."""
     verdict: str
     """`same bits`, `other bits` (though the machine is of the same kind), `within the interval`, `outside the
-    interval`, or `nothing`, where one seed was published and no hash fits."""
+    interval`, or `nothing`, where no hash fits and there is no interval."""
     seeds: dict[int, dict[str, Any]]
     """By seed: `published` and `here` (mean returns of the last policy), and `bits`: same, other, or why unknown."""
     return_mean: float
     """Mean over the seeds trained here."""
     interval: tuple[float, float] | None
-    """Where a mean over so many seeds lies in 95 of 100 cases, given those that were published."""
+    """Where a mean over so many seeds lies in 95 of 100 cases, given those that were published; `None` where one was,
+    or all reached one return that is not reached here: what never varied says nothing of how far it may."""
 
     @property
     def ok(self) -> bool:
@@ -95,7 +94,8 @@ class Verification:
             "code changed since the published revision?",
             "within the interval": "verified by the return alone: it lies within the published interval",
             "outside the interval": "not verified: the return lies outside the published interval",
-            "nothing": "nothing could be said: one seed was published, which has no interval, and no hash to compare",
+            "nothing": "nothing could be said: the published seeds, one or all of one return, have no interval, and no "
+            "hash to compare",
         }
         return "\n".join([*lines, f"{self.row}  {said[self.verdict]}"])
 
@@ -180,7 +180,7 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
 
 def _final(policy: Policy, directory: Path, seed: int, which: str) -> dict[str, Any]:
     config = load_config(directory / "config.yaml")
-    env, lanes = evaluation_environment(config, _FINAL_SEED + seed, config.run.eval_num_envs)
+    env, lanes = evaluation_environment(config, FRESH_SEED + seed, config.run.eval_num_envs)
     with env:
         result = evaluate(policy, env, episodes=_FINAL_EPISODES, seeds=lanes)
     save_policy(policy, directory / f"{which}_policy")
@@ -227,7 +227,7 @@ def verify(
         if on_seed is not None:
             on_seed(seed, found[seed])
     mean = statistics.fmean(seed["here"] for seed in found.values())
-    interval = _interval(published, len(found))
+    interval = _interval(published, len(found), mean)
     return Verification(row, _verdict(found, mean, interval), found, mean, interval)
 
 
@@ -244,8 +244,8 @@ def _compared(published: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str
     return {"published": then["return_mean"], "here": now["return_mean"], "bits": bits}
 
 
-def _interval(published: PublishedRow, count: int) -> tuple[float, float] | None:
-    if published.half_width is None:
+def _interval(published: PublishedRow, count: int, mean: float) -> tuple[float, float] | None:
+    if published.half_width is None or (published.half_width == 0 and mean != published.return_mean):
         return None
     half = published.half_width * math.sqrt(1 + len(published.seeds) / count)
     return published.return_mean - half, published.return_mean + half

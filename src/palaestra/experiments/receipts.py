@@ -98,11 +98,14 @@ def verify_run(
     """
     if iterations is not None and iterations < 1:
         raise ConfigError(f"iterations is {iterations}; give at least 1")
+    if from_start and iterations is not None:
+        raise ConfigError(f"iterations is {iterations}, and from_start replays all; give one of the two")
     run = find_run(name, root)
     begin, targets = _span(run, iterations, from_start=from_start)
     last = max(targets)
-    _require_unchanged(run, begin, last)
-    now = computed_by(run.config.env.name)
+    fewer = "leave out --from-start" if from_start else "" if iterations is None else "give fewer --iterations"
+    _require_unchanged(run, begin, last, f"{fewer}, or " * bool(fewer))
+    now = computed_by(run.config.env.name, device=run.config.run.device)
     machine = {name: pair for one in _of_span(run, begin, last) for name, pair in differences(one, now).items()}
     if on_start is not None:
         on_start(begin, last)
@@ -131,9 +134,10 @@ def _span(run: RunDirectory, iterations: int | None, *, from_start: bool) -> tup
     if from_start:
         raise CheckpointError(f"{run.path} has no checkpoint that a replay could be compared with")
     if len(steps) < 2:
+        again = "--from-start trains it again from its seed, and " if steps else ""
         raise CheckpointError(
             f"{run.path} has {'one checkpoint' if steps else 'no checkpoint'}, so there is nothing to replay from to "
-            "another; --from-start trains it again from its seed, and --trainer.checkpoint-every-steps saves more often"
+            f"another; {again}--trainer.checkpoint-every-steps saves more often"
         )
     reached = {step: _iterations(run, step) for step in steps}
     wanted = 1 if iterations is None else iterations
@@ -165,8 +169,11 @@ def _of_span(run: RunDirectory, begin: int, end: int) -> list[dict[str, Any]]:
 
 
 @refuses(ConfigError)
-def _require_unchanged(run: RunDirectory, begin: int, end: int) -> Iterator[str]:
+def _require_unchanged(run: RunDirectory, begin: int, end: int, fewer: str) -> Iterator[str]:
     """Refuses what one configuration does not compute.
+
+    Args:
+        fewer: what to do to replay less, if anything.
 
     Raises:
         ConfigError: settings changed since the beginning, or what was resumed between was not put back.
@@ -183,15 +190,14 @@ def _require_unchanged(run: RunDirectory, begin: int, end: int) -> Iterator[str]
         if entry["env_steps"] > begin:
             yield (
                 f"settings of {run.path} changed at {entry['env_steps']:,} env steps ({', '.join(entry['changes'])}), "
-                f"and the replay would begin at {begin:,}, before that; give fewer --iterations, or train on to the "
-                "next checkpoint"
+                f"and the replay would begin at {begin:,}, before that; {fewer}train on to the next checkpoint"
             )
     for one in _of_span(run, begin, end):
         whys = _whys(one)
         if one["env_steps"] > begin and one.get("resume") == "statistical" and whys:
             yield (
                 f"{run.path} went on at {one['env_steps']:,} env steps {', and '.join(whys)}, so that nothing that "
-                "begins before can be replayed; give fewer --iterations, or train on"
+                f"begins before can be replayed; {fewer}train on"
             )
 
 

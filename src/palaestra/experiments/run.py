@@ -16,33 +16,41 @@ from typing import Any, overload
 
 import torch
 
-from palaestra.analysis.diagnosis import NoteOpposed
 from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import OTHER_NAMES, algorithm_name, preset
-from palaestra.core import CheckpointError, ConfigError, EnvError, RunLostError
+from palaestra.core.errors import CheckpointError, ConfigError, EnvError, RunLostError, require_kind
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
 from palaestra.envs.supervision.watchdog import last_words
 from palaestra.experiments.elastic import FollowScale
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.runs import FaultRecord, Learner, RunDirectory, evaluation_environment, find_run, make_learner, making
+from palaestra.runs import FaultRecord, Learner, RunDirectory, evaluation_environment, find_runs, make_learner, making
 from palaestra.runs.build import make_compiled_later, make_console, make_trainer, require_hooks
 from palaestra.runs.computed import computed_by
 from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
 from palaestra.runs.records import KeepFaults, NoteLeaks, crashes_told, kind_of, networks_of, process_info, write_lost
 from palaestra.runs.records import now as time_now
 from palaestra.runtime import entitled
-from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy
+from palaestra.training import (
+    Callback,
+    Logger,
+    NoteOpposed,
+    StopSignals,
+    Trainer,
+    TrainingRun,
+    TrainResult,
+    acting_policy,
+)
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
 _log = logging.getLogger(__name__)
 _NO_END = dict.fromkeys(("env_steps", "train_s", "reason", "error", "ended", "not_logged", "logs"))
 """What `run.json` says of an end, while there is none."""
-_LARGEST_FOR_REPORT_BYTES = 4_000_000
+_LOGS, _LARGEST_FOR_REPORT_BYTES = ("metrics.jsonl", "episodes.csv"), 20_000_000
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ def train(
         )
     algorithm, name = algorithm_name(algorithm), env_name(env)
     base = settings.pop("config", None) or preset(algorithm, name)
+    require_kind(base, ExperimentConfig, "config", "an ExperimentConfig, such as load_config('my.yaml')")
     config = config_from_mapping(ExperimentConfig, settings, base=base)
     require_same_task(config, algorithm, name)
     if seeds is not None:
@@ -220,7 +229,12 @@ def resume(
         ConfigError: another process has the run, or a setting cannot change in a run that continues.
     """
     require_hooks(loggers, callbacks)
-    directory = find_run(name, root)
+    directory, *others = find_runs([name], root)
+    if others:
+        group = str(directory.path.parent)
+        raise ConfigError(
+            f"{name} is the group {group}; name one of its runs, or go on with all: resume_seeds({group!r})"
+        )
     config = changed_config(directory, settings)
     learner = make_learner(config)
     data = learner.load_data()
@@ -262,7 +276,7 @@ def active(
         ConfigError: another process has the run.
     """
     config, networks = learner.config, networks_of(learner.algorithms)
-    loggers = [*loggers, *([make_console(config, networks)] if progress else [])]
+    loggers = [*loggers, *([make_console(learner, networks)] if progress else [])]
     with ExitStack() as stack:
         stack.enter_context(StopSignals(grace_s=config.trainer.grace_s))
         directory.lock()
@@ -281,14 +295,14 @@ def active(
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)
         later.begin(trainer)
-        facts = {"process": process_info(), **computed_by(config.env.name, trainer.learner), "networks": networks}
+        here = computed_by(config.env.name, trainer.learner, config.run.device)
+        facts = {"process": process_info(), **here, "networks": networks}
         directory.write_info({**_NO_END, "status": "running", **facts})
         try:
             with last_words(functools.partial(_hung, directory, trainer, faults)):
                 yield trainer
         except BaseException as error:
-            restart = config.env.on_fault != "raise" or config.env.vectorization in ("native", "batch")
-            _broken_off(directory, trainer, faults, error, restart=restart)
+            _broken_off(directory, trainer, faults, error, restart=not making.may_restart(config.env))
             raise
 
 
@@ -413,7 +427,8 @@ def _end(directory: RunDirectory, facts: dict[str, Any]) -> None:
     """Writes how a run ended, and its report where that is a matter of a moment."""
     directory.write_info({**facts, "ended": time_now(), "logs": directory.log_fingerprints()})
     try:
-        if (directory.path / "metrics.jsonl").stat().st_size < _LARGEST_FOR_REPORT_BYTES:
+        sizes = [path.stat().st_size for name in _LOGS if (path := directory.path / name).exists()]
+        if max(sizes, default=0) < _LARGEST_FOR_REPORT_BYTES:
             write_report([directory.path], directory.path / "report.html")
     except Exception as error:  # a picture must not end a run in another way
         _log.warning("the report of %s could not be written: %r", directory.path, error)

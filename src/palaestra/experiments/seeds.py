@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from palaestra.analysis.curves import curves_of, mean_interval, terminal_plot
+from palaestra.analysis.curves import curves_of, terminal_plot
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.computing import num_cores
@@ -60,7 +60,7 @@ class SeedResult:
     env_steps: int
     """Env steps taken."""
     best_return: float | None
-    """Best mean return of its evaluations."""
+    """Mean return of the evaluation by which its policy was chosen, so no estimate of what that earns."""
     error: str | None
     """What went wrong, or why it stopped before its budget was used."""
 
@@ -78,12 +78,6 @@ class GroupResult:
     def exit_code(self) -> int:
         """That of the first seed that was broken off; 0 if none was."""
         return next((seed.exit_code for seed in self.seeds if seed.exit_code), 0)
-
-    @property
-    def best_return_ci95(self) -> tuple[float, float] | None:
-        """95% interval of the mean over seeds of their best returns; `None` where fewer than two were evaluated."""
-        values = [seed.best_return for seed in self.seeds if seed.best_return is not None]
-        return mean_interval(values) if len(values) > 1 else None
 
 
 def train_seeds(

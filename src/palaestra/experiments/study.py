@@ -98,7 +98,8 @@ class Search:
             return config, search_space(config, space)
         require_together([config])
         rows = config.env.num_envs * getattr(config.algorithm.plan, "unroll_length", 1)
-        if self.pbt_every >= (updates := config.trainer.total_env_steps / rows):
+        acting = config.trainer.total_env_steps - getattr(config.algorithm.plan, "learning_starts", 0)
+        if self.pbt_every >= (updates := acting / rows):
             raise ConfigError(
                 f"search.pbt_every is {self.pbt_every}, and a run has {updates:.0f} updates, in which members would "
                 "never be compared; give a lower number, or more trainer.total_env_steps"
@@ -230,7 +231,7 @@ def _are_together(
     """Whether trials side by side are one population, which is said, or why not."""
     if search.jobs == 1 or search.jobs * search.num_seeds < _LEAST_TOGETHER:
         return False
-    ends = [{one.path: value for one, value in zip(space, pair, strict=True)} for pair in _corners(space)]
+    ends = [{one.path: one.low for one in space}, {one.path: one.high for one in space}]
     try:
         require_together([with_values(config, one) for one in ends])
     except ConfigError as error:
@@ -238,11 +239,6 @@ def _are_together(
         return False
     tell(f"{search.jobs} trials at a time are a population in one graph, and train to their ends")
     return True
-
-
-def _corners(space: tuple[Dimension, ...]) -> list[list[float]]:
-    """The lowest and the highest values."""
-    return [[one.low for one in space], [one.high for one in space]]
 
 
 def _number_asked(study: Any) -> int:

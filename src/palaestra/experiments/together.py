@@ -209,7 +209,6 @@ def group_summary(done: GroupResult) -> list[str]:
             lines.append(f"seed {seed.seed} {status}{detail or ''}")
     best = [seed.best_return for seed in done.seeds if seed.best_return is not None]
     if best:
-        interval = done.best_return_ci95
-        tail = f", 95% interval {' to '.join(map(readable, interval))} over seeds" if interval else ""
-        lines.append(f"best return {readable(sum(best) / len(best))}{tail} ({len(best)} of {len(done.seeds)} seeds)")
+        mean = f"{readable(sum(best) / len(best))}, mean of {len(best)} of {len(done.seeds)} seeds"
+        lines.append(f"highest evaluation, by which the policy was chosen: {mean}")
     return lines

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +25,12 @@ from palaestra.experiments.study import Outcomes, Search
 from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
 from palaestra.runs.lineage import for_new_run
+from palaestra.runs.run_directory import lock_file
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
 _FRESH_SEED = 10_000
 """Added to the run seed for the winners."""
-_EVALUATION_SEED = 20_000
-"""Added to the run seed for their last evaluation."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Winner:
     fresh_score: float
     """Mean over fresh seeds of the best policy's return in episodes of its own."""
     fresh_ci95: tuple[float, float]
-    """95% bootstrap interval of that mean over seeds."""
+    """95% interval of that mean over seeds (Student's t)."""
 
     @property
     def winners_curse(self) -> float:
@@ -160,10 +158,8 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         raise ConfigError(f"{folder} has runs and no study, whose trials would take their place; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder") from None
+        if not lock_file(lock):
+            raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder")
         asked = {"config": config_to_mapping(config), "seeds": search.num_seeds, "space": [str(one) for one in space]}
         asked |= {} if search.pbt_every is None else {"pbt_every": search.pbt_every, "members": search.trials}
         text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
@@ -225,8 +221,7 @@ def _result(
             failed[number] = unfit = f"on fresh seeds: {error}"
             tell(f"trial {number} scored {score:.2f} in the search and failed on fresh seeds: {error}")
             continue
-        asked: dict[str, Any] = {"episodes": search.fresh_episodes, "seed": config.run.seed + _EVALUATION_SEED}
-        scores = [evaluate_run(seed.directory, **asked).return_mean for seed in done.seeds]
+        scores = [evaluate_run(seed.directory, episodes=search.fresh_episodes).return_mean for seed in done.seeds]
         mean = math.fsum(scores) / len(scores)
         winners.append(Winner(number, values, score, mean, mean_interval(scores)))
         tell(f"trial {number} scored {score:.2f} in the search and {mean:.2f} on fresh seeds")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from palaestra.core import ACTION_MASK, ConfigError, StepType, TimeStep, numpy_dtype, spec_leaves, tree_select
-from palaestra.envs.contract.nest import flatten, leaf_dtypes, neutral, to_batched, unflatten
+from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes, neutral, to_batched, unflatten
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, team_leaves
 from palaestra.policies import Phase, Policy, RandomPolicy
@@ -248,7 +248,7 @@ class MappedPolicy:
         reward, alive, cut = np.zeros((3, len(seen)), np.float32)
         for name, step in mine.items():
             slot = self._slot[name]
-            seen[slot] = step.observation
+            seen[slot] = copied(step.observation)
             if step.step_type == _LAST:
                 running.discard(name)
                 cut[slot] = float(step.discount > 0)

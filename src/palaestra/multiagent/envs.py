@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from palaestra.core import RunSeeds, SpecTree, episode_seed
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, PalaestraError, SpecError
@@ -143,7 +144,8 @@ class MultiAgentEnvs(Closeable):
         """
         self._failed.clear()
         lanes = enumerate(zip(self._lanes, actions, strict=True))
-        outcomes = [self._stepped_or_restarted(number, lane, mine) for number, (lane, mine) in lanes]
+        with torch.inference_mode(False):  # an environment may learn, or differentiate, where others infer
+            outcomes = [self._stepped_or_restarted(number, lane, mine) for number, (lane, mine) in lanes]
         self.restarted = frozenset(self._failed)
         return outcomes
 
@@ -155,7 +157,8 @@ class MultiAgentEnvs(Closeable):
             EnvError: a state is not as `state_spec` says.
             NonFiniteError: a state is NaN or infinite.
         """
-        return [self._state_of(number, lane) for number, lane in enumerate(self._lanes)]
+        with torch.inference_mode(False):
+            return [self._state_of(number, lane) for number, lane in enumerate(self._lanes)]
 
     def _state_of(self, number: int, lane: _Lane) -> Any:
         try:

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from palaestra import rollout
-from palaestra.core import EnvError, NonFiniteError, PalaestraError, SpecError, StepType
+from palaestra.core import EnvError, NonFiniteError, PalaestraError, RunSeeds, SpecError, StepType
 from palaestra.envs import CheckReport, Finding
 from palaestra.multiagent.acting import MappedPolicy
 from palaestra.multiagent.env import MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.envs import MultiAgentEnvs
 from palaestra.multiagent.loading import load_multi_agent_env
 from palaestra.multiagent.mapping import AgentsConfig, PolicySpec, require_policies
-from palaestra.multiagent.rules import step_digest
-from palaestra.policies import Phase, Policy, RandomPolicy
+from palaestra.multiagent.rules import StepCheck, step_digest
+from palaestra.policies import Phase, Policy
 from palaestra.rollout import Episode, Evaluation
 
 __all__ = ["check_multi_agent_env", "evaluate_agents", "play_multi_agent_envs"]
@@ -124,7 +124,7 @@ def evaluate_agents(
 
     The return of an episode is the sum over the agents that are judged (`PolicySpec.judged`); `Evaluation.parts` has
     the means of what each agent and each policy earned, and of what the environments report. Acting noise comes from
-    generators of the evaluation's own.
+    generators of the evaluation's own, by the lane seed of the first environment.
 
     Args:
         policies: by name; each acts in `Phase.EVAL`.
@@ -149,7 +149,8 @@ def evaluate_agents(
     """
     if seeds:
         envs.seed(seeds)
-    play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic)
+    noise = int(envs.lane_state()["lane_seed"][0])
+    play = play_multi_agent_envs(policies, envs, policy_specs, deterministic=deterministic, generator_seed=noise)
     finished = rollout.first_episodes(play, envs.batch_size, episodes, time_limit_s=time_limit_s)
     deterministic = deterministic and not any(policy.eval_epsilon for policy in policies.values())
     return rollout.evaluation_of(finished, list(seeds), deterministic=deterministic)
@@ -161,6 +162,7 @@ def play_multi_agent_envs(
     policy_specs: Mapping[str, PolicySpec],
     *,
     deterministic: bool = True,
+    generator_seed: int = 0,
     watch: Callable[[int, Mapping[str, Any], MultiAgentStep], None] | None = None,
 ) -> Generator[list[Episode]]:
     """Steps environments without end, by policies that do not learn; look at the environments between the steps.
@@ -168,6 +170,7 @@ def play_multi_agent_envs(
     Args:
         envs: reset at the start.
         deterministic: whether to take the most probable or most valuable actions.
+        generator_seed: of the policies' noise where they sample.
         watch: is told each step: the number of the environment, the actions, and what came of them.
 
     Yields:
@@ -178,7 +181,8 @@ def play_multi_agent_envs(
     """
     require_policies(policy_specs, policies)
     record = MultiAgentEpisodes(envs.batch_size, policy_specs)
-    noise = rollout.evaluation_noise({policy: number for number, policy in enumerate(policies.values())})
+    seeds, own = RunSeeds(generator_seed), enumerate(policies.values())
+    noise = rollout.evaluation_noise({policy: seeds.integer("acting", number) for number, policy in own})
     with noise, torch.inference_mode():
         try:
             for outcomes in _steps(policies, envs, policy_specs, deterministic, watch):
@@ -239,7 +243,9 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
     make = functools.partial(load_multi_agent_env, env) if isinstance(env, str) else env
     rule = "The environment can be made, and keeps the rules of steps"
     try:
-        digests, idle, ends, state = _play_at_random(make, steps, seed)
+        digests, idle, ends, state, outside = _play_at_random(make, steps, seed)
+        beside = _play_at_random(make, steps, seed, beside=True)[0]
+        again = beside if beside == digests else _play_at_random(make, steps, seed)[0]
         findings = [Finding(rule)]
     except (SpecError, NonFiniteError, EnvError) as error:
         needed = "see `MultiAgentEnv` and `MultiAgentStep`"
@@ -249,10 +255,15 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
         fix = "see the message" if isinstance(error, PalaestraError) else "let it be made without arguments"
         return CheckReport(name, [Finding(rule, got, "a MultiAgentEnv", fix)])
     seeded = "take all randomness from the seed that an episode begins with"
-    again = _play_at_random(make, steps, seed)[0]
     apart = next((step for step, pair in enumerate(zip(digests, again, strict=True)) if pair[0] != pair[1]), None)
     differs = "" if apart is None else f"step {apart} differs"
     findings.append(Finding("Equal seeds and actions give equal steps", differs, fix=seeded))
+    disturbed = "other steps where one of another seed is stepped in turn with it" if again != beside else ""
+    apart_fix = f"{seeded}, not from a global generator, and keep state in the instance, not in its class"
+    rule, seen = "Two environments do not disturb each other", apart is None
+    findings.append(Finding(rule, disturbed if seen else "", "the steps that it gives alone", apart_fix, seen=seen))
+    fix = "correct the observation space, or clip the observation"
+    findings.append(Finding("Observations are in their spaces", outside, "what the spec says", fix))
     findings.append(_replays(make, state, seeded))
     ended = "" if ends else f"none of {steps} steps was the last of an episode"
     findings.append(Finding("Episodes end", ended, fix="give it a time limit", level="warning"))
@@ -262,24 +273,36 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
 
 
 def _play_at_random(
-    make: Callable[[], MultiAgentEnv], steps: int, seed: int
-) -> tuple[list[str], str, int, dict[str, Any]]:
-    """Digests of all steps, agents that never acted, how many episodes ended, and the state at the end."""
+    make: Callable[[], MultiAgentEnv], steps: int, seed: int, *, beside: bool = False
+) -> tuple[list[str], str, int, dict[str, Any], str]:
+    """Plays alone, or in turn with another environment of another seed.
+
+    Returns:
+        Digests of all steps, agents that never acted, how many episodes ended, the state at the end, and the first
+        observation outside its space.
+    """
     digests: list[str] = []
-    ends = 0
-    with MultiAgentEnvs([make], lane_seeds=[seed]) as envs:
-        idle = set(envs.agents)
-        policy_specs = AgentsConfig(sharing="separate").policy_specs(envs.agents, teams=(), state_spec=None)
-        policies = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in policy_specs.items()}
-        for number, policy in enumerate(policies.values()):
-            policy.seed(seed + number)
+    ends, outside = 0, ""
+    with MultiAgentEnvs([make], lane_seeds=[seed]) as envs, MultiAgentEnvs([make], lane_seeds=[seed + 1]) as other:
+        idle, check = set(envs.agents), StepCheck(envs.agents, envs.delayed)
+        play, others = _random_steps(envs, seed), _random_steps(other, seed + 1)
         with torch.inference_mode():
-            play = _steps(policies, envs, policy_specs, deterministic=False)
             for (outcome,) in itertools.islice(play, steps + 1):
+                if beside:
+                    next(others)
                 digests.append(step_digest(outcome, envs.agents))
+                outside = outside or check.outside(outcome)
                 idle -= set(outcome.time_steps)
                 ends += outcome.over
-        return digests, ", ".join(sorted(idle)), ends, envs.state_dict()
+        return digests, ", ".join(sorted(idle)), ends, envs.state_dict(), outside
+
+
+def _random_steps(envs: MultiAgentEnvs, seed: int) -> Generator[list[MultiAgentStep]]:
+    policy_specs = AgentsConfig(sharing="separate").policy_specs(envs.agents, teams=(), state_spec=None)
+    policies = {name: spec.random_policy() for name, spec in policy_specs.items()}
+    for number, policy in enumerate(policies.values()):
+        policy.seed(seed + number)
+    return _steps(policies, envs, policy_specs, deterministic=False)
 
 
 def _replays(make: Callable[[], MultiAgentEnv], state: dict[str, Any], fix: str) -> Finding:

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import gymnasium
@@ -16,7 +16,7 @@ import numpy as np
 from palaestra import core
 from palaestra.core import ACTION_MASK, ConfigError, EnvError, TimeStep
 from palaestra.envs import spec_from_space
-from palaestra.envs.contract.nest import neutral
+from palaestra.envs.contract.nest import copied, neutral
 from palaestra.envs.create import is_environment
 from palaestra.envs.suites import gym
 from palaestra.multiagent.attributes import is_many_agents
@@ -26,12 +26,21 @@ __all__ = ["TupleAdapter", "aec_env", "from_pettingzoo", "is_multi_agent", "load
 
 PREFIX = "pettingzoo:"
 TUPLE_PREFIX = "agents/"
+_INTO = "put each agent's into its observation, a Dict with the key action_mask"
 
 
 def _ended(observation: Any, reward: float, termination: bool, truncation: bool) -> TimeStep:
     if termination or truncation:
         return (core.termination if termination else core.truncation)(observation, reward)
     return core.transition(observation, reward)
+
+
+def _require_read_mask(info: Any, specs: Iterable[AgentSpec], remedy: str) -> None:
+    """Refuses a mask in `info`, unless observations have one."""
+    if ACTION_MASK in info and not all(
+        isinstance(spec.observation, dict) and ACTION_MASK in spec.observation for spec in specs
+    ):
+        raise EnvError(f"info has an {ACTION_MASK}, which no policy reads there; {remedy}")
 
 
 class _Foreign(MultiAgentEnv):
@@ -98,6 +107,7 @@ class _PettingZooAdapter(_Foreign):
 
     def _observed(self, observation: Any, info: Mapping[str, Any], spec: AgentSpec) -> Any:
         if not self._mask_in_info:
+            _require_read_mask(info, [spec], "the first reset had none: report it for every agent from reset on")
             return observation
         size = spec.action.encoded_size  # an agent without a mask, at its end, may do anything
         return {"observation": observation, ACTION_MASK: np.asarray(info.get(ACTION_MASK, np.ones(size)), np.int8)}
@@ -124,6 +134,11 @@ class ParallelAdapter(_PettingZooAdapter):
         for name in given:
             observation = self._of(name, observations, infos)
             time_steps[str(name)] = _ended(observation, float(rewards[name]), ends[name], cuts[name])
+            if not (ends[name] or cuts[name] or name in self._env.agents):
+                raise EnvError(
+                    f"{name!r} has left `agents` and has not ended, so that it would be asked on; a ParallelEnv sets "
+                    f"terminations[{name!r}] in that step, or truncations where it was cut off"
+                )
         for name in self._env.agents:
             if name in given and (ends[name] or cuts[name]):
                 raise core.EnvError(
@@ -172,6 +187,7 @@ class AECAdapter(_PettingZooAdapter):
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
             observation, dead = self._observed(seen, info, self.agents[name]), termination or truncation
+            observation = copied(observation) if dead else observation  # for the environment goes on
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
             else:
@@ -216,14 +232,16 @@ class TupleAdapter(_Foreign):
         self._limit = max_episode_steps
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
-        seen, _ = self._env.reset(seed=seed)
+        seen, info = self._env.reset(seed=seed)
+        _require_read_mask(info, self.agents.values(), _INTO)
         self._steps = 0
         return MultiAgentStep({name: core.restart(one) for name, one in zip(self.agents, seen, strict=True)})
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         given = tuple(actions.get(name, neutral(spec.action)) for name, spec in self.agents.items())
         answer: Any = self._env.step(given)
-        seen, rewards, ends, cuts, _ = answer
+        seen, rewards, ends, cuts, info = answer
+        _require_read_mask(info, self.agents.values(), _INTO)
         if np.shape(rewards) != (len(given),):
             raise EnvError(f"{self._env} gave the rewards {rewards!r}; one for each of {len(given)} agents is needed")
         self._steps += 1

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from palaestra.core.settings import AtLeastOne, Fraction, NotNegative, require_r
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree
 from palaestra.envs.contract.nest import flatten, unflatten
 from palaestra.multiagent.env import AgentSpec
-from palaestra.policies import Policy
+from palaestra.policies import Policy, RandomPolicy
 
 __all__ = ["AgentsConfig", "PolicySpec", "SelfPlayConfig", "assign_policies", "team_specs"]
 
@@ -49,6 +49,10 @@ class PolicySpec:
     def lanes_per_env(self) -> int:
         """1 of a team, else one for each agent."""
         return 1 if self.team else len(self.agents)
+
+    def random_policy(self) -> RandomPolicy:
+        """One that acts at random for them."""
+        return RandomPolicy(self.observation_spec, self.action_spec)
 
     def member_actions(self, leaves: list[np.ndarray], row: int) -> list[Any]:
         """The actions of every member from those of the policy, as the agents' action spec says.
@@ -296,6 +300,24 @@ class AgentsConfig:
         mapping = self.mapping_for(agents)
         teams = set(mapping.values()) if teams is None else teams
         return assign_policies(agents, mapping, teams=teams, state_spec=state_spec if self.global_state else None)
+
+    @staticmethod
+    def require_apart(policies: Iterable[str]) -> None:
+        """Refuses policies whose folders are one on file systems that ignore case.
+
+        Args:
+            policies: names of those that are to be saved.
+
+        Raises:
+            ConfigError: two names differ in case alone.
+        """
+        known: dict[str, str] = {}
+        for name in policies:
+            if (other := known.setdefault(name.casefold(), name)) != name:
+                raise ConfigError(
+                    f"the policies {other!r} and {name!r} differ in case alone, and some file systems keep both in one "
+                    "folder; give one another name (agents.mapping)"
+                )
 
 
 @refuses(ConfigError)

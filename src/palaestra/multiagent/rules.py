@@ -1,19 +1,22 @@
 """The rules that the steps of an environment keep, checked as they arrive; and the actions that replay an episode."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from palaestra.core import ACTION_MASK, NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, spec_leaves
+from palaestra.core import ACTION_MASK, NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, TimeStep, errors
 from palaestra.envs.contract import episodes
-from palaestra.envs.contract.boundary import ActionReader
+from palaestra.envs.contract.boundary import PERIOD, ActionReader, Boundary
 from palaestra.envs.contract.nest import flatten, leaf_arrays, leaf_dtypes, problem, unflatten
 from palaestra.envs.contract.rows import Specs
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
 __all__ = ["ActionLog", "StepCheck", "require_state", "step_digest"]
+
+_log = logging.getLogger(__name__)
 
 
 def require_state(state: Any, spec: SpecTree) -> None:
@@ -43,10 +46,10 @@ class StepCheck:
 
     def __init__(self, agents: Mapping[str, AgentSpec], delayed: bool) -> None:
         self._agents, self._delayed = agents, delayed
-        self._paths = {
-            name: [f"observation.{path}".rstrip(".") for path in spec_leaves(spec.observation)]
-            for name, spec in agents.items()
+        self._boundaries = {
+            name: Boundary(spec.observation, 1, 1, strict=True, first=0) for name, spec in agents.items()
         }
+        self._looks, self._told = dict.fromkeys(agents, 0), False
         reward = TensorSpec(())
         self._readers = {
             name: ActionReader(Specs(spec.observation, spec.action, reward), 1) for name, spec in agents.items()
@@ -103,10 +106,7 @@ class StepCheck:
             self._follow(name, time_step)
             if wrong := problem(time_step.observation, self._agents[name].observation):
                 raise SpecError(f"the observation of agent {name!r} has {wrong}")
-            values = flatten(time_step.observation, self._agents[name].observation)
-            for path, value in zip([*self._paths[name], "reward"], [*values, time_step.reward], strict=True):
-                if not np.isfinite(value).all():
-                    raise _not_finite(f"{path} = {value}", name)
+            self._look(name, time_step)
         if outcome.over and self._running:
             raise SpecError(f"the episode is over, and agents {sorted(self._running)} got no LAST time step")
         if outcome.over and self._due:
@@ -121,6 +121,37 @@ class StepCheck:
             if not np.isfinite(reward):
                 raise _not_finite(f"the unearned reward {reward}", name)
         self.newest = outcome
+
+    def _look(self, name: str, time_step: TimeStep) -> None:
+        """Refuses what is not finite as networks get it; says once what is outside its space, looking now and then."""
+        boundary, (reward, *arrays) = self._boundaries[name], self._arrays(name, time_step)
+        if not boundary.finite(arrays, reward):
+            for _, _, what, advice in boundary.not_finite(arrays, reward):
+                raise NonFiniteError(f"{what} for agent {name!r}; {advice}")
+        self._looks[name] += 1
+        if self._told or self._looks[name] % PERIOD != 1:
+            return
+        for _, _, what, advice in boundary.out_of_place(arrays):
+            self._told = True
+            if errors.is_news("observations of agents are outside their spaces"):
+                _log.warning("agent %r %s. Networks get it as it is; %s. Said once", name, what, advice)
+
+    def _arrays(self, name: str, time_step: TimeStep) -> list[np.ndarray]:
+        """The reward [1] and the leaves of the observation [1, ...], as buffers have them."""
+        with np.errstate(over="ignore"):
+            leaves = leaf_arrays(time_step.observation, self._agents[name].observation)
+            return [np.array([time_step.reward], np.float32), *(np.ascontiguousarray(leaf[None]) for leaf in leaves)]
+
+    def outside(self, outcome: MultiAgentStep) -> str:
+        """The first observation of a step that is outside its space, and whose it is; empty where there is none.
+
+        Args:
+            outcome: that was taken.
+        """
+        for name, time_step in outcome.time_steps.items():
+            for _, _, what, _ in self._boundaries[name].out_of_place(self._arrays(name, time_step)[1:]):
+                return f"agent {name!r} {what}"
+        return ""
 
     def _follow(self, name: str, time_step: Any) -> None:
         kind, discount, running = int(time_step.step_type), float(time_step.discount), name in self._running

@@ -1,12 +1,10 @@
 """`SelfPlay`: frozen snapshots of a policy that play against it, and who of them plays in which episode."""
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from palaestra.core import RunSeeds
@@ -14,6 +12,7 @@ from palaestra.multiagent.acting import MappedPolicy
 from palaestra.multiagent.env import MultiAgentStep
 from palaestra.multiagent.mapping import PolicySpec, SelfPlayConfig
 from palaestra.policies import Phase, Policy
+from palaestra.training.async_evaluation import copied
 
 __all__ = ["SelfPlay", "match_score", "saved_pool", "snapshot_of", "with_opponents"]
 
@@ -216,9 +215,7 @@ def snapshot_of(policy: Policy, weights: Sequence[Tensor] | None = None) -> Poli
         policy: as it is now.
         weights: others, in the order of its `state_dict`.
     """
-    generator = torch.Generator(device=policy.generator.device)  # cannot be copied
-    memo: dict[int, Any] = {id(policy.generator): generator, id(policy.exploration): None}
-    snapshot = copy.deepcopy(policy, memo).requires_grad_(False)
+    snapshot = copied(policy).requires_grad_(False)
     if weights is not None:
         load_weights(snapshot, weights)
     return snapshot

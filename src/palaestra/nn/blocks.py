@@ -120,7 +120,7 @@ class UnitLinear(nn.Linear):
                 self.bias.zero_()
 
 
-class _MixingBlock(MixesRows):
+class _Block(nn.Module):
     rule: Any
     function: Any = None
 
@@ -129,7 +129,7 @@ class _MixingBlock(MixesRows):
 
         Args:
             x: [..., in_size]; with `moments` a minibatch [N, in_size].
-            moments: see `BatchNorm`.
+            moments: see `BatchNorm`; for layers that mix rows.
 
         Returns:
             [..., out_size].
@@ -142,7 +142,7 @@ class _MixingBlock(MixesRows):
         return self.rule(x, part, self.function)
 
 
-class BatchNormBlock(_MixingBlock):
+class BatchNormBlock(_Block, MixesRows):
     """A hidden layer of XQC: y = φ(norm(W x)) with weights of length 1, normalised by the minibatch.
 
     Palenicek et al. 2025, https://arxiv.org/abs/2509.25174, section 4.
@@ -171,7 +171,7 @@ class BatchNormBlock(_MixingBlock):
         return function(part("norm", part("linear", x)))
 
 
-class NormalizedInput(_MixingBlock):
+class NormalizedInput(_Block, MixesRows):
     """The first layer of FlashSAC: h = W norm(x), normalised by the minibatch, with weights of length 1.
 
     Kim et al. 2026, https://arxiv.org/abs/2604.04539.
@@ -192,7 +192,7 @@ class NormalizedInput(_MixingBlock):
         return part("linear", part("norm", x))
 
 
-class InvertedBlock(_MixingBlock):
+class InvertedBlock(_Block, MixesRows):
     """What a hidden layer of FlashSAC adds to its input: wider inside, normalised by the minibatch before each φ.
 
         y = x + φ(norm₂(W₂ φ(norm₁(W₁ x)))),   W₁ [4 n, n]
@@ -241,19 +241,6 @@ class UnitScale(nn.Module):
             x: [..., size].
         """
         return x * (self.factor * self.unit)
-
-
-class _Block(nn.Module):
-    rule: Any
-    function: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output for every row.
-
-        Args:
-            x: [..., in_size].
-        """
-        return self.rule(x, lambda name, x: getattr(self, name)(x), self.function)
 
 
 class SphereInput(_Block):

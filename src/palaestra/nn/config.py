@@ -15,7 +15,7 @@ from palaestra.core.errors import ConfigError, PalaestraError, did_you_mean, ref
 from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
 
-__all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name", "handed_over"]
+__all__ = ["CNN", "EncoderOption", "NetworkConfig", "Recurrent", "encoder_name", "handed_over", "module_maker"]
 
 Recurrent: TypeAlias = Literal["lstm", "gru", "attention", "own"]
 """Kinds of memory: recurrent cells, attention over the last steps, or that of a network of your own."""
@@ -269,15 +269,10 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
             f"encoders are given for the parts {', '.join(option)}, but this network is a single part: "
             "give its entry alone, see NetworkConfig.parts"
         )
-    made = import_maker(option, "an nn.Module", _is_module) if isinstance(option, str) else option
+    made = module_maker(option) if isinstance(option, str) else option
     name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
         return _repeatable(copy.deepcopy(made).cpu(), name)
-    if isinstance(option, str) and isinstance(made, FunctionType) and "return" not in made.__annotations__:
-        raise ConfigError(
-            f"the encoder {name} is a function that does not say that it makes a module, so a saved policy could not "
-            "be loaded again; annotate it: def ...(observation_spec) -> nn.Module"
-        )
     if not callable(made) or (isinstance(made, type) and not _is_module(made)):
         raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
     try:
@@ -318,6 +313,26 @@ def _repeatable(module: nn.Module, name: str) -> nn.Module:
                 "module's `train` keep it in evaluation mode"
             )
     return module.train(was_training)
+
+
+def module_maker(name: str) -> Any:
+    """The encoder that a name means: a module, its class, or a function that says that it makes one.
+
+    Code that does not say so is not called, for a saved policy may name it.
+
+    Args:
+        name: as my_package:MyNet.
+
+    Raises:
+        ConfigError: there is no such thing, or it is anything else.
+    """
+    made = import_maker(name, "an nn.Module", _is_module)
+    if isinstance(made, FunctionType) and "return" not in made.__annotations__:
+        raise ConfigError(
+            f"the encoder {name!r} is a function that does not say that it makes a module, so a saved policy could not "
+            "be loaded again; annotate it: def ...(observation_spec) -> nn.Module"
+        )
+    return made
 
 
 def encoder_name(option: EncoderOption) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, MultiDiscreteSpec, TensorSpec, tree_leaves
-from palaestra.core.spec import ACTION_MASK, SpecTree, dtype_limits, first_leaf, numpy_dtype, spec_leaves
+from palaestra.core.spec import ACTION_MASK, SpecTree, dtype_limits, first_leaf, map_spec, numpy_dtype, spec_leaves
 from palaestra.nn.cnn import ConvolutionalNetwork, cnn_of
 from palaestra.nn.config import CNN, NetworkConfig, own_module
 from palaestra.nn.fast import times_changed
@@ -207,7 +207,7 @@ class OwnEncoder(nn.Module):
     def _num_features(self, spec: SpecTree) -> int:
         """Materialises lazy modules with two zero rows, in evaluation mode: no single row is normalised by itself."""
         modes = {module: module.training for module in self.module.modules()}
-        name, given = type(self.module).__name__, _zeros(spec)
+        name, given = type(self.module).__name__, map_spec(_zeros, spec)
         before = times_changed([*tree_leaves(given)])
         try:
             features = self._called(given)
@@ -339,12 +339,9 @@ def without_mask(spec: SpecTree) -> SpecTree:
     return {key: child for key, child in spec.items() if key != ACTION_MASK} if isinstance(spec, dict) else spec
 
 
-def _zeros(spec: SpecTree) -> Any:
-    if isinstance(spec, TensorSpec):
-        zeros = _single(spec.zeros(2))
-        return zeros + spec.start if isinstance(spec, DiscreteSpec) else zeros
-    items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-    return Batch.of({str(name): _zeros(child) for name, child in items})
+def _zeros(spec: TensorSpec) -> Tensor:
+    zeros = _single(spec.zeros(2))
+    return zeros + spec.start if isinstance(spec, DiscreteSpec) else zeros
 
 
 def _single(leaf: Tensor) -> Tensor:

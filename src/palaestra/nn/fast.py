@@ -363,7 +363,7 @@ class Recorded:
                     for _ in range(3):  # libraries prepare themselves, which cannot be recorded
                         function(given)
                 torch.cuda.current_stream(device).wait_stream(aside)
-                with torch.cuda.graph(self._graph):
+                with torch.cuda.graph(self._graph, stream=aside):  # by default one of the first device that recorded
                     results, self._structure = optree.tree_flatten(function(given))
                     self._numbers: list[Any] = [leaf for leaf in results if _is_number(leaf)]
                     self._together = torch.stack(self._numbers) if self._numbers else None

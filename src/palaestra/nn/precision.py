@@ -37,14 +37,16 @@ def set_products(precision: Precision, device: torch.device) -> None:
         ConfigError: it has none, so that they would be slower than those in single precision.
     """
     found = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {"bf16": True}
-    if device.type == "cuda":
-        found = {"bf16": torch.cuda.is_bf16_supported()}
+    recent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cuda":  # `is_bf16_supported` is true where products are emulated, too
+        found = {"bf16": recent or torch.version.hip is not None}
     if precision == "bf16" and not any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        unknown = f"torch {torch.__version__} does not say that this {device.type} has"  # an older one
         raise ConfigError(
-            f"run.precision is 'bf16', but this {device.type} has no instructions for products in bfloat16 "
-            "(AVX512_BF16 or AMX on processors), so that they would be slower; leave it out"
+            f"run.precision is 'bf16', but {f'this {device.type} has no' if found else unknown} instructions for "
+            "products in bfloat16 (AVX512_BF16 or AMX on processors), without which they are slower; leave it out"
         )
-    if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+    if precision == "tf32" and not recent:
         raise ConfigError(f"run.precision is 'tf32', but this {device.type} has no products in TF32; leave it out")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

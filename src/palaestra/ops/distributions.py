@@ -33,7 +33,8 @@ class Categorical:
 
     Args:
         logits: [N, A] unnormalised log-probabilities, nats.
-        mask: [N, A] which actions are allowed, bool or 0/1; default all. Each row must allow one (`check_action_mask`).
+        mask: [N, A] which actions are allowed, bool or 0/1; default all. Where none is allowed (often so after
+            an end), all are.
 
     Raises:
         ShapeError: logits and mask differ in shape; the message names both.
@@ -49,7 +50,9 @@ class Categorical:
     def __init__(self, logits: Float[Tensor, "*N A"], mask: Shaped[Tensor, "*N A"] | None = None) -> None:
         if mask is not None:
             require_same_shape("[N, A]", logits=logits, mask=mask)
-            logits = torch.where(mask.bool(), logits, torch.finfo(logits.dtype).min)
+            allowed = mask.bool()
+            allowed = allowed | ~allowed.any(-1, keepdim=True)
+            logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min)
         self.logits = logits
         self._log_probs: Tensor | None = None
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from palaestra.core import StepType
 from palaestra.ops._arrays import Bool, Int, Integer, shape_error
 
-__all__ = ["n_step_end", "valid_starts"]
+__all__ = ["n_step_end", "remembered_starts", "valid_starts"]
 
 _FIRST = int(StepType.FIRST)
 _LAST = int(StepType.LAST)
@@ -54,6 +54,32 @@ def valid_starts(step_type: Integer[Tensor, "T1 *B"], burn_in: int = 0) -> Bool[
     starts = (step_type[:-1] != _LAST) & (step_type[1:] != _FIRST)
     starts[:burn_in] = False
     return starts
+
+
+def remembered_starts(step_type: Integer[Tensor, "T1 *B"], burn_in: int = 0) -> Bool[Tensor, "T1-1 *B"]:
+    """Says which rows may be learned from with a memory that runs through all of them, and starts anew at FIRST rows.
+
+    The valid starts, without those behind a gap: a LAST row that no FIRST follows. Rows of another episode begin
+    there, of which the memory has not seen the beginning, up to the next FIRST.
+
+    Args:
+        step_type: [T+1, B] `StepType` of each row.
+        burn_in: see `valid_starts`.
+
+    Returns:
+        [T, B].
+
+    Raises:
+        ShapeError: there are fewer than two time steps.
+
+    Examples:
+        >>> remembered_starts(torch.tensor([1, 2, 1, 1, 0, 1]))
+        tensor([ True, False, False, False,  True])
+    """
+    starts, first = valid_starts(step_type, burn_in), step_type[:-1] == _FIRST
+    gap = (step_type[:-2] == _LAST) & ~first[1:]
+    gaps = torch.cat((torch.zeros_like(first[:1]), gap)).cumsum(0)
+    return starts & (gaps == torch.where(first, gaps, 0).cummax(0).values)  # none since the newest FIRST
 
 
 def n_step_end(step_type: Integer[Tensor, "n1 *N"]) -> Int[Tensor, "*N"]:

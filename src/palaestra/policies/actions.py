@@ -10,19 +10,10 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, MultiBinarySpec, MultiDiscreteSpec, SpecTree, refuses, to_device
-from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, spec_leaves
+from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, children_of, spec_leaves
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
 __all__ = ["ActionRange", "check_masks", "raw_actions"]
-
-
-def children_of(spec: SpecTree) -> dict[str, SpecTree]:
-    """The children of a dict or tuple by the names that they have in a `Batch`.
-
-    Args:
-        spec: of a dict or tuple.
-    """
-    return {str(key): child for key, child in (spec.items() if isinstance(spec, dict) else enumerate(spec))}
 
 
 def require_mask_spec(observation_spec: SpecTree, action_spec: SpecTree) -> None:
@@ -171,6 +162,20 @@ class ActionRange:
         bounds = self._on(action.device)
         center, half_range = bounds["center"], bounds["half_range"]
         return torch.where(half_range > 0, (action - center) / half_range.clamp(min=torch.finfo(action.dtype).tiny), 0)
+
+
+def uniform_choice(mask: Tensor, generator: torch.Generator) -> Tensor:
+    """One of the allowed choices, each as likely.
+
+    Args:
+        mask: [..., A].
+        generator: source of the choice.
+
+    Returns:
+        [...] int64; the first of equal clocks is any of them.
+    """
+    clocks = torch.empty(mask.shape, device=mask.device).exponential_(generator=generator)
+    return torch.where(mask.bool(), clocks, torch.inf).argmin(-1)
 
 
 def raw_actions(action: Any, action_spec: SpecTree, raw_action_spec: SpecTree) -> Any:
@@ -389,19 +394,17 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
     )
 
 
-def require_discrete(policy: str, observation_spec: SpecTree, action_spec: SpecTree) -> DiscreteSpec:
-    """Refuses action spaces that are not one discrete choice, and action masks of another size.
+def require_discrete(policy: str, action_spec: SpecTree) -> DiscreteSpec:
+    """Refuses action spaces that are not one discrete choice.
 
     Args:
         policy: the policy's name, for the message.
-        observation_spec: may have the key `action_mask`.
         action_spec: what the environment's action looks like.
 
     Raises:
         ConfigError: names the space, and the policies that fit it.
     """
     if isinstance(action_spec, DiscreteSpec):
-        require_mask_spec(observation_spec, action_spec)
         return action_spec
     raise ConfigError(f"{policy} needs a discrete action space and was given {action_spec}. {_advice(action_spec)}")
 

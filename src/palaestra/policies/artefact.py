@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
-
 from palaestra.core import SpecTree, load_tensors, save_tensors, spec_from_json, spec_layout, spec_to_json
 from palaestra.core.computing import BoundedTensors
 from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint, replace_text
-from palaestra.core.importing import code_of, import_object, strange_code
+from palaestra.core.importing import code_of, strange_code
 from palaestra.core.reading import read_json
-from palaestra.nn import EncoderOption, NetworkConfig, encoder_name
+from palaestra.nn import EncoderOption, NetworkConfig, encoder_name, module_maker
 from palaestra.policies.given import parts_of, require_parts
 from palaestra.policies.latent import LatentPolicy
 from palaestra.policies.normalizer import ObservationNormalizer
@@ -375,7 +373,13 @@ def _network_config(data: dict[str, Any], path: Path, own: EncoderOption) -> Net
     if saved is None and own is not None:
         raise ConfigError(f"the policy in {path.parent} has no encoder of your own; leave out network={own!r}")
     if own is None and isinstance(saved, str):
-        own = _importable(saved, path)
+        own = saved
+        try:
+            module_maker(saved)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{path} names the encoder {saved!r}: {error}. Or pass it as load_policy(directory, network=...)"
+            ) from error
     elif own is None and saved is not None:
         shown = dict(saved)["shown"]
         raise ConfigError(
@@ -393,25 +397,6 @@ def _require_trust(data: dict[str, Any], path: Path, own: EncoderOption) -> None
                 "working directory. If you know where the policy comes from, call palaestra.core.trust(directory), or "
                 "give --trust"
             )
-
-
-def _importable(name: str, path: Path) -> Any:
-    """What a file names; code that makes no modules is not called because a file says so."""
-    try:
-        found = import_object(name)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{path} names the encoder {name!r}: {error}. Or pass it as load_policy(directory, network=...)"
-        ) from error
-    makes = (
-        found if isinstance(found, type) else typing.get_type_hints(found).get("return") if callable(found) else None
-    )
-    if isinstance(found, nn.Module) or (isinstance(makes, type) and issubclass(makes, nn.Module)):
-        return found
-    raise ConfigError(
-        f"{path} names the encoder {name!r}, which is {found!r}: no nn.Module class, and no function that is annotated "
-        "to return a module. Pass it as load_policy(directory, network=...)"
-    )
 
 
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import ConfigError, Schedule, schedule_range, schedule_value
+from palaestra.policies.actions import uniform_choice
 
 __all__ = ["EpsilonGreedy", "EvalExploration", "Exploration", "GaussianNoise", "HeldNoise", "UniformNoise"]
 
@@ -139,9 +140,7 @@ class EpsilonGreedy(Exploration):
                 return action
             return self.changed(action, draw)
         chance = torch.empty_like(action, dtype=torch.float32).uniform_(generator=generator)
-        clocks = torch.empty(mask.shape, device=action.device).exponential_(generator=generator)
-        first = torch.where(mask.bool(), clocks, torch.inf).argmin(-1)  # the first of equal clocks is any of them
-        return torch.where(chance < self.strength, first.to(action.dtype), action)
+        return torch.where(chance < self.strength, uniform_choice(mask, generator).to(action.dtype), action)
 
     def noise(self, out: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers of one call without a mask; one number decides both whether and what.
@@ -207,6 +206,7 @@ class _Noise(Exploration):
             raise ConfigError(f"{kind} was given noise of strength {strength}; it must not be negative")
         super().__init__(strength, seed=seed)
         self.minimum, self.maximum = _bound(minimum), _bound(maximum)
+        self._bounds: dict[tuple[torch.device, torch.dtype], list[Tensor | None]] = {}  # a graph cannot copy them
         if minimum is not None and maximum is not None and not (np.array(minimum) <= np.array(maximum)).all():
             raise ConfigError(f"{kind} was given minimum={minimum} and maximum={maximum}; exchange them")
 
@@ -218,7 +218,11 @@ class _Noise(Exploration):
             )
 
     def _clipped(self, action: Tensor) -> Tensor:
-        minimum, maximum = (None if bound is None else bound.to(action) for bound in (self.minimum, self.maximum))
+        place = action.device, action.dtype
+        if place not in self._bounds:
+            bounds = self.minimum, self.maximum
+            self._bounds[place] = [None if bound is None else bound.to(action) for bound in bounds]
+        minimum, maximum = self._bounds[place]
         return action if minimum is None and maximum is None else action.clamp(minimum, maximum)
 
 

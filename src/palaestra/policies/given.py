@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, NonFiniteError, ShapeError, tree_map, tree_paths
-from palaestra.core.spec import SpecTree, TensorSpec, first_leaf, numpy_dtype, spec_leaves
-from palaestra.policies.actions import children_of
+from palaestra.core.spec import SpecTree, TensorSpec, children_of, first_leaf, numpy_dtype, spec_leaves
 
 __all__: list[str] = []
 

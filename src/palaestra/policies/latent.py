@@ -62,7 +62,7 @@ class LatentPolicy(NetworkPolicy):
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
         if isinstance(action_spec, DiscreteSpec):
-            return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
+            return ChoiceHead(require_discrete(cls.__name__, action_spec))
         return BoxHead(require_continuous(cls.__name__, action_spec))
 
     @classmethod

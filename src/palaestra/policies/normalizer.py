@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import ACTION_MASK, BoundedSpec, ConfigError, SpecTree, TensorSpec
+from palaestra.core import ACTION_MASK, BoundedSpec, ConfigError, SpecTree, TensorSpec, children_of
 from palaestra.nn import IntegerCode, picture_shape
 from palaestra.ops import Moments, merge, moments_of, variance
-from palaestra.policies.actions import children_of
 
 __all__ = ["ObservationNormalizer"]
 

@@ -709,5 +709,4 @@ class NetworkPolicy(Policy):
             Actions [..., *action], log-probabilities [...] in nats.
         """
         action = self.choose(observation, self._initial_state(len(observation)), False, True).action
-        leading = action.shape[: action.ndim - len(self.raw_action_spec.shape)]
-        return action, torch.zeros(leading, device=action.device)
+        return action, torch.zeros(leading_shape(action, self.raw_action_spec), device=action.device)

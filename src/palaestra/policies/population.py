@@ -66,7 +66,7 @@ class PopulationPolicy(NetworkPolicy):
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
         if isinstance(action_spec, DiscreteSpec):
-            return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
+            return ChoiceHead(require_discrete(cls.__name__, action_spec))
         return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
     @classmethod

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ShapeError, SpecError, TimeStep
+from palaestra.core import Batch, ShapeError, SpecError, TimeStep, children_of
 from palaestra.core.spec import BoundedSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpecTree, TensorSpec
-from palaestra.policies.actions import bounded, children_of
+from palaestra.policies.actions import bounded, uniform_choice
 from palaestra.policies.policy import Policy, PolicyStep
 
 __all__ = ["RandomPolicy", "RulePolicy"]
@@ -136,9 +136,9 @@ def _uniform(spec: SpecTree, count: int, generator: torch.Generator, mask: Any =
         masks = {} if mask is None else mask
         return Batch.of({k: _uniform(s, count, generator, masks.get(k)) for k, s in children_of(spec).items()})
     if mask is not None and isinstance(spec, DiscreteSpec):
-        return _allowed(mask, generator).to(spec.dtype) + spec.start
+        return uniform_choice(mask, generator).to(spec.dtype) + spec.start
     if mask is not None and isinstance(spec, MultiDiscreteSpec):
-        choices = [_allowed(choice, generator) for choice in mask.split(list(spec.nvec), -1)]
+        choices = [uniform_choice(choice, generator) for choice in mask.split(list(spec.nvec), -1)]
         return torch.stack(choices, -1).to(spec.dtype)
     unit = torch.rand(count, *spec.shape, dtype=torch.float64, generator=generator, device=generator.device)
     if isinstance(spec, DiscreteSpec):
@@ -148,12 +148,6 @@ def _uniform(spec: SpecTree, count: int, generator: torch.Generator, mask: Any =
     if isinstance(spec, MultiBinarySpec):
         return (unit < 0.5).to(spec.dtype)
     return _uniform_box(spec, unit, generator).to(spec.dtype)
-
-
-def _allowed(mask: Tensor, generator: torch.Generator) -> Tensor:
-    """One of the allowed actions, each as likely."""
-    clocks = torch.empty(mask.shape, device=mask.device).exponential_(generator=generator)
-    return torch.where(mask.bool(), clocks, torch.inf).argmin(-1)
 
 
 def _uniform_box(spec: TensorSpec, unit: Tensor, generator: torch.Generator) -> Tensor:

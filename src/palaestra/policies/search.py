@@ -52,7 +52,7 @@ class SearchPolicy(NetworkPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return _SearchHead(require_discrete(cls.__name__, observation_spec, action_spec))
+        return _SearchHead(require_discrete(cls.__name__, action_spec))
 
     @classmethod
     def network_for(
@@ -69,7 +69,7 @@ class SearchPolicy(NetworkPolicy):
         Raises:
             ConfigError: the action space, the config or the options do not fit.
         """
-        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
+        num_actions = require_discrete(cls.__name__, action_spec).num
         options = PlanningOptions(*planning)
         kind = LearnedModel if options.state_size else SimulatorModel
         return kind(observation_spec, num_actions, config, options)
@@ -80,7 +80,3 @@ class SearchPolicy(NetworkPolicy):
         found = gumbel_search(root, self.network.expand, self.network.search, gumbel)
         plan = {"choice": found.action, "policy": found.policy, "value": found.value}
         return PolicyStep(Batch.of(plan), state)
-
-    def sample(self, observation: Any) -> tuple[Any, Tensor]:
-        action = self.choose(observation, (), False, True).action
-        return action, torch.zeros_like(action["value"])

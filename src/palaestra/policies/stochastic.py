@@ -131,12 +131,12 @@ class CategoricalPolicy(StochasticPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
+        return ChoiceHead(require_discrete(cls.__name__, action_spec))
 
     @classmethod
     def network_for(cls, observation_spec: SpecTree, action_spec: SpecTree, config: NetworkConfig) -> nn.Module:
         """A network that starts close to uniform."""
-        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
+        num_actions = require_discrete(cls.__name__, action_spec).num
         return with_shared_features(
             observation_spec, config, lambda spec, config: Network(spec, num_actions, config, out_gain=0.01)
         )
@@ -369,10 +369,6 @@ class ReturnConditionedPolicy(NetworkPolicy):
             [..., A].
         """
         return self.encoder.action(raw_actions(self.env_action(action), self.action_spec, self.raw_action_spec))
-
-    def sample(self, observation: Any) -> tuple[Any, Tensor]:
-        step = self.choose(observation, self._initial_state(len(observation)), False, True)
-        return step.action, torch.zeros(len(observation), device=self.device)
 
 
 def stochastic_policy(

@@ -42,7 +42,7 @@ class ValueGreedyPolicy(NetworkPolicy):
 
     @classmethod
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
-        return ChoiceHead(require_discrete(cls.__name__, observation_spec, action_spec))
+        return ChoiceHead(require_discrete(cls.__name__, action_spec))
 
     @classmethod
     def network_for(
@@ -63,7 +63,7 @@ class ValueGreedyPolicy(NetworkPolicy):
         Raises:
             ConfigError: the action space or the config does not fit.
         """
-        num_actions = require_discrete(cls.__name__, observation_spec, action_spec).num
+        num_actions = require_discrete(cls.__name__, action_spec).num
         kind = QNetwork if returns is None else ReturnDistribution(*returns).network
         return with_memory(observation_spec, config, lambda spec, config: kind(spec, num_actions, config))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, final
 
-from palaestra.core import ConfigError, EnvError, NonFiniteError, TimeStep
+from palaestra.core import ConfigError, EnvError, NonFiniteError, RunSeeds, TimeStep
 from palaestra.envs import EventLog, FaultPolicy, RestartBudget, SingleEnvironment
 from palaestra.envs.contract.environment import Closeable
 from palaestra.policies import Phase, Policy
@@ -151,8 +151,8 @@ class RobotCollector(Closeable):
         steps = group.steps - before
         self.env_steps += steps
         info = CollectInfo(steps, rows=int(length), episodes=group.take_episodes())
-        info.inference_s = self._busy_s() - busy_s
         info.total_s = time.perf_counter() - began
+        info.inference_s = min(self._busy_s() - busy_s, info.total_s)  # of services side by side
         return info
 
     def _busy_s(self) -> float:
@@ -311,7 +311,8 @@ def evaluate_robot(factory: AgentFactory, policies: Mapping[str, Policy], *, epi
     if missing := sorted(set(factory.specs) - set(policies)):
         raise ConfigError(f"the tasks {missing} have no policy to evaluate; given are {sorted(policies)}")
     finished = []
-    with evaluation_noise(dict.fromkeys(policies.values(), 0)):
+    own = RunSeeds(factory.lane_seed(0, 0))
+    with evaluation_noise({policy: own.integer("acting", number) for number, policy in enumerate(policies.values())}):
         for number in range(min(factory.num_agents, episodes)):
             agent = factory.make(number, lambda name: _communicator(name, policies[name], factory), helper=_Spectator)
             quota = episodes // factory.num_agents + (number < episodes % factory.num_agents)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, TimeStep
+from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, TimeStep, as_array
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
@@ -269,7 +269,7 @@ def helper_for(spec: TaskSpec, communicator: Communicator, clock: Clock) -> Agen
 
 def _row(leaf: Any, dtype: Any) -> np.ndarray:
     """[1, ...] a copy; of tensors without a gradient: nothing differentiable passes from one task to another."""
-    return np.array(leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf, dtype)[None]
+    return np.array(as_array(leaf), dtype)[None]
 
 
 def time_step_row(time_step: TimeStep, spec: SpecTree) -> TimeStep:

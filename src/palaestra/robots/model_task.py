@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.algorithms import AlgorithmConfig, GradientAlgorithm, Losses
-from palaestra.core import Batch, ConfigError, Replay, RunSeeds, SpecTree, TensorSpec, seeded_initialisation
+from palaestra.core import Batch, ConfigError, Replay, RunSeeds, SpecTree, TensorSpec, map_spec, seeded_initialisation
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import NetworkPolicy, PolicyStep
 from palaestra.robots.task import ComputationTask
@@ -109,14 +109,8 @@ def _predicted(module: nn.Module, observation_spec: SpecTree, otherwise: SpecTre
         return otherwise
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
-    def zeros(spec: SpecTree) -> Any:
-        if isinstance(spec, TensorSpec):
-            return torch.zeros(1, *spec.shape, dtype=spec.dtype, device=device)
-        items = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        return Batch.of({str(key): zeros(part) for key, part in items})
-
     with torch.no_grad():
-        predicted = module(zeros(observation_spec))
+        predicted = module(map_spec(lambda leaf: leaf.zeros(1).to(device), observation_spec))
     parts = dict(predicted.items()) if isinstance(predicted, dict | Batch) else {"": predicted}
     if not all(isinstance(part, Tensor) and len(part) == 1 for part in parts.values()):
         raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, tree_select
+from palaestra.core import POLICY, ConfigError, DataSource, StepType, TimeStep, to_device, tree_select
 from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
@@ -182,12 +182,12 @@ class Collector:
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self.tracker.finished()
         asked = len(info.episodes) + asked if isinstance(asked, int) else 0  # besides those that had ended before
-        warn_at = _PATIENCE_STEPS
+        warn_at = patience = max(_PATIENCE_STEPS, 10_000 * num_envs)
         while len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
             info.episodes += self.tracker.finished()
             if not info.episodes and info.env_steps >= warn_at:
-                warn_at += _PATIENCE_STEPS
+                warn_at += patience
                 warnings.warn(
                     f"collect(n_episode={n_episode}) has taken {info.env_steps:,} env steps and no episode has ended; "
                     "set a time limit (env.max_episode_steps), or ask for n_step",
@@ -427,7 +427,7 @@ class Collector:
         Args:
             state: of a collector with the same environments.
         """
-        self.env_steps = state["env_steps"]
+        self.env_steps, env = state["env_steps"], self.env
         self._writer.load_state(state)
         self._left = np.array(state["episodes_left"], np.int64)
         self._apart = state.get("apart", False)
@@ -435,7 +435,7 @@ class Collector:
         self.tracker.load_state(state["tracker"])
         if "env" in state:
             self.env.load_state_dict(state["env"])
-            self._time_step, self._state = TimeStep(**state["time_step"]), state["policy_state"]
+            self._time_step, self._state = TimeStep(**to_device(state["time_step"], env.device)), state["policy_state"]
             if self.env.resume == "statistical":
                 self.tracker.abandon()
                 self._time_step = self._start()

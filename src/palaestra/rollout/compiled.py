@@ -77,10 +77,10 @@ class CompiledStep:
         """
         if not isinstance(env, TensorEnvironment) or not isinstance(policy, NetworkPolicy):
             return None
-        if policy.device.type != env.device.type or not isinstance(policy.observation_spec, TensorSpec):
+        if not isinstance(policy.observation_spec, TensorSpec):
             return None
         zeros = torch.zeros(1, *policy.observation_spec.shape, dtype=policy.observation_spec.dtype, device=env.device)
-        return None if policy.acting_noise(zeros) is None else cls(env, policy)
+        return None if policy.device != zeros.device or policy.acting_noise(zeros) is None else cls(env, policy)
 
     def unroll(self, time_step: TimeStep, rows: int, stop: Callable[[], bool]) -> tuple[Batch, TimeStep]:
         """Acts and steps.

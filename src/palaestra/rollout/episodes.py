@@ -92,9 +92,9 @@ class EpisodeTracker:
         self._take_waiting()
         info, count = time_step.env_info, len(self._return)
         if isinstance(info, Batch):
-            info = info.map(lambda leaf: torch.from_numpy(_spread(leaf.double().numpy(), lanes, count, np.nan)))
-        self._rewards.append(_spread(_block(time_step.reward), lanes, count, 0)[None])
-        self._step_types.append(_spread(_block(time_step.step_type), lanes, count, _NONE)[None])
+            info = info.map(lambda leaf: torch.from_numpy(_spread(as_array(leaf.double()), lanes, count, np.nan)))
+        self._rewards.append(_spread(as_array(time_step.reward), lanes, count, 0)[None])
+        self._step_types.append(_spread(as_array(time_step.step_type), lanes, count, _NONE)[None])
         self._infos.append(info)
         self._arrived = None
 
@@ -150,7 +150,7 @@ class EpisodeTracker:
             return held + self._finished()
 
     def _finished(self) -> list[Episode]:
-        rewards, step_type = _joined(self._rewards), _joined(self._step_types)
+        rewards, step_type = (_joined(_in_one_place(blocks)) for blocks in (self._rewards, self._step_types))
         elements = rewards if rewards.ndim == 3 else None
         reward = _exact(rewards) if elements is None else _exact(rewards).sum(-1)
         reward = reward * (step_type > StepType.FIRST)  # that of a FIRST row came of no action
@@ -262,6 +262,11 @@ def _gather(gathered: dict[str, _Gathered], key: str, values: np.ndarray) -> Non
 def _block(values: torch.Tensor) -> Any:
     """Rows as numpy's, which adds few numbers sooner; those on a device stay there."""
     return values.numpy() if values.is_cpu else values
+
+
+def _in_one_place(blocks: Sequence[Any]) -> Sequence[Any]:
+    """Rows on a device come here where others are: those of single lanes always are."""
+    return [*map(as_array, blocks)] if any(isinstance(block, np.ndarray) for block in blocks) else blocks
 
 
 def _joined(blocks: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from palaestra.core import ConfigError, StepType, readable
 from palaestra.core.errors import is_news
+from palaestra.core.tree import as_array
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.collection import require_fit
@@ -192,7 +193,7 @@ def _play(policy: Policy, env: Environment, deterministic: bool) -> Generator[li
         step = policy.act(time_step, state, phase=Phase.EVAL, deterministic=deterministic)
         time_step, state = env.step(policy.env_action(step.action)), step.state
         if env.ended is not None:  # episodes that ended and began again in one step
-            tracker.add(env.ended, np.asarray(env.ended.env_id))
+            tracker.add(env.ended, as_array(env.ended.env_id))
         tracker.add(time_step)
         over = env.ended is not None or (time_step.step_type == StepType.LAST).any()
         yield tracker.finished() if over else tracker.reported()  # which sums up many rows, however long episodes are

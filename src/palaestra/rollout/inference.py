@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecTree, TensorSpec, computing_thread, numpy_dtype, tree_leaves, tree_split
-from palaestra.core.errors import ConfigError, PalaestraError, ShapeError
+from palaestra.core import Batch, ConfigError, PalaestraError, ShapeError, computing_thread, tree_leaves, tree_split
+from palaestra.core.spec import SpecTree, TensorSpec, children_of, numpy_dtype
 
 __all__ = ["Clients", "InferenceServer", "RequestError", "ServerStatistics", "pack"]
 
@@ -36,9 +36,8 @@ def pack(inputs: Sequence[Any], spec: SpecTree, path: str = "") -> Any:
         torch.Size([3, 3])
     """
     if not isinstance(spec, TensorSpec):
-        items = spec.items() if isinstance(spec, dict) else ((str(i), child) for i, child in enumerate(spec))
         packed = {}
-        for key, child in items:
+        for key, child in children_of(spec).items():
             inner = f"{path}.{key}" if path else key
             packed[key] = pack([_child(x, key, i, inner) for i, x in enumerate(inputs)], child, inner)
         return Batch.of(packed)

@@ -35,19 +35,20 @@ def put_rows(nest: Any, lanes: np.ndarray, rows: Any) -> Any:
 
 
 _ENDS = 20
-_MOST_NUMBERS = 1000
+_MOST_ROWS, _MOST_NUMBERS = 1000, 1000
 
 
 class OwnEnds:
     """Looks whether the first episodes of a run end with an observation of their own, or with the next one's first.
 
     An environment that resets itself and does not say so (`info["final_obs"]`) ends where episodes begin, and the row
-    before lies elsewhere. Nothing is computed in steps, and nothing after the first 20 ends.
+    before lies elsewhere. Nothing is computed in steps, and nothing after the first 20 ends, or after a thousand
+    episodes of one step, which have no such row.
     """
 
     def __init__(self) -> None:
         self._first, self._last, self._before = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-        self._judged = False
+        self._judged, self._ended = False, 0
 
     def look(self, buffer: ReplayBuffer, rows: int) -> None:
         """Takes what is new, and warns once there is enough.
@@ -70,10 +71,13 @@ class OwnEnds:
             flat = as_array(leaf).reshape(*kinds.shape, -1)
             leaves.append(flat[..., :: -(-flat.shape[-1] // _MOST_NUMBERS) or 1])
         for found, ahead, which in ((self._first, 0, first), (self._last, 1, last), (self._before, 0, last)):
-            for t, b in np.argwhere(which):
+            for t, b in np.argwhere(which)[: _MOST_ROWS - len(found)]:
                 found.append(np.concatenate([leaf[t + ahead, b] for leaf in leaves], dtype=np.float64))
         if len(self._last) >= _ENDS and len(self._first) >= _ENDS:
             self._judge()
+        self._ended += int((kinds[1:] == StepType.LAST).sum())
+        if self._ended > _MOST_ROWS:
+            self._judged, self._first, self._last, self._before = True, [], [], []
 
     def _judge(self) -> None:
         first, last, before = (np.stack(found) for found in (self._first, self._last, self._before))
@@ -153,8 +157,8 @@ class RowWriter:
         if ended is not None:
             place = np.full(self._buffer.num_lanes, -1)
             place[... if lanes is None else lanes] = np.arange(len(time_step.step_type))
-            mine: TimeStep = tree_select(ended, np.flatnonzero(place[np.asarray(ended.env_id)] >= 0))
-            numbers = np.asarray(mine.env_id)
+            mine: TimeStep = tree_select(ended, np.flatnonzero(place[as_array(ended.env_id)] >= 0))
+            numbers = as_array(mine.env_id)
             its_action, its_state = tree_select((action, hidden), place[numbers])
             append(its_action, mine, policy_version=version, state=its_state, env_id=numbers)
             self._tracker.add(mine, numbers)

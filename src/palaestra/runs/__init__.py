@@ -2,7 +2,7 @@
 
 from palaestra.runs.build import *
 from palaestra.runs.computed import *
-from palaestra.runs.data import *
+from palaestra.runs.datasets import *
 from palaestra.runs.learner import *
 from palaestra.runs.lineage import *
 from palaestra.runs.making import *

@@ -29,7 +29,7 @@ from palaestra.policies import Policy, RandomPolicy, save_policies
 from palaestra.rollout import Evaluation
 from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_environments
 from palaestra.runs.lineage import require_effect
-from palaestra.runs.making import attempt, choose_products, make_callbacks
+from palaestra.runs.making import attempt, choose_products, make_callbacks, not_advised
 from palaestra.runs.matches import KeptPolicies, Opponents, RunningPool
 from palaestra.runs.records import network_lines, write_evaluation
 from palaestra.runs.robot import RobotLearner
@@ -119,6 +119,12 @@ class TrainingEvaluation:
         limit_s = trainer.eval_time_limit_s
         return self.evaluation(policies, episodes=trainer.eval_episodes, seed=seed, time_limit_s=limit_s, keep=True)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long another process may take for one; with self-play for ever, where its limit is for each opponent."""
+        limit_s = None if self.config.agents.self_play.pool_size else self.config.trainer.eval_time_limit_s
+        return math.inf if limit_s is None else limit_s + self.config.distributed.timeout_s
+
     def close(self) -> None:
         """Closes the environments of this process; those of another end with it."""
         close_kept_environments()
@@ -153,19 +159,21 @@ class KeepEvaluations(training.Callback):
         write_evaluation(self._path, result.env_steps, record)  # last: it says that these are kept
 
 
-def make_console(config: ExperimentConfig, networks: Mapping[str, str]) -> training.ConsoleLogger:
+def make_console(learner: Learner, networks: Mapping[str, str]) -> training.ConsoleLogger:
     """What shows how a run goes.
 
     Args:
-        config: has the names and the budget.
+        learner: of the run.
         networks: what its networks look like, by policy.
     """
+    config = learner.config
     title = f"{config.algorithm_name} on {config.env.name}"
     threads = f"threads     {torch.get_num_threads()} of {num_cores()} cores"
     batch = ["environments are stepped as one by MuJoCo's batch"] if config.env.vectorization == "batch" else []
     head = [preset_line(config), *network_lines(networks), threads, *batch]
     offline = config.unit == "updates"
-    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline)
+    without = not_advised(config, learner.algorithms.values())
+    return training.ConsoleLogger(title, config.trainer.total_env_steps, head=head, offline=offline, without=without)
 
 
 def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]) -> training.CompiledLater:
@@ -178,9 +186,11 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
     config, settings = learner.config, learner.config.distributed
     if config.run.compile != "auto":
         return training.CompiledLater({})
-    budget, lanes = config.trainer.total_env_steps, config.env.num_envs
+    on_data, lanes = config.offline.updates or 0, config.env.num_envs
+    budget = config.trainer.total_env_steps - on_data
     planned = {
         name: training.planned_gradient_steps(algorithm.plan, budget, lanes * learner.num_agents[name])
+        + on_data * getattr(algorithm.plan, "gradient_steps", 0)
         for name, algorithm in learner.algorithms.items()
         if isinstance(algorithm, GradientAlgorithm)
     }
@@ -193,7 +203,10 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
         why = f"on {config.run.device} it is asked for with --compile"
     stays = {name: "it makes no gradient steps" for name in learner.algorithms if name not in planned}
     for name, number in planned.items():
-        if number < training.LEAST_COMPILED:
+        plan: Any = learner.algorithms[name].plan
+        if config.trainer.episodes_per_iteration is not None and plan.mini_batch_size is None:
+            stays[name] = "every update has the length of its longest episode, and each would be compiled by itself"
+        elif number < training.LEAST_COMPILED:
             stays[name] = f"about {number:,} gradient steps, and compiling pays from {training.LEAST_COMPILED:,} on"
         elif why:
             stays[name] = why
@@ -231,9 +244,7 @@ def make_trainer(
             evaluation = functools.partial(evaluation, opponents=opponents)
         evaluate = TrainingEvaluation(evaluation, config)
     if evaluate is not None and collecting.runtime is not None:
-        limit_s = None if config.agents.self_play.pool_size else config.trainer.eval_time_limit_s  # for each opponent
-        timeout_s = math.inf if limit_s is None else limit_s + config.distributed.timeout_s
-        evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=timeout_s)
+        evaluate = EvaluationWorker(collecting.runtime, evaluate, timeout_s=evaluate.timeout_s)
     faults = None if collecting.reporter is None else collecting.reporter.faults
     manager = learner.manager_on(collecting.runtime, faults)
     views = [*collecting.views, *([WorkersView(manager)] if isinstance(manager, Measured) else [])]

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,21 +17,24 @@ __all__ = ["machine_kind"]
 
 _PACKAGES = ("palaestra", "torch", "numpy", "gymnasium", "optree", "safetensors")
 _OF_ENVIRONMENTS = ("ale-py", "mujoco", "envpool", "box2d", "shimmy", "pettingzoo", "minari", "ray", "jax")
-_OF_HARDWARE = ("machine", "processor", "instructions")
+_OF_HARDWARE = ("machine", "processor", "instructions", "gpu")
 """Which entries of a session's `hardware` may change a bit; others are for people."""
 OF_SESSION = ("versions", "hardware", "threads", "onednn", "population", "resume", "resume_reasons")
 """What `run.json` says of the newest session, and its `sessions` of each before."""
 
 
-def computed_by(env: str = "", manager: Any = None) -> dict[str, Any]:
+def computed_by(env: str = "", manager: Any = None, device: str = "cpu") -> dict[str, Any]:
     """What the bits of this process's sums depend on, as JSON values.
 
     Args:
         env: name of the environment, whose package is among the versions.
         manager: of the policies, which may learn in one graph with those of other runs.
+        device: where networks are; of a GPU that is there its model and versions of CUDA are said as well.
     """
+    at = torch.device(device)
+    on_gpu = at.type == "cuda" and (at.index or 0) < torch.cuda.device_count()
     return {
-        "versions": versions(env),
+        "versions": versions(env) | (_cuda_versions() if on_gpu else {}),
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
@@ -39,6 +43,7 @@ def computed_by(env: str = "", manager: Any = None) -> dict[str, Any]:
             "cores": num_cores(),
             "memory_bytes": memory_bytes(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            **({"gpu": torch.cuda.get_device_name(at)} if on_gpu else {}),
         },
         "threads": torch.get_num_threads(),
         "onednn": prefers_onednn(),
@@ -60,6 +65,11 @@ def versions(env: str = "") -> dict[str, str]:
     return {"python": platform.python_version(), **known, **found}
 
 
+def _cuda_versions() -> dict[str, str]:
+    found = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
 @functools.cache
 def package_version(package: str) -> str | None:
     """The version of an installed package; `None` without it.
@@ -75,12 +85,16 @@ def package_version(package: str) -> str | None:
 
 @functools.cache
 def processor() -> str:
-    """The model of the processor, as the system names it."""
+    """The model of the processor, as the system names it; of one by ARM on Linux, the numbers that stand for it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration, IndexError):
+        if sys.platform == "darwin":
+            return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    except (OSError, subprocess.SubprocessError):
         return platform.processor()
+    said = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # of the first core
+    numbers = [f"{name} {said[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in said]
+    return said.get("model name") or ", ".join(numbers) or platform.processor()
 
 
 def machine_kind() -> dict[str, Any]:

@@ -31,7 +31,10 @@ from palaestra.runs.records import Reporter
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RayRuntime, RestartPolicy, Runtime
 from palaestra.training import Callback, DataCollector, PolicyManager, SimplePolicyManager, part_name, policy_folder
 
-__all__ = ["Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment"]
+__all__ = ["FRESH_SEED", "Evaluate", "Learner", "PolicyLearner", "Scene", "evaluation_environment"]
+
+FRESH_SEED = 1_000_000
+"""Added to a run's seed by evaluations after its end: none of their episodes has chosen the best policy."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +176,12 @@ class Learner(ABC):
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
         self.config.asynchronous.require_policies(algorithms)
         for algorithm in algorithms.values():
+            constrained = algorithm.rewards is not None and algorithm.rewards.learns
+            if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
+                yield (
+                    "algorithm.rewards.thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces, so "
+                    "they would change nothing; leave one of the two out"
+                )
             require_compression(algorithm, self.config.buffer.compression)
         if settings.num_policy_hosts > len(algorithms):
             yield (
@@ -230,7 +239,7 @@ class Learner(ABC):
 
     @abstractmethod
     def evaluation(self) -> Evaluate:
-        """Evaluates policies by name in new environments, whose seeds are never those of training."""
+        """Evaluates policies by name in new environments, whose seeds are drawn apart from those of training."""
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
         """Evaluates random actions.
@@ -349,7 +358,7 @@ def frames_per_second(env: Any) -> int:
 
 
 def evaluation_environment(config: ExperimentConfig, seed: int, num_envs: int) -> tuple[Environment, list[int]]:
-    """Environments for evaluation; their seeds are never those of training.
+    """Environments for evaluation; their seeds are drawn apart from those of training.
 
     Args:
         seed: of the evaluation.
@@ -386,7 +395,8 @@ def evaluate_one(
     count = evaluation_count(config, episodes)
     with borrowed(config, seed, count, evaluation_environment, keep=keep) as (env, lanes):
         policy = policies.get(POLICY) or RandomPolicy(env.observation_spec, env.action_spec)
-        sums = evaluate(policy, env, episodes=episodes, **options)
+        noise = RunSeeds(lanes[0]).integer("acting")
+        sums = evaluate(policy, env, episodes=episodes, generator_seed=noise, **options)
     evaluation = dataclasses.replace(sums.weighted(objective_of(config.algorithm)), seeds=lanes)
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     return evaluation

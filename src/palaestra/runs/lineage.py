@@ -132,8 +132,9 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
 
     Raises:
         CheckpointError: there is no such policy, or its files are damaged.
-        ConfigError: a policy does not fit; the message says in what.
+        ConfigError: a policy does not fit; the message says in what. Or names of policies differ in case alone.
     """
+    learner.config.agents.require_apart(learner.algorithms)
     if learner.config.run.initial_policy is None:
         return None
     path, hashes = Path(learner.config.run.initial_policy), dict[str, str]()
@@ -233,7 +234,8 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
     why += ["with an empty pool of self-play"] if pool else []
     why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
     past = [] if directory.never_saved else sessions(info, trainer.collector.env_steps)
-    directory.write_info({"sessions": past, **how_exactly(past, why, computed_by(config.env.name, trainer.learner))})
+    here = computed_by(config.env.name, trainer.learner, config.run.device)
+    directory.write_info({"sessions": past, **how_exactly(past, why, here)})
 
 
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
@@ -385,4 +387,5 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     """
     before, after = flat_settings(old), flat_settings(new)
     paths = [*before, *(path for path in after if path not in before)]
-    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
+    pairs = {path: (before.get(path), after.get(path)) for path in paths}
+    return {path: (a, b) for path, (a, b) in pairs.items() if a != b and {} not in (a, b)}  # entries of it are there

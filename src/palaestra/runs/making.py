@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from palaestra.buffers import available_bytes
 from palaestra.config.config import ExperimentConfig, algorithm_class
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, computing
 from palaestra.core.errors import refuses
-from palaestra.core.importing import import_maker, parse_call
+from palaestra.core.importing import GIVEN, import_maker, parse_call
 from palaestra.envs import EnvConfig, create_environment, probe_specs
 from palaestra.envs.contract.attributes import INSTEAD
 from palaestra.envs.create import is_pool
 from palaestra.envs.simulators.mujoco import shared_models
+from palaestra.multiagent import is_multi_agent
 from palaestra.nn import NetworkConfig, compiler_missing, largest_picture, set_deterministic
 from palaestra.nn.blocks import LAYERS
 from palaestra.policies import in_saved_order
@@ -175,7 +176,9 @@ def lane_bytes(env: EnvConfig) -> tuple[int, int]:
 
 
 def require_kept_statistics(env: EnvConfig) -> None:
-    """Refuses Gymnasium's wrappers whose statistics no checkpoint has; says of the library's own what evaluations lack.
+    """Refuses Gymnasium's wrappers whose statistics no checkpoint has, or miss what the time limit cuts off.
+
+    Of the library's own it says what evaluations lack.
 
     Args:
         env: which environments, in their wrappers.
@@ -184,7 +187,13 @@ def require_kept_statistics(env: EnvConfig) -> None:
         ConfigError: says what to give instead.
     """
     for one in (*env.gym_wrappers, *env.wrappers, *env.train_wrappers):
-        if found := re.search(r"\bNormalize(Observation|Reward)\b", one if isinstance(one, str) else repr(one)):
+        text = one if isinstance(one, str) else repr(one)
+        if one in env.gym_wrappers and re.search(r"\bRecordEpisodeStatistics\b", text):
+            raise ConfigError(
+                "Gymnasium's RecordEpisodeStatistics reports no episode that the time limit cuts off, for that lies "
+                "around env.gym_wrappers; give --env.wrappers EpisodeStatistics"
+            )
+        if found := re.search(r"\bNormalize(Observation|Reward)\b", text):
             instead = INSTEAD[found[0]]
             if one in env.gym_wrappers:
                 raise ConfigError(
@@ -292,6 +301,37 @@ def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any, Any] | Colle
             _log.warning("--compile needs %s; training runs without", missing)
         else:
             part.compile()
+    elif config.run.compile is True:
+        name = config.algorithm_name
+        _log.warning("--compile compiles gradient steps, and %s makes none of these: it learns without", name)
+
+
+def may_restart(env: EnvConfig) -> bool:
+    """Whether an environment that failed could have been restarted, which a run did not ask for."""
+    return env.on_fault == "raise" and not _as_one(env) and not env.name.startswith(f"{GIVEN}:")
+
+
+def _as_one(env: EnvConfig) -> bool:
+    return not is_multi_agent(env.name) and is_pool(env)
+
+
+def not_advised(config: ExperimentConfig, algorithms: Iterable[Any]) -> list[str]:
+    """Settings for more speed that a run has, or cannot have.
+
+    Args:
+        algorithms: that learn in it.
+    """
+    compiles = all(isinstance(one, GradientAlgorithm) and not one.policy.state_spec for one in algorithms)
+    is_robot = not issubclass(algorithm_class(config.algorithm_name), Algorithm)  # all that it does is in `storing`
+    many = is_multi_agent(config.env.name)
+    needless = {
+        "--compile": config.run.compile is not False or not compiles,
+        "env.vectorization": config.env.vectorization == "process" or many or is_pool(config.env),
+        "trainer.eval_async": config.trainer.eval_async,
+        "env.num_envs": is_robot,
+        "store smaller rows": is_robot,
+    }
+    return [setting for setting, so in needless.items() if so]
 
 
 def require_parts(config: ExperimentConfig) -> None:

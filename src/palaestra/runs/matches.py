@@ -18,7 +18,7 @@ from palaestra.envs import EnvConfig
 from palaestra.multiagent import MultiAgentStep, PolicySpec, create_multi_agent_envs, match_score, play_multi_agent_envs
 from palaestra.multiagent.rules import step_digest
 from palaestra.ops import elo_ratings
-from palaestra.policies import Policy, RandomPolicy, load_policy
+from palaestra.policies import Policy, load_policy
 from palaestra.rollout import Evaluation, NoEpisodeError, first_episodes
 from palaestra.runs.records import read_evaluations
 from palaestra.training import policy_folder
@@ -51,8 +51,7 @@ class Player:
     @classmethod
     def at_random(cls, policy_specs: Mapping[str, PolicySpec]) -> "Player":
         """A player of random actions."""
-        chance = {name: RandomPolicy(one.observation_spec, one.action_spec) for name, one in policy_specs.items()}
-        return cls(policy_specs, chance)
+        return cls(policy_specs, {name: spec.random_policy() for name, spec in policy_specs.items()})
 
 
 class Match(NamedTuple):
@@ -102,7 +101,7 @@ def play_match(
         second: the other one.
         env: of both.
         games: an even number.
-        seed: of the environments.
+        seed: of the environments, and of what is drawn from policies, which differs from side to side.
         deterministic: whether to take the most probable or most valuable actions.
         time_limit_s: for each half of the games; those that have not ended then are draws, with a warning.
     """
@@ -123,7 +122,8 @@ def play_match(
                     policies[key] = player.policies[policy]
         with create_multi_agent_envs(env.for_evaluation(count), lane_seeds=lanes) as envs:
             games_seen = _Games(envs.agents)
-            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic, watch=games_seen)
+            noise: dict[str, Any] = {"generator_seed": RunSeeds(seed).integer("acting", side), "watch": games_seen}
+            play = play_multi_agent_envs(policies, envs, specs, deterministic=deterministic, **noise)
             try:
                 ended = first_episodes(play, count, games // 2, time_limit_s=time_limit_s)
             except NoEpisodeError as error:
@@ -145,7 +145,9 @@ def rated(
     """Elo of a player, from as many games against each opponent: above random actions, and above its snapshots."""
     games += games % 2
     opponents = [Player.at_random(player.policy_specs), *snapshots]
-    made = [play_match(player, one, env, games=games, seed=seed, time_limit_s=time_limit_s) for one in opponents]
+    own = [RunSeeds(seed).integer("evaluation", number) for number in range(len(opponents))]
+    rules: dict[str, Any] = {"games": games, "time_limit_s": time_limit_s}
+    made = [play_match(player, one, env, seed=seed, **rules) for one, seed in zip(opponents, own, strict=True)]
     won, number = (np.array(numbers) for numbers in zip(*made, strict=True))
     scores, played = np.zeros((2, 1 + len(made), 1 + len(made)))
     scores[0, 1:], scores[1:, 0] = won / games * number, (1 - won / games) * number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from palaestra.config.config import ExperimentConfig, as_yaml, by_todays_names, config_from_mapping, read_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable, require_kind
@@ -25,8 +24,7 @@ from palaestra.core.importing import GIVEN
 from palaestra.core.reading import opened, parse_json, read_text
 from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations, say_once
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
-from palaestra.training import CheckpointStore
-from palaestra.training.checkpoints import step_of
+from palaestra.training.checkpoints import CheckpointStore, step_of
 
 __all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups", "list_runs"]
 
@@ -47,7 +45,7 @@ class RunDirectory:
         self.path = Path(path)
         if printable(str(path)) != str(path):
             raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
-        self._lock: io.FileIO | None = None
+        self._lock: IO[bytes] | None = None
         self._read: tuple[Mapping[str, Any], ExperimentConfig] | None = None
 
     @classmethod
@@ -202,13 +200,9 @@ class RunDirectory:
         Args:
             after: env steps of the checkpoint that it continues from.
         """
-        for env_steps, file in self.evaluations():
-            if env_steps > after:
+        for file in (self.path / "evals").glob("*.json"):
+            if file.stem.isdigit() and int(file.stem) > after:
                 file.unlink()
-
-    def evaluations(self) -> list[tuple[int, Path]]:
-        """Env steps and file of each evaluation."""
-        return [(int(file.stem), file) for file in (self.path / "evals").glob("*.json") if file.stem.isdigit()]
 
     @property
     def status(self) -> str:
@@ -223,10 +217,9 @@ class RunDirectory:
             return False
         try:
             with opened(self.path / "run.lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return not lock_file(file, fcntl.LOCK_SH)
         except (OSError, CheckpointError):
             return (self.path / "run.lock").exists()
-        return False
 
     def log_fingerprints(self) -> dict[str, Any]:
         """Of what was logged, for `run.json` at the end of a run."""
@@ -269,13 +262,11 @@ class RunDirectory:
             ConfigError: another process has it.
         """
         file = (self.path / "run.lock").open("a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not lock_file(file):
             file.seek(0)
             holder = file.read().decode(errors="replace").strip() or "another process"
             file.close()
-            raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it") from None
+            raise ConfigError(f"the run {self.path} is in use by {holder}; wait for it or stop it")
         file.seek(0)
         if holder := file.read().decode(errors="replace").strip():
             lost = "what it did last is lost back to its newest checkpoint"
@@ -291,6 +282,28 @@ class RunDirectory:
             self._lock.truncate(0)
             self._lock.close()
             self._lock = None
+
+
+def lock_file(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Locks an open file until it is closed, if no other process has it; a warning says where nothing can be locked.
+
+    Args:
+        file: to lock.
+        kind: `LOCK_EX` or `LOCK_SH` of `fcntl`.
+
+    Returns:
+        Whether no other process is known to have it.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        say_once(
+            f"this file system has no locks ({error.strerror}): a run that goes on counts as killed, and nothing keeps "
+            "another process from going on with it as well"
+        )
+    return True
 
 
 @contextmanager

@@ -21,10 +21,11 @@ from palaestra.distributed import CollectorFactory, ShardedReplay
 from palaestra.envs import EnvConfig, Environment, SingleEnvironment, describe, gym_env_of, row_specs, space_from_spec
 from palaestra.envs.contract.spaces import sample_allowed
 from palaestra.envs.create import create_environment, is_pool, load_lane
-from palaestra.policies import Phase, Policy, PopulationPolicy, load_policy
+from palaestra.policies import Phase, Policy, PopulationPolicy, SearchPolicy, load_policy
 from palaestra.rollout import Collector, OfflineFirst, buffer_for
 from palaestra.runs import learner, making
-from palaestra.runs.data import DataSummary, collect_data, load_for, mixed
+from palaestra.runs.data import load_for, mixed
+from palaestra.runs.datasets import DataSummary, collect_data
 from palaestra.runs.learner import Collecting, Evaluate, PolicyLearner, Scene
 from palaestra.training.learning import episodes_of_each
 
@@ -63,6 +64,16 @@ class SingleLearner(PolicyLearner):
             yield (
                 f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
                 "--env.num-envs"
+            )
+        if isinstance(self.algorithm.policy, PopulationPolicy) and env.variants:
+            yield (
+                f"{self.config.algorithm_name} ranks perturbations by what each earned in its own environment, and "
+                "env.variants pay differently; leave them out, or vary inside every episode"
+            )
+        if self.algorithm.policy.reads_reward and (env.train_wrappers or env.train_kwargs):
+            yield (
+                f"{self.config.algorithm_name} asks for a return and is told rewards as it acts, which evaluations do "
+                "not change; leave out env.train_wrappers and env.train_kwargs"
             )
         if env.on_fault == "drop" and distributed.runtime is not None and env.num_envs == distributed.num_workers:
             yield (
@@ -282,6 +293,8 @@ def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any, Any]) -> str:
     if data != "replay":
         how = "only from its own newest steps" if data == "on-policy" else "from loaded data alone"
         return f"{name} learns {how}, and hindsight needs an algorithm that collects and replays, such as sac or dqn"
+    if getattr(algorithm.plan, "returns", False) or isinstance(algorithm.policy, SearchPolicy):
+        return f"{name} learns from returns, or from what a search found, of the goal that was given"
     spec = algorithm.policy.whole_spec
     given = list(spec) if isinstance(spec, Mapping) else None
     if given is None or not set(_KEYS) <= set(given):

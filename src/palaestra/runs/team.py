@@ -21,7 +21,8 @@ from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
-from palaestra.runs.data import LIBRARIES, DataSummary, collect_agents, load_for, mixed
+from palaestra.runs.data import LIBRARIES, load_for, mixed
+from palaestra.runs.datasets import DataSummary, collect_agents
 from palaestra.runs.learner import Evaluate, PolicyLearner, Scene
 from palaestra.runs.matches import Opponents, Player, play_match, rated, says_nothing
 
@@ -131,8 +132,8 @@ class TeamLearner(PolicyLearner):
         return functools.partial(_evaluate, self.config, Player(self.policy_specs, rules))
 
     def evaluate_chance(self, *, episodes: int, seed: int) -> Evaluation:
-        specs = {name: spec for name, spec in self.policy_specs.items() if name in self.algorithms}  # rules stay
-        chance = {name: RandomPolicy(spec.observation_spec, spec.action_spec) for name, spec in specs.items()}
+        learned = {name: spec for name, spec in self.policy_specs.items() if name in self.algorithms}  # rules stay
+        chance = {name: spec.random_policy() for name, spec in learned.items()}
         return self.evaluation()(chance, episodes=episodes, seed=seed, deterministic=False)
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:

@@ -110,8 +110,8 @@ def sign(config: bytes) -> str | None:
     Returns:
         The digest, or `None` where the key can be neither read nor written.
     """
-    key = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "palaestra/key"
     try:
+        key = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "palaestra/key"
         if not key.exists() or key.stat().st_size != _KEY_SIZE:  # a full disk may have left an empty one
             key.parent.mkdir(parents=True, exist_ok=True)
             key.touch(mode=0o600)
@@ -120,7 +120,7 @@ def sign(config: bytes) -> str | None:
         if len(secret) != _KEY_SIZE:
             return None
         return hmac.new(secret, config, hashlib.sha256).hexdigest()
-    except (OSError, CheckpointError):
+    except (OSError, RuntimeError, CheckpointError):
         return None  # no home: such runs are trusted when told to
 
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from palaestra.algorithms import Algorithm, GradientAlgorithm, Losses
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, NonFiniteError, Offline, OnPolicy, StepType, minibatches
+from palaestra.core import Batch, ConfigError, NonFiniteError, Offline, OnPolicy, StepType, minibatches, shards
 from palaestra.envs import Environment
 from palaestra.policies import Phase
 from palaestra.rollout import Collector
@@ -160,16 +160,17 @@ class GradientAlgorithmContract(AlgorithmContract):
             with _raises(ConfigError):
                 algorithm.apply([whole, whole])
             return
-        third = max(1, width(algorithm, minibatch) // 3)
-        shards = [algorithm.gradients(cut(algorithm, minibatch, rows)) for rows in (slice(third), slice(third, None))]
-        counts = [float(shard.num_valid) for shard in shards]
+        half, *others = shards(minibatch, algorithm.plan, 2)
+        uneven = [half, *(part for other in others for part in shards(other, algorithm.plan, 2))]
+        gradients = [algorithm.gradients(part) for part in uneven]
+        counts = [float(gradient.num_valid) for gradient in gradients]
         assert sum(counts) == float(whole.num_valid)
         for name, gradient in whole.values.items():
-            parts = [count * shard.values[name] for count, shard in zip(counts, shards, strict=True)]
+            parts = [count * part.values[name] for count, part in zip(counts, gradients, strict=True)]
             assert_close(sum(parts) / sum(counts), gradient, rtol=1e-4, atol=1e-6)
         twin = self.algorithm(collector.env)
         twin.load_state_tensors(algorithm.state_tensors())
-        together, apart = algorithm.apply(whole), twin.apply(shards)
+        together, apart = algorithm.apply(whole), twin.apply(gradients)
         for norm in (name for name in together if name.startswith("gradient_norm/")):
             assert_close(apart[norm], together[norm], rtol=1e-4, atol=1e-6)
         assert twin.num_gradient_steps == algorithm.num_gradient_steps == 1
@@ -270,23 +271,6 @@ def minibatches_of(algorithm: GradientAlgorithm[Any, Any], batch: Batch) -> list
 def first_minibatch(algorithm: GradientAlgorithm[Any, Any], collector: Collector) -> Batch:
     """One of them."""
     return minibatches_of(algorithm, prepared(algorithm, collector))[0]
-
-
-def cut(algorithm: GradientAlgorithm[Any, Any], batch: Batch, rows: slice) -> Batch:
-    """Some rows of [N, ...], or some sequences of [T, N, ...]."""
-    return batch.map(lambda leaf: leaf[rows] if _flat(algorithm) or leaf.ndim == 1 else leaf[:, rows])
-
-
-def width(algorithm: GradientAlgorithm[Any, Any], batch: Batch) -> int:
-    """N."""
-    leaf = batch.values()[0]
-    while isinstance(leaf, Batch):
-        leaf = leaf.values()[0]
-    return leaf.shape[0 if _flat(algorithm) else 1]
-
-
-def _flat(algorithm: GradientAlgorithm[Any, Any]) -> bool:
-    return getattr(algorithm.plan, "mini_batch_length", None) == 1
 
 
 def shaken(algorithm: Any) -> Any:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from palaestra.core import TimeStep, check_time_step, load_tensors, save_tensors, spec_leaves, tree_map, tree_paths
-from palaestra.core.batch import Batch
 from palaestra.envs import Environment, LaneEnvironment, ProcessDriver, SerialDriver, SingleEnvironment, space_from_spec
 from palaestra.envs.check.check import check
-from palaestra.envs.contract.nest import flatten
+from palaestra.envs.contract.nest import batched_nest, flatten
 
 __all__ = ["BatchContract", "EnvironmentContract"]
 
@@ -174,7 +173,7 @@ def random_actions(env: Environment, seed: int = 0) -> Iterator[Any]:
     for lane, space in enumerate(spaces):
         space.seed(1000 * seed + lane)
     while True:
-        yield _stacked([space.sample() for space in spaces])
+        yield batched_nest([space.sample() for space in spaces], env.action_spec)
 
 
 def played(env: Environment, steps: int, seed: int = 0) -> list[TimeStep]:
@@ -196,11 +195,3 @@ def assert_same(one: TimeStep, two: TimeStep) -> None:
     for path, leaf in ours.items():
         assert leaf.dtype == theirs[path].dtype, path
         assert torch.equal(leaf.nan_to_num(123.0), theirs[path].nan_to_num(123.0)), path
-
-
-def _stacked(samples: list[Any]) -> Any:
-    if isinstance(samples[0], dict):
-        return Batch({key: _stacked([sample[key] for sample in samples]) for key in samples[0]})
-    if isinstance(samples[0], tuple):
-        return Batch({str(place): _stacked(list(parts)) for place, parts in enumerate(zip(*samples, strict=True))})
-    return torch.from_numpy(np.stack(samples))

@@ -3,13 +3,14 @@
 import copy
 import functools
 import logging
+import math
 import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -25,10 +26,29 @@ from palaestra.training.parts import named_policies
 __all__ = ["Evaluator"]
 
 Acting: TypeAlias = Policy | torch.nn.ModuleDict
+ActingT = TypeVar("ActingT", bound=Acting)
 Made: TypeAlias = tuple[int, Evaluation, Acting]
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.05
+_POLL_S, _SLICE_S = 0.05, 1.0
+_MOST_WAITING = 8
+
+
+class Patience:
+    """How long an answer may take; only time in which somebody asks for it counts.
+
+    Args:
+        most_s: seconds.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self.most_s, self._waited_s, self._asked_s = most_s, 0.0, time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the answer is late; to be asked once a second or more often."""
+        now = time.monotonic()
+        self._waited_s, self._asked_s = self._waited_s + min(now - self._asked_s, _SLICE_S), now
+        return self._waited_s > self.most_s
 
 
 class Pending(Protocol):
@@ -49,7 +69,8 @@ class Evaluator:
     Args:
         evaluate: evaluates the policy it is given. For asynchronous evaluation it is a function of a module or a
             `functools.partial` of one, or has a method `submit` that returns a future of the evaluation. It may have a
-            method `close`.
+            method `close`, and `timeout_s`: another process that takes longer is ended, and of that evaluation nothing
+            comes.
         asynchronous: evaluate a copy of the policy where `submit` does so, or in another process, while training
             continues.
     """
@@ -62,7 +83,7 @@ class Evaluator:
         self._waiting: list[tuple[int, Acting, Pending]] = []
         self._to_begin: list[tuple[int, Acting]] = []
         self._made: list[Made] = []
-        self._broken_off = False
+        self._broken_off = self._has_waited = False
 
     @classmethod
     def of(cls, config: TrainerConfig, evaluate: Callable[[Any], Evaluation] | None) -> Self | None:
@@ -123,7 +144,7 @@ class Evaluator:
             policy: like those; all of them by name where there are several.
         """
         for one in state:
-            snapshot = _copied(policy)
+            snapshot = copied(policy).to("cpu")
             snapshot.load_state_dict(one["policy"])
             self.begun_at = one["env_steps"]
             self._to_begin.append((self.begun_at, snapshot))
@@ -137,6 +158,7 @@ class Evaluator:
             with breakable(lambda: self._broken_off):
                 self._begin_those_left()
                 for one in begun:
+                    self._make_room()
                     if not self._begun_elsewhere(*one):
                         self._begin_those_left()  # that waited for a process that died
                         self._made += self._over(*one)
@@ -146,6 +168,18 @@ class Evaluator:
             return None
         made, self._made = self._made, []
         return made
+
+    def _make_room(self) -> None:
+        """Each that waits is a policy in memory and in checkpoints."""
+        while len(self._waiting) >= _MOST_WAITING:
+            if not self._has_waited:
+                _log.warning(
+                    "training waits for the first of %d evaluations: they take longer than the time between them; "
+                    "evaluate less often, or fewer episodes",
+                    _MOST_WAITING,
+                )
+            self._has_waited = True
+            self._take_next()
 
     def _begin_those_left(self) -> None:
         while self._to_begin:
@@ -159,7 +193,7 @@ class Evaluator:
     def _begun_elsewhere(self, env_steps: int, policy: Acting) -> bool:
         if not self._asynchronous:
             return False
-        snapshot = _copied(policy)
+        snapshot = copied(policy).to("cpu")  # other processes evaluate on the CPU
         try:
             self._waiting.append((env_steps, snapshot, self._submit(snapshot)))
         except (BrokenProcessPool, WorkerDiedError) as error:
@@ -172,7 +206,8 @@ class Evaluator:
         if self._pool is None:
             spawn, begin = multiprocessing.get_context("spawn"), functools.partial(_begin, onednn=prefers_onednn())
             self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=begin)
-        return self._pool.submit(self._evaluate, policy)
+        patience = Patience(getattr(self._evaluate, "timeout_s", math.inf))
+        return _InProcess(self._pool.submit(self._evaluate, policy), patience)
 
     def _take_next(self) -> None:
         env_steps, policy, future = self._waiting[0]
@@ -184,12 +219,21 @@ class Evaluator:
         except (BrokenProcessPool, WorkerDiedError) as error:
             self._go_on_here(error)
             self._begin_those_left()
+        except _LateError as error:
+            _log.warning("there is no evaluation at %d env steps: %s", env_steps, error)
+            del self._waiting[0]
+            self._end_process()
+            self._begin_those_left()
         else:
             del self._waiting[0]
 
     def _go_on_here(self, error: Exception) -> None:
         _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
-        self._asynchronous, self._to_begin = False, [*(waiting[:2] for waiting in self._waiting), *self._to_begin]
+        self._asynchronous = False
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._to_begin = [*(waiting[:2] for waiting in self._waiting), *self._to_begin]
         self._waiting = []
 
     def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
@@ -205,14 +249,36 @@ class Evaluator:
         """Ends the process, with whatever it is doing, and closes what `evaluate` has kept if it has a `close`."""
         if (close := getattr(self._evaluate, "close", None)) is not None:
             close()
+        self._end_process()
+        self._broken_off = False
+
+    def _end_process(self) -> None:
         if self._pool is not None:
             processes = list((self._pool._processes or {}).values())
             self._pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.terminate()
-            self._to_begin += [waiting[:2] for waiting in self._waiting]
-            self._pool, self._waiting = None, []
-        self._broken_off = False
+            self._pool = None
+            self._begin_again()
+
+
+class _LateError(Exception):
+    """The other process does not answer."""
+
+
+class _InProcess:
+    """An evaluation in the other process."""
+
+    def __init__(self, future: Future[Evaluation], patience: Patience) -> None:
+        self._future, self._patience = future, patience
+
+    def done(self) -> bool:
+        return self._future.done() or self._patience.is_over()
+
+    def result(self) -> Evaluation:
+        if not self._future.done():
+            raise _LateError(f"the process that evaluates did not answer within {self._patience.most_s:g} s")
+        return self._future.result()
 
 
 def _begin(*, onednn: bool) -> None:
@@ -221,12 +287,17 @@ def _begin(*, onednn: bool) -> None:
     end_with_parent()
     entitle("evaluation")
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as training does, so that an evaluation gives equal numbers here and there
     prefer_onednn(onednn)
 
 
-def _copied(acting: Acting) -> Acting:
-    """Policies of their own memory; generators cannot be copied, and an evaluation draws from one of its own."""
+def copied(acting: ActingT) -> ActingT:
+    """Policies of their own memory, which do not explore; generators cannot be copied, and theirs begin anew.
+
+    Args:
+        acting: one policy, or several by name.
+    """
     memo: dict[int, Any] = {}
     for policy in named_policies(acting).values():
         memo |= {id(policy.generator): torch.Generator(device=policy.generator.device), id(policy.exploration): None}
-    return copy.deepcopy(acting, memo).to("cpu")  # other processes evaluate on the CPU
+    return copy.deepcopy(acting, memo)

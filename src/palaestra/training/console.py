@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group
@@ -130,11 +130,26 @@ class TimeSplit:
         }
 
 
-def advice(row: Mapping[str, float]) -> str:
+_FASTER = {
+    "environment": ("step them in processes (env.vectorization)", "use more of them"),
+    "inference": ("step more environments at once (env.num_envs)",),
+    "storing": ("step more environments at once (env.num_envs)", "store smaller rows"),
+    "learning": ("compile it (--compile)", "use larger minibatches or fewer updates"),
+    "waiting": ("do so less often", "use trainer.eval_async"),
+}
+_TAKES = {
+    "environment": "the environments take",
+    "inference": "choosing actions takes",
+    "waiting": "evaluation and saving take",
+}
+
+
+def advice(row: Mapping[str, float], without: Collection[str] = ()) -> str:
     """One line about what would make a run faster.
 
     Args:
         row: of metrics.
+        without: settings that the run has or cannot have, such as `--compile`.
 
     Examples:
         >>> parts = dict.fromkeys(("inference", "storing", "waiting"), 0.02)
@@ -142,19 +157,11 @@ def advice(row: Mapping[str, float]) -> str:
         'the environments take 90%: step them in processes (env.vectorization) or use more of them'
     """
     share = {part: row.get(f"time/{part}", 0.0) for part in PARTS}
-    most = max(share, key=lambda part: share[part])
-    percent = f"{share[most]:.0%}"
-    if share["waiting"] > 0.25:
-        return f"evaluation and saving take {share['waiting']:.0%}: do so less often, or use trainer.eval_async"
-    if share[most] < 0.5:
+    most = "waiting" if share["waiting"] > 0.25 else max(share, key=lambda part: share[part])
+    if most != "waiting" and share[most] < 0.5:
         return "time is spread evenly: nothing stands out"
-    return {
-        "environment": f"the environments take {percent}: step them in processes (env.vectorization) or use more of "
-        "them",
-        "inference": f"choosing actions takes {percent}: step more environments at once (env.num_envs)",
-        "storing": f"storing takes {percent}: step more environments at once (env.num_envs), or store smaller rows",
-        "learning": f"learning takes {percent}: compile it (--compile), use larger minibatches or fewer updates",
-    }[most]
+    ways = [way for way in _FASTER[most] if not any(setting in way for setting in without)]
+    return f"{_TAKES.get(most, f'{most} takes')} {share[most]:.0%}{': ' * bool(ways)}{' or '.join(ways)}"
 
 
 class DrawnInPlace:
@@ -225,6 +232,7 @@ class ConsoleLogger:
         console: where to write.
         head: lines to begin with.
         offline: whether the run learns from data, so that its steps are updates, and no episode ends.
+        without: settings that it need not advise.
     """
 
     def __init__(
@@ -235,7 +243,9 @@ class ConsoleLogger:
         *,
         head: Sequence[str] = (),
         offline: bool = False,
+        without: Collection[str] = (),
     ) -> None:
+        self._without = without
         self._title, self._total, self._offline = title, total_env_steps, offline
         self._console = console or PipedConsole(emoji=False)  # a run may be called :tada:
         self._place = DrawnInPlace(self._console)
@@ -292,7 +302,7 @@ class ConsoleLogger:
             table.add_row("workers", f"{there} there{late}", f"lag at most {lag}", lost)
         shares = acting_together({part: row[f"time/{part}"] for part in PARTS})
         split = Text(f"{'time':<12}" + " · ".join(f"{part} {share:.0%}" for part, share in shares.items()))
-        hint = Text(advice(row), style="dim")
+        hint = Text(advice(row, self._without), style="dim")
         bar = ProgressBar(total=self._total, completed=min(done, self._total))
         return Panel(Group(table, split, hint, bar), title=Text(self._title), expand=False)
 

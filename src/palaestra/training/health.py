@@ -13,11 +13,12 @@ from typing import Any, final
 from palaestra.training.callbacks import Callback
 from palaestra.training.parts import TrainingRun
 
-__all__ = ["Health"]
+__all__ = ["Health", "NoteOpposed", "opposed"]
 
 _log = logging.getLogger(__name__)
 _PERSISTENT = 3  # rows in a row; one bad row is noise
-_MANY_STEPS = 100_000
+_FEW_EPISODES = 10  # are enough to see that a sum is 0
+_MANY_STEPS, _LONG_EPISODE = 100_000, 10_000  # env steps of all environments, and of each
 _NORMS = 100  # of which the median is what is usual
 
 _CAUSES = {
@@ -57,9 +58,9 @@ class Health(Callback):
     | KL | the mean KL of an update's policies exceeds 0.2 |
     | entropy | within 2% of 0, measured by what it was at first, unless learning works |
     | explained variance | below -0.5, unless learning works or returns are 0: equal ones have no variance to explain |
-    | gradient norm | above 100 times its median so far |
-    | action values | beyond 20 times the largest discounted return so far, and 100 |
-    | episodes | none has ended in 100,000 env steps |
+    | gradient norm | above 100 times its median so far, unless learning works |
+    | action values | beyond 20 times the largest discounted return so far, and 100; not of other rewards |
+    | episodes | none has ended in 100,000 env steps, and 10,000 of each environment |
 
     Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
     may have entropies below 0, and those say nothing.
@@ -82,7 +83,7 @@ class Health(Callback):
 
     def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
         """See `Callback.logged`; adds `health/warnings`, how many symptoms were warned of."""
-        found = self._symptoms(row)
+        found = self._symptoms(row, trainer)
         for name in list(self._rows):
             if name not in found and self._rows[name] < _PERSISTENT:
                 del self._rows[name]
@@ -90,7 +91,7 @@ class Health(Callback):
             self._rows[name] += 1
             if self._rows[name] == (1 if name == "episodes" else _PERSISTENT):
                 cause, _, policy = name.partition("/")
-                advice = "; ".join(_advice(cause, trainer.algorithms, policy))
+                advice = "; ".join(_advice(cause, _algorithm(trainer, policy).config))
                 text = f"after {int(row['env_steps']):,} {self._unit} {what}. Likely: {_CAUSES[cause]}. Try: {advice}"
                 self.warnings.append(text)
                 _log.warning("%s", text)
@@ -114,7 +115,7 @@ class Health(Callback):
         self._best_return, self._largest_return = state["largest"]
         self._norms = {name: deque(norms, maxlen=_NORMS) for name, norms in state["norms"].items()}
 
-    def _symptoms(self, row: Mapping[str, float]) -> dict[str, str]:
+    def _symptoms(self, row: Mapping[str, float], trainer: TrainingRun) -> dict[str, str]:
         """What looks wrong in a row, by cause and policy; metrics that it lacks are NaN, which compares as false."""
         found: dict[str, str] = {}
         mean = row.get("return_mean", math.nan)
@@ -123,11 +124,16 @@ class Health(Callback):
         self._largest_return = max(self._largest_return, abs(row.get("discounted_return_mean", 0.0)))
         works = mean == self._best_return > self._first_return
         flat = mean == self._best_return == self._first_return == 0  # no reward so far, or a game whose sum is 0
-        if self._unit == "env steps" and row["env_steps"] >= _MANY_STEPS and not row.get("episodes"):
+        steps = row["env_steps"] - getattr(trainer.collector, "updates_made", 0)  # on data, which ends nothing
+        many = max(_MANY_STEPS, _LONG_EPISODE * trainer.collector.num_lanes)
+        if self._unit == "env steps" and steps >= many and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
         for name, value in row.items():
             if not (match := _LEARNED.fullmatch(name)) or (flat and match["metric"] == "explained_variance"):
                 continue
+            learner = _algorithm(trainer, match["policy"])
+            if match["metric"] == "q_mean" and (learner.rewards or getattr(learner, "bonus", None)):
+                continue  # returns are of other rewards
             if wrong := self._wrong(name, match["metric"], value, works):
                 cause, policy = match["metric"].partition("/")[0], match["policy"]
                 found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
@@ -149,15 +155,55 @@ class Health(Callback):
         if metric.startswith("gradient_norm/"):
             before, part = self._norms.setdefault(name, deque(maxlen=_NORMS)), metric.partition("/")[2]
             usual = statistics.median(before or [value])
-            if len(before) >= 5 and value > 100 * max(usual, 1e-6):
-                return f"the gradient of {part!r} is {value:.2g} long, usually {usual:.2g}"
             before.append(value)
+            if len(before) > 5 and value > 100 * max(usual, 1e-6) and not works:
+                return f"the gradient of {part!r} is {value:.2g} long, usually {usual:.2g}"
         return None
 
 
-def _advice(cause: str, algorithms: Mapping[str, Any], policy: str) -> list[str]:
-    """What can be changed in the algorithm of a policy, or of the only one."""
-    config = algorithms.get(policy, next(iter(algorithms.values()))).config
+def _algorithm(trainer: TrainingRun, policy: str | None) -> Any:
+    """That of a policy, or the only one."""
+    return trainer.algorithms.get(policy or "", next(iter(trainer.algorithms.values())))
+
+
+def _advice(cause: str, config: Any) -> list[str]:
+    """What can be changed in an algorithm."""
     return [
         one for one in _ADVICE[cause] if all(hasattr(config, name) for name in re.findall(r"algorithm\.(\w+)", one))
     ]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def opposed(row: Mapping[str, Any]) -> float:
+    """The largest mean return of an agent, where all of them together have none: what one wins, others lose.
+
+    Args:
+        row: of metrics.
+
+    Returns:
+        Its size; 0 elsewhere.
+    """
+    agents = [abs(row[name]) for name in row if re.fullmatch("info/.*/return", name) and _is_finite(row[name])]
+    most = max(agents, default=0.0)
+    return most if abs(row.get("return_mean", math.inf)) < 1e-6 * most else 0.0
+
+
+class NoteOpposed(Callback):
+    """Says once of a run whose agents share one reward that they are opponents, as soon as episodes show it."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
+        """See `Callback.logged`."""
+        shared = any(getattr(one, "team", False) for one in trainer.algorithms.values())
+        if shared and not self._told and row.get("episodes", 0) >= _FEW_EPISODES and opposed(row):
+            self._told = True
+            _log.warning(
+                "the agents share one reward, the mean of theirs, and it is always 0: what one wins, others lose, so "
+                "there is nothing to learn. Let one policy play against itself: train ppo or dqn with "
+                "--agents.self-play.pool-size 10"
+            )

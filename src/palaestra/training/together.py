@@ -38,7 +38,10 @@ def _steps(trainer: Trainer, stop: StopSignals) -> Generator[Ask]:
     """What `Trainer.run` does, in steps."""
     with closing(trainer.running(stop)) as iterations:
         for _ in iterations:
-            yield from trainer.iteration()
+            for ask in trainer.iteration():
+                trainer.time.spent("learning")
+                yield ask
+                trainer.time.spent("waiting")  # for what others do by themselves
 
 
 def run_together(
@@ -91,4 +94,6 @@ def run_together(
             for place, made in (together.update(sources) if sources else {}).items():
                 learner: Any = trainers[place].learner
                 learner.made = made
+            for place in asked:
+                trainers[place].time.spent("learning")  # together
     return [ends[place] for place in range(len(trainers))]

@@ -72,7 +72,8 @@ class Trainer:
         faults = None if checkpoints is None else checkpoints.directory.parent / "faults"
         ask_for_episodes(collector, self.config.episodes_per_iteration)
         self._learning = LearningRecord(self.learner, self.config.max_skipped_updates, faults)
-        self._time, self._loaded = TimeSplit(), LoadedData(collector, self.algorithms.values())
+        self.time, self._loaded = TimeSplit(), LoadedData(collector, self.algorithms.values())
+        """Where its seconds went."""
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
         self._evaluated_s = self._schedules_at = 0.0  # the latter is progress; a checkpoint in an unroll is beyond it
@@ -121,7 +122,7 @@ class Trainer:
         """
         attach_steps(self.callbacks, self)
         self._loggers.start(self._position())
-        self._time.start()
+        self.time.start()
         self._evaluated_s = began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
@@ -147,7 +148,7 @@ class Trainer:
             if self._evaluator is not None:
                 self._evaluator.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
-        train_s, reason = self._time.train_s, self._stop_reason if status == "stopped" else ""
+        train_s, reason = self.time.train_s, self._stop_reason if status == "stopped" else ""
         self.result = TrainResult(
             *(status, stop.exit_code, self.collector.env_steps, train_s, self._evaluation, self.best_return, reason),
             tuple(not_logged),
@@ -165,11 +166,11 @@ class Trainer:
                 callback.iteration_began(self)
             if self._stopping:  # meanwhile, which the unroll would not know
                 return
-        self._time.spent("waiting")
+        self.time.spent("waiting")
         random = self._learning.acts_randomly(self.collector.env_steps, goes_on=self.collector.unfinished)
         yield Ask(random=random)
         info = self.collector.unroll(self._learning.unroll_length, random=random)
-        self._time.collected(info)
+        self.time.collected(info)
         try:
             if self.collector.unfinished:  # a signal came; a resumed run continues in the middle of the unroll
                 return
@@ -183,7 +184,7 @@ class Trainer:
         updates = self._learning.add(results, self.collector.env_steps)
         self._set_progress(progress)
         self._iterations += 1
-        self._time.spent("learning")
+        self.time.spent("learning")
         for callback in self.callbacks:
             callback.iteration_ended(self, updates)
 
@@ -310,8 +311,8 @@ class Trainer:
         if (made := self._evaluation) is not None:
             row |= {"eval/return_mean": made.return_mean, **{f"eval/{n}": x for n, x in reported(made.parts).items()}}
             row |= {} if made.against_best is None else {"eval/against_best": made.against_best}
-        self._time.spent("waiting")
-        row |= self._time.metrics(self.collector.env_steps)
+        self.time.spent("waiting")
+        row |= self.time.metrics(self.collector.env_steps)
         for callback in self.callbacks:
             callback.logged(self, row)
         self._rows_logged += 1
@@ -360,7 +361,7 @@ class Trainer:
             "evaluation_broken_off": self._evaluation_broken_off,
             "evaluations": self._evaluator.state() if self._evaluator else [],
             "finished": self._finished,
-            "seconds": self._time.seconds,
+            "seconds": self.time.seconds,
             "callbacks": callback_states(self.callbacks),
         }
         state = {"trainer": trainer, "collect": self.collector.state()}
@@ -398,11 +399,11 @@ class Trainer:
         total = self.config.total_env_steps  # of a longer run than was saved, less is over
         self._set_progress(min(1.0, trainer["learning"]["progress"] * trainer.get("total", total) / total))
         now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so
-        overdue = {name: due for name, due in known.items() if due and due <= now}
+        overdue = {name: due for name, due in known.items() if due and due <= now and not trainer["finished"]}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return, self._iterations = trainer["best"], trainer["iterations"]
         self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
-        self._time.seconds |= trainer["seconds"]
+        self.time.seconds |= trainer["seconds"]
         load_callback_states(self.callbacks, trainer["callbacks"])
         if (evaluator := self._evaluator) is not None:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))

@@ -315,6 +315,17 @@ def test_what_a_batch_of_ones_own_does_wrong_is_said(wrong, message):
     assert env.step(torch.zeros(2)).first.all()  # which lanes were stepped is not known
 
 
+def test_a_batch_that_changes_its_actions_does_not_change_what_was_done():
+    class Halving(Counting):
+        def transition(self, lanes, action):
+            action *= 0.5
+            return super().transition(lanes, action)
+
+    env = Halving(2, lane_seeds=[0, 1])
+    env.reset()
+    assert env.step(torch.ones(2)).prev_action.tolist() == [1.0, 1.0]
+
+
 def test_episodes_can_be_ended_from_outside():
     env = Counting(2, lane_seeds=[0, 1])
     env.reset()

@@ -167,6 +167,36 @@ def test_films_of_shimmys_tasks_have_the_pictures_of_a_second():
     assert Wrapped.metadata["render_fps"] == 10.0
 
 
+@pytest.mark.parametrize(("limit", "reports"), [(None, True), (3, False)])
+def test_wrappers_that_an_id_is_registered_with_see_its_limit(limit, reports):
+    """Gymnasium puts them around it; a limit of the run's own lies around all."""
+    added = gymnasium.envs.registration.WrapperSpec(
+        "RecordEpisodeStatistics", "gymnasium.wrappers:RecordEpisodeStatistics", {}
+    )
+    gymnasium.register("toys/Added-v0", CartPoleEnv, max_episode_steps=3, additional_wrappers=(added,))
+    try:
+        env = load("toys/Added-v0", max_episode_steps=limit)
+        env.seed(1)
+        last = [env.reset(), *(env.step(np.int64(step % 2)) for step in range(3))][-1]
+    finally:
+        del gymnasium.registry["toys/Added-v0"]
+    assert (last.step_type, last.discount, "episode" in last.env_info) == (2, 1.0, reports)
+
+
+def test_a_task_has_its_registered_limit_before_its_package_was_imported(tmp_path, monkeypatch):
+    (tmp_path / "toys_package.py").write_text(
+        "import gymnasium\ngymnasium.register('toys/Late-v0', 'toys:Late', max_episode_steps=7)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(gym._REGISTERED_BY, "toys/Late", ("toys_package", ""))
+    try:
+        tasks = [EnvConfig(name="toys/Late-v0", max_episode_steps=limit).task for limit in (0, None, 7)]
+    finally:
+        gymnasium.registry.pop("toys/Late-v0", None)
+    assert tasks == ["toys/Late-v0", *["toys/Late-v0 env.max_episode_steps=7"] * 2]
+    assert EnvConfig(name="toys/Gone-v0").task == "toys/Gone-v0"
+
+
 def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypatch, caplog, capfd):
     """What Gymnasium's models use of the past is of no concern to users; an unstable simulation is, once."""
     mujoco = pytest.importorskip("mujoco")

@@ -1,8 +1,11 @@
 """Tests of the wrappers that change actions, step types and the beginning of episodes."""
 
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from palaestra.core import ConfigError, EnvError, SpecError
 from palaestra.envs import GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit, load
@@ -20,7 +23,7 @@ from palaestra.envs.wrappers import (
 )
 from palaestra.rollout import EpisodeTracker
 from tests.envs.worlds import counter
-from tests.envs.wrappers.worlds import Game, Masked, Motor, Script, episode, gym_of, script
+from tests.envs.wrappers.worlds import Camera, Game, Masked, Motor, Script, episode, gym_of, script
 
 
 def kinds(env, count):
@@ -72,6 +75,33 @@ def test_one_decision_is_executed_k_times_and_pays_the_sum():
     assert (third.reward, third.observation.item()) == (6 + 7 + 8 + 9 + 10, 10)
     assert gym_of(env).actions == [2] * 10
     assert [step.env_info["frames"] for step in (second, third)] == [5, 5]
+
+
+class Halving(Camera):
+    """Works on the very array that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space, self.given = spaces.Box(-1, 1, (1,), np.float32), []
+
+    def step(self, action):
+        self.given.append(action.tolist())
+        action += 0.5
+        return self._seen(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [functools.partial(ActionRepeat, repeat=3), functools.partial(RandomNoop, maximum=30)],
+    ids=["repeat", "noop"],
+)
+def test_every_frame_gets_the_action_even_where_an_environment_changes_its_array(layer):
+    env = layer(GymEnvironment(Halving()))
+    env.seed(1)
+    env.reset()
+    env.step(np.zeros(1, np.float32))
+    assert len(gym_of(env).given) > 1
+    assert all(given == [0.0] for given in gym_of(env).given)
 
 
 @pytest.mark.parametrize(("end", "discount"), [("terminated", 0.0), ("truncated", 1.0)])

@@ -10,7 +10,7 @@ from palaestra import policies
 from palaestra.algorithms.parts.transitions import n_step_transitions
 from palaestra.algorithms.parts.unrolls import state_of
 from palaestra.core import Batch, ConfigError
-from palaestra.ops import valid_starts
+from palaestra.ops import remembered_starts
 
 
 class SequenceBatch(Batch):
@@ -29,7 +29,7 @@ class SequenceBatch(Batch):
     state: Any
     """[1, N, ...] the memory before row 0, as it was stored."""
     valid: Tensor
-    """[L, N] 0 in the burn-in and at ends of episodes."""
+    """[L, N] 0 in the burn-in, at ends of episodes, and where the memory is another episode's."""
     index: Tensor
     """[N]."""
 
@@ -100,7 +100,7 @@ class Remembered:
         if not self.components:
             return n_step_transitions(batch, gamma)
         fields = {name: batch[name] for name in ("observation", "step_type", "action", "state", "index")}
-        valid = valid_starts(batch.step_type, self._burn_in).float()  # of later episodes, too
+        valid = remembered_starts(batch.step_type, self._burn_in).float()  # of later episodes, too
         rows = {"reward": batch.reward[1:], "bootstrap": gamma * batch.discount[1:], "valid": valid}
         return SequenceBatch.of(fields | rows)
 

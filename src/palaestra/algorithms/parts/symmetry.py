@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from palaestra.core import Batch, ConfigError, SpecTree, import_object, spec_leaves, tree_map, tree_paths
+from palaestra.core import Batch, ConfigError, SpecTree, import_object, tree_map, tree_paths
+from palaestra.core.spec import TensorSpec, map_spec, spec_leaves
 
 __all__ = ["Symmetry", "symmetry_of"]
 
@@ -31,7 +32,7 @@ class Symmetry:
     def __init__(self, name: str, observation_spec: SpecTree, raw_action_spec: SpecTree, *, as_rows: bool) -> None:
         self._mirror: Mirror = import_object(name)
         self._as_rows = as_rows
-        rows = [_drawn(spec) for spec in (observation_spec, raw_action_spec)]
+        rows = [map_spec(_drawn, spec) for spec in (observation_spec, raw_action_spec)]
         try:
             once = self.image(*rows)
             twice = self.image(*once)
@@ -133,11 +134,8 @@ def _batch(rows: Any) -> Any:
     return Batch.of(rows) if isinstance(rows, dict) else rows
 
 
-def _drawn(spec: SpecTree) -> Any:
+def _drawn(spec: TensorSpec) -> Tensor:
     """Two rows: random numbers, and the first of choices."""
-    if isinstance(spec, dict | tuple):
-        children = spec.items() if isinstance(spec, dict) else enumerate(spec)
-        return Batch.of({str(key): _drawn(child) for key, child in children})
     shape, generator = (2, *spec.shape), torch.Generator().manual_seed(0)
     return (torch.rand(shape, generator=generator) if spec.dtype.is_floating_point else torch.zeros(shape)).to(
         spec.dtype

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from palaestra.envs.check import rules
 from palaestra.envs.check.rules import SHORT, Finding, Stream
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import GymEnvironment, gym_env_of
-from palaestra.envs.contract.nest import flatten, to_batched, unflatten
+from palaestra.envs.contract.nest import batched_nest, flatten, unflatten
 from palaestra.envs.contract.spaces import giant_bounds, sample_allowed, space_from_spec
 from palaestra.envs.create import create_environment, is_pool, load, load_lane
 from palaestra.envs.env_config import EnvConfig
@@ -155,14 +155,24 @@ def _tried(
     return result
 
 
-def _play(env: SingleEnvironment, steps: int, seed: int, progress: Callable[[], None] = lambda: None) -> Stream:
+def _steps(env: SingleEnvironment, seed: int) -> Iterator[TimeStep]:
+    """Random steps without end."""
     space = space_from_spec(env.action_spec)
     space.seed(episode_seed(seed, 0))
     env.seed(seed)
-    stream = [env.reset()]
+    time_step = env.reset()
+    while True:
+        yield time_step
+        time_step = env.step(sample_allowed(space, time_step.observation))
+
+
+def _play(env: SingleEnvironment, steps: int, seed: int, between: Callable[[], object] = lambda: None) -> Stream:
+    """So many random steps; `between` is called before each."""
+    play = _steps(env, seed)
+    stream = [next(play)]
     for _ in range(steps):
-        stream.append(env.step(sample_allowed(space, stream[-1].observation)))
-        progress()
+        between()
+        stream.append(next(play))
     return stream
 
 
@@ -192,8 +202,39 @@ def _play_all(
     if first[-1].step_type == 0:  # which shows little of an episode
         one.step(sample_allowed(space_from_spec(one.action_spec), first[-1].observation))
     state = one.state_dict()
-    again, different = _play(two, steps, seed, progress), _play(two, steps, seed + 1, progress)
+    again = _beside(report, one, two, first, seed, progress)
+    different = _play(two, steps, seed + 1, progress)
     return first, again, different, _play(TimeLimit(one, SHORT), SHORT, seed), state
+
+
+def _beside(
+    report: CheckReport,
+    one: SingleEnvironment,
+    two: SingleEnvironment,
+    first: Stream,
+    seed: int,
+    progress: Callable[[], None],
+) -> Stream:
+    """The first stream again, of another instance that is stepped in turn with this one; alone if that changes it."""
+    steps, others = len(first) - 1, _steps(one, seed + 2)
+    again = _play(two, steps, seed, lambda: (next(others), progress()))
+    got, seen = "", True
+    if not _same(first, again):
+        again = _play(two, steps, seed)
+        seen = _same(first, again)
+        got = "another stream where one of another seed is stepped in turn with it" if seen else ""
+    fix = (
+        "draw from self.np_random, not from a global generator; keep state in the instance, not in its class, and open "
+        "a handle for each. Of a simulator that has one state in a process: --env.vectorization process, as many "
+        "--env.num-workers as environments"
+    )
+    rule = "Two environments do not disturb each other"
+    report.findings.append(Finding(rule, got, "the stream that it gives alone", fix, seen=seen))
+    return again
+
+
+def _same(first: Stream, again: Stream) -> bool:
+    return all(map(rules.equal, first, again))
 
 
 def _bounds_rule(space: gymnasium.Space[Any]) -> Finding:
@@ -294,9 +335,7 @@ def _play_batch(env: Environment, steps: int, progress: Callable[[], None]) -> S
     note(env.reset())
     for _ in range(steps):
         actions = [sample_allowed(space, stream[-1].observation) for stream in streams]
-        columns = zip(*(flatten(action, env.action_spec) for action in actions), strict=True)
-        action: Any = to_batched([np.stack(column) for column in columns], env.action_spec)
-        rows = env.step(action.to(env.device))
+        rows = env.step(batched_nest(actions, env.action_spec).to(env.device))
         if env.ended is not None:
             note(env.ended)
         note(rows)

@@ -13,14 +13,13 @@ from palaestra.core import PalaestraError, SpecError, SpecTree, TimeStep, check_
 from palaestra.core.spec import ACTION_MASK
 from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.contract.episodes import require_read_mask
-from palaestra.envs.contract.gym_environment import FINAL
+from palaestra.envs.contract.gym_environment import FINAL, REPORTED
 from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes
 from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
 SHORT = 3
 """Steps of the episode that a time limit cuts off."""
-_REPORTED = "TimeLimit.truncated"
 
 Stream = Sequence[TimeStep]
 
@@ -62,8 +61,7 @@ def equal(one: TimeStep, two: TimeStep) -> bool:
         one: a time step.
         two: another.
     """
-    pairs = zip(tree_leaves(one[:4]), tree_leaves(two[:4]), strict=True)
-    return all(np.array_equal(left, right, equal_nan=True) for left, right in pairs)
+    return _same(one[:4], two[:4], equal_nan=True)
 
 
 def _parting(one: Stream, two: Stream) -> int | None:
@@ -174,9 +172,9 @@ def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> tupl
     return actions, None
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(one: Any, two: Any, *, equal_nan: bool = False) -> bool:
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
-    return all(np.array_equal(np.asarray(left), np.asarray(right)) for left, right in pairs)
+    return all(np.array_equal(left, right, equal_nan=equal_nan) for left, right in pairs)
 
 
 def mask_rule(first: TimeStep, observation_spec: SpecTree) -> Finding:
@@ -278,7 +276,7 @@ def end_rules(env: Any, stream: Stream, short: Stream | None) -> Iterator[Findin
     terminated = [length for length, step in lasts if step.discount == 0]
     truncated = [length for length, step in lasts if step.discount != 0]
     infos = [step.env_info for _, step in lasts if step.discount == 0 and isinstance(step.env_info, dict)]
-    reported = sum(bool(info.get(_REPORTED)) for info in infos)
+    reported = sum(bool(info.get(REPORTED)) for info in infos)
     rule, got = "Episodes end, or there is a time limit", f"none in {len(stream)} time steps"
     got = "" if terminated or truncated or _has_limit(env) else got
     fix = "register the environment with max_episode_steps, or set env.max_episode_steps in the config"
@@ -293,7 +291,7 @@ def end_rules(env: Any, stream: Stream, short: Stream | None) -> Iterator[Findin
         f"TimeLimit(env, {limit - 1}). If the task is over after {limit} steps, all is well"
     )
     yield Finding(rule, got, needed, fix, "warning", seen=bool(lasts))
-    rule, needed = "An end that info calls a time limit is truncated", f"discount 1 where info[{_REPORTED!r}] is true"
+    rule, needed = "An end that info calls a time limit is truncated", f"discount 1 where info[{REPORTED!r}] is true"
     got = f"discount 0 at {reported} such ends" if reported else ""
     fix = "return terminated=False, truncated=True there: the old `done` meant both"
     yield Finding(rule, got, needed, fix, seen=bool(lasts))

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed, spec_leaves
-from palaestra.core.errors import EnvError, NonFiniteError, PalaestraError, SpecError
+from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed
+from palaestra.core.errors import EnvError, PalaestraError
 from palaestra.envs.contract.attributes import SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, require_idle, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import batch_seeds, saved_seeds
-from palaestra.envs.contract.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.contract.nest import batched_arrays, batched_leaves, flatten, to_batched, unflatten
 from palaestra.envs.contract.rows import Rows, Specs, completed
 from palaestra.envs.contract.spaces import spec_from_space
 from palaestra.envs.supervision.faults import describe
@@ -91,11 +91,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
         self.specs, self.batch_size = bare.batched(), batch_size
         self._reader = ActionReader(bare, batch_size)
         self._boundary = Boundary(self._observation, batch_size, batch_size, strict=False, first=0)
-        leaves = spec_leaves(self._observation).items()
-        self._leaves = [
-            (path, (batch_size, *leaf.shape), dtype)
-            for (path, leaf), dtype in zip(leaves, leaf_dtypes(self._observation), strict=True)
-        ]
+        self._leaves = batched_leaves(self._observation, batch_size)
         self.step_limit, self._limit = max_episode_steps, max_episode_steps or _NEVER
         self._env_id, self._lanes = torch.arange(batch_size), np.arange(batch_size)
         self._episode, self._steps = np.full(batch_size, -1), np.zeros(batch_size, np.int64)
@@ -182,7 +178,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             SpecError: an action is NaN, outside its space, or not allowed.
         """
         require_all(self, env_id, self._sent is not None)
-        self._sent = self._reader.checked(action, 0, lambda lane: f" ({self.place(lane)})")
+        self._sent = self._reader.checked(action, 0, self._where)
 
     @final
     def recv(self) -> TimeStep:
@@ -198,7 +194,8 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
         self._steps += 1
         try:
             if not len(begun):  # most often
-                reward, terminated = self.transition(self._lanes, unflatten(iter(actions), self._action))
+                given = unflatten((array.copy() for array in actions), self._action)  # which a simulator may change
+                reward, terminated = self.transition(self._lanes, given)
             else:
                 running = np.flatnonzero(~over)
                 reward, terminated = np.zeros(size), np.zeros(size, np.bool_)
@@ -208,7 +205,9 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
                 self._episode[begun] += 1
                 self._steps[begun] = 0
                 self.fresh(begun, [episode_seed(self._seeds[lane], int(self._episode[lane])) for lane in begun])
-            arrays, info = self._arrays(), self._info(len(begun) > 0)
+            observed = flatten(self.observe(), self._observation)
+            arrays = batched_arrays(observed, self._leaves, f"{type(self).__name__} observes")
+            info = self._info(len(begun) > 0)
             terminated = np.asarray(terminated, np.bool_)
             last = terminated | ((self._steps >= self._limit) & ~over)
             if (cut := self.truncated()) is not None:
@@ -217,7 +216,7 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
             reward = np.array(reward, np.float64)
             self.exact_reward = torch.from_numpy(reward)
             rows = Rows(step_type, reward.astype(np.float32), (~terminated).astype(np.float32), arrays)
-            self._check(rows)
+            self._boundary.require(rows, int(self._steps[0]), self._where)
         except PalaestraError:
             self._over = np.ones(size, np.bool_)  # which lanes were stepped is not known
             raise
@@ -241,6 +240,9 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
     def place(self, lane: int) -> str:
         """Where in its stream a lane is, for messages."""
         return f"episode {self._episode[lane]}, step {self._steps[lane]}"
+
+    def _where(self, lane: int) -> str:
+        return f" ({self.place(lane)})"
 
     @final
     def state_dict(self) -> dict[str, Any]:
@@ -274,18 +276,6 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
     def close(self) -> None:
         """Nothing is held that has to be freed."""
 
-    def _arrays(self) -> list[np.ndarray]:
-        leaves = flatten(self.observe(), self._observation)
-        found = [np.asarray(leaf) for leaf in leaves]
-        for array, (path, shape, dtype) in zip(found, self._leaves, strict=True):
-            if array.shape != shape or not fits(array, dtype):
-                where = f" at {path!r}" if path else ""
-                raise SpecError(
-                    f"{type(self).__name__} observes{where} shape {array.shape} and dtype {array.dtype}, expected "
-                    f"{shape} and values of {dtype}"
-                )
-        return [np.array(array, dtype, order="C") for array, (_, _, dtype) in zip(found, self._leaves, strict=True)]
-
     def _info(self, partial: bool) -> Any:
         columns: dict[str, torch.Tensor] = {}
         for name, values in self.infos().items():
@@ -294,11 +284,3 @@ class BatchEnvironment(SharedAttributes, HasSpecs, Environment):
                 if not (partial and np.isnan(column).all()):
                     columns[name if single else f"{name}/{index}"] = torch.from_numpy(np.array(column, np.float64))
         return Batch.of(columns) if columns else ()
-
-    def _check(self, rows: Rows) -> None:
-        if int(self._steps[0]) % self._boundary.period == 0:
-            for lane, _, what, advice in self._boundary.out_of_place(rows.observation):
-                raise SpecError(f"environment {lane} {what}: {advice}")
-        if not self._boundary.finite(rows.observation, rows.reward):
-            for lane, _, what, advice in self._boundary.not_finite(rows.observation, rows.reward):
-                raise NonFiniteError(f"environment {lane} {what} ({self.place(lane)}): {advice}")

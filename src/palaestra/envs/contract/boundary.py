@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from palaestra.core import EnvError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
+from palaestra.core import EnvError, NonFiniteError, ShapeError, SpecError, TimeStep, numpy_dtype, spec_leaves
 from palaestra.core.errors import is_news
 from palaestra.core.spec import ACTION_MASK, DiscreteSpec, SpecTree, TensorSpec, dtype_limits
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, problem, to_batched, unflatten
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _tensor = torch.from_numpy
 _dot: Any = np.vdot
 # Bounds and surplus keys are looked at in every so many steps, unless that is to be strict.
-_PERIOD = 16
+PERIOD = 16
 # Larger sets of discrete actions are not kept as scalars.
 _MOST_SCALARS = 4096
 _T = TypeVar("_T")
@@ -325,7 +325,7 @@ class Boundary:
         self._no_reward = np.zeros(rewards, np.float32)
         self._bounds = [(number, *leaf.bounds) for number, (_, leaf) in enumerate(self._leaves) if leaf.bounds]
         looked_at = self._nested or bool(self._bounds)
-        self.period = (1 if strict else _PERIOD) if looked_at else sys.maxsize
+        self.period = (1 if strict else PERIOD) if looked_at else sys.maxsize
         self._told: set[int] = set()
 
     def finite(self, arrays: Sequence[np.ndarray], reward: np.ndarray) -> bool:
@@ -341,6 +341,36 @@ class Boundary:
             if _dot(arrays[leaf], zeros) != 0.0:
                 return False
         return _dot(reward, self._no_reward) == 0.0
+
+    def require(self, rows: Rows, step: int, where: Callable[[int], str], *, whole: bool = False) -> None:
+        """Refuses what a simulator of all lanes emitted, where networks cannot use it.
+
+        Args:
+            rows: of all lanes.
+            step: their number; see `period`.
+            where: says where in its stream a lane is.
+            whole: whether all that was emitted are integers.
+
+        Raises:
+            NonFiniteError: an observation or reward is NaN or infinite.
+            SpecError: an observation is outside its bounds, and the boundary is strict.
+        """
+        if step % self.period == 0:
+            for lane, _, what, advice in self.out_of_place(rows.observation):
+                raise SpecError(f"environment {lane} {what}: {advice}")
+        if not whole and not self.finite(rows.observation, rows.reward):
+            self.require_finite(rows, where, range(len(rows.reward)))
+
+    def require_finite(self, rows: Rows, where: Callable[[int], str], lanes: Sequence[int]) -> None:
+        """As `require`, of some lanes, and of nothing but NaN and infinity.
+
+        Args:
+            rows: of those lanes.
+            where: says where in its stream a lane is.
+            lanes: the number of each.
+        """
+        for row, _, what, advice in self.not_finite(rows.observation, rows.reward):
+            raise NonFiniteError(f"environment {lanes[row]} {what}{where(lanes[row])}: {advice}")
 
     def not_finite(
         self, arrays: Sequence[np.ndarray], reward: np.ndarray, known: Collection[int] = ()

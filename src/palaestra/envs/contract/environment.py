@@ -459,7 +459,9 @@ class SingleEnvironment(_Specified):
         try:
             if seeds:
                 return self._emit(log, self.begin(seeds[0]), zeros(spec))
-            return self._emit(log, self.advance(unflatten((row[0] for row in rows), spec)), action)
+            time_step = self.advance(unflatten((row[0] for row in rows), spec))
+            require_read_mask(time_step.env_info, self.observation_spec)
+            return self._emit(log, time_step, action)
         except (Exception, SystemExit) as error:
             self._latest = None
             raise self._failure(log, error) from error

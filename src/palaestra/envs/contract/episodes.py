@@ -365,14 +365,17 @@ def require_read_mask(info: Any, observation_spec: SpecTree, remedy: str = "give
     """Refuses a mask of actions in `info`, which no policy reads, where observations have none.
 
     Args:
-        info: of an episode's first time step.
+        info: of a time step, an episode's first one say.
         observation_spec: of what policies see.
         remedy: what makes them see the mask.
 
     Raises:
         SpecError: there is one; the message has the line that moves it to the observation.
     """
-    if info and ACTION_MASK in info and not (isinstance(observation_spec, dict) and ACTION_MASK in observation_spec):
+    seen: Any = observation_spec
+    while isinstance(seen, dict) and ACTION_MASK not in seen:
+        seen = seen.get("seen")  # of `Untransformed`
+    if info and ACTION_MASK in info and not isinstance(seen, dict):
         raise SpecError(
             f"info has an action_mask, which no policy reads there; {remedy} (wrappers=['ActionMask']), which "
             "moves it into the observation, or --env.wrappers 'ActionMask(ignored=True)' to try forbidden actions, too"

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep, errors
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import Specs, not_five, wrong_info
@@ -26,7 +27,10 @@ LOOK_STEPS = 1_000
 """Steps of a first look at what an environment reports; it ends with the episode."""
 FINAL = ("final_obs", "final_observation")
 """Entries of `info` in which environments that reset themselves have an episode's last observation."""
+REPORTED = "TimeLimit.truncated"
+"""Entry of `info` by which environments of old Gym said that a limit, not the task, ended the episode."""
 FLAGS = frozenset([bool, np.bool_])  # types of flags that need no closer look
+_log = logging.getLogger(__name__)
 
 
 @final
@@ -127,7 +131,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         self._cut_off = truncated
         kind, discount = end_of(terminated, truncated, self._discount)
         if kind == 2:
-            observation = last_seen(self, observation, info)
+            observation = last_seen(self, observation, info, terminated)
         return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))
 
     def render(self) -> np.ndarray:
@@ -245,18 +249,28 @@ def begun(gym_env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
     return found
 
 
-def last_seen(env: SingleEnvironment, observation: Any, info: Any) -> Any:
+def last_seen(env: SingleEnvironment, observation: Any, info: Any, terminated: Any) -> Any:
     """The observation of an episode's end; of an environment that resets itself there, that which `info` has.
+
+    Warns once where `info` calls the end a time limit, and `terminated` calls it the task's.
 
     Args:
         env: that was stepped, with a Gymnasium environment inside.
         observation: that the step returned, the next episode's first where it resets itself.
         info: of that step.
+        terminated: of that step.
 
     Raises:
         SpecError: the one in `info` does not fit, or is of inside a wrapper that changes observations.
     """
-    key = next((name for name in FINAL if info and info.get(name) is not None), None)
+    if not info:
+        return observation
+    if terminated and info.get(REPORTED):
+        name = type(gym_env_of(env) or env).__name__
+        text = f"{name} terminated where its info has {REPORTED}: the future counts for nothing at its time limit"
+        if text not in errors.said and errors.is_news(text):
+            _log.warning("%s. There step has to return terminated=False, truncated=True. Said once", text)
+    key = next((name for name in FINAL if info.get(name) is not None), None)
     if key is None:
         return observation
     layer: Any = gym_env_of(env)

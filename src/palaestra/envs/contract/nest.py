@@ -8,7 +8,7 @@ import numpy as np
 import optree
 import torch
 
-from palaestra.core import ACTION_MASK, Batch, SpecError, SpecTree, TensorSpec, numpy_dtype, spec_leaves
+from palaestra.core import ACTION_MASK, Batch, SpecError, SpecTree, TensorSpec, map_spec, numpy_dtype, spec_leaves
 
 
 def batched_spec(spec: SpecTree) -> SpecTree:
@@ -88,6 +88,46 @@ def unstacked(spec: SpecTree) -> SpecTree:
     return unflatten((dataclasses.replace(leaf, stacked=1) for leaf in leaves), spec)
 
 
+def batched_leaves(spec: SpecTree, batch_size: int) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+    """Path, shape [B, ...] and dtype of the arrays that a simulator of B environments observes.
+
+    Args:
+        spec: of one bare environment.
+    """
+    leaves = spec_leaves(spec).items()
+    return [(path, (batch_size, *leaf.shape), numpy_dtype(leaf.dtype)) for path, leaf in leaves]
+
+
+def batched_arrays(
+    leaves: Sequence[Any],
+    expected: Sequence[tuple[str, tuple[int, ...], np.dtype]],
+    what: str,
+    *,
+    copy: bool | None = True,
+) -> list[np.ndarray]:
+    """What a simulator of many environments observes, as contiguous arrays.
+
+    Args:
+        leaves: [B, ...], in the order of the spec.
+        expected: from `batched_leaves`.
+        what: gave them, for the message.
+        copy: as numpy takes it; `None` copies what has to be cast alone.
+
+    Raises:
+        SpecError: a leaf has another shape, or cannot be cast without loss.
+    """
+    arrays: list[np.ndarray] = []
+    for leaf, (path, shape, dtype) in zip(leaves, expected, strict=True):
+        array = np.asarray(leaf)
+        if array.shape != shape or not fits(array, dtype):
+            raise SpecError(
+                f"{what} shape {array.shape} and dtype {array.dtype}{f' at {path!r}' if path else ''}, "
+                f"expected {shape} and values of {dtype}"
+            )
+        arrays.append(np.array(array, dtype, copy=copy, order="C"))
+    return arrays
+
+
 def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:
     """Leaf arrays [B, ...] as a tensor, or a `Batch` of tensors that share their memory.
 
@@ -98,6 +138,17 @@ def to_batched(arrays: Sequence[np.ndarray], spec: SpecTree) -> Any:
     return to_rows(map(torch.from_numpy, arrays), spec)
 
 
+def batched_nest(nests: Sequence[Any], spec: SpecTree) -> Any:
+    """The nests of bare environments as one of a batched environment.
+
+    Args:
+        nests: one for each lane.
+        spec: of one bare environment.
+    """
+    columns = zip(*(flatten(nest, spec) for nest in nests), strict=True)
+    return to_batched([np.stack(column) for column in columns], spec)
+
+
 def to_rows(leaves: Iterator[torch.Tensor], spec: SpecTree) -> Any:
     """Tensors [B, ...] as one, or a `Batch` of them.
 
@@ -105,9 +156,7 @@ def to_rows(leaves: Iterator[torch.Tensor], spec: SpecTree) -> Any:
         leaves: in the order of `spec`.
         spec: of one bare environment.
     """
-    if isinstance(spec, TensorSpec):
-        return next(leaves)
-    return Batch.of({str(key): to_rows(leaves, child) for key, child in _children(spec)})
+    return map_spec(lambda _: next(leaves), spec)
 
 
 def zeros(spec: SpecTree) -> Any:

@@ -284,17 +284,24 @@ class TensorEnvironment(SharedAttributes, Environment):
     @refuses(SpecError)
     def _try_out(self) -> Iterator[str]:
         """One step of the task's functions, so that what does not fit is found at once."""
+        given = {**{f"state[{name!r}]": leaf for name, leaf in self.lanes.state.items()}, "action": self._none}
+        before = _versions(given)
         _, reward, terminated = self.transition(self.lanes.state, self._none)
+        if changed := [name for name, version in _versions(given).items() if version != before[name]]:
+            yield (
+                f"transition of {type(self).__name__} changes {', '.join(changed)}, which others hold, too; make new "
+                "tensors: `x = x + 1`, not `x += 1`"
+            )
         observation, spec = self.observe(self.lanes.state), spec_leaves(self.observation_spec)
         leaves = tree_paths(observation)
         if leaves.keys() != spec.keys():
             yield f"{type(self).__name__} observes {list(leaves)}, and its observation_spec is {self.observation_spec}"
-        given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [
+        made: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [
             *(("the observation", leaves[path], leaf.shape, leaf.dtype) for path, leaf in spec.items()),
             ("the reward", reward, (), torch.float32),
             ("what says whether the task is over", terminated, (), torch.bool),
         ]
-        for what, value, shape, dtype in given:
+        for what, value, shape, dtype in made:
             if value.shape != (self.batch_size, *shape) or value.dtype != dtype:
                 yield (
                     f"{what} of {type(self).__name__} has shape {list(value.shape)} and dtype {value.dtype}, expected "
@@ -316,6 +323,11 @@ class TensorEnvironment(SharedAttributes, Environment):
 
     def _tensor(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(np.asarray(value)).clone().to(self.device)
+
+
+def _versions(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """How often each was written into, where PyTorch counts that."""
+    return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
 
 def uniform(keys: torch.Tensor, counter: torch.Tensor, count: int, first: int = 0) -> torch.Tensor:

@@ -83,26 +83,21 @@ class LeggedRobot:
     """Of terms of the reward, which replace those in `WEIGHTS`."""
 
 
-_VECTOR, _ROTATION = (1, -1, 1), (-1, 1, -1)  # signs of the image of a vector, and of an axis that is turned about
+_Image = tuple[Sequence[int], Sequence[int]]  # where each element of a mirror image comes from, and its sign
+_VECTOR: _Image = range(3), (1, -1, 1)
+_ROTATION: _Image = range(3), (-1, 1, -1)  # of an axis that is turned about
 
 
-def _image(*parts: Any) -> tuple[list[int], list[int]]:
+def _image(*parts: _Image) -> tuple[list[int], list[int]]:
     """Where each element of an observation's mirror image comes from, and its sign.
 
     Args:
-        parts: signs of elements that stay; orders of as many as they have; or orders with signs.
+        parts: one after another; their orders count from their own first element.
     """
     order, sign = list[int](), list[int]()
-    for part in parts:
-        own, signs = (
-            part
-            if isinstance(part[0], list)
-            else (part, [1] * len(part))
-            if isinstance(part, list)
-            else (range(len(part)), part)
-        )
+    for places, signs in parts:
         start = len(order)
-        order += [start + place for place in own]
+        order += [start + place for place in places]
         sign += signs
     return order, sign
 
@@ -117,9 +112,11 @@ def _images(robot: LeggedRobot) -> tuple[dict[str, tuple[list[int], list[int]]],
             first + size * (limb ^ 1 if count > 1 else limb) + joint for limb in range(count) for joint in range(size)
         ]
         sign += list(signs) * count
-    joints, feet = (order, sign), [foot ^ 1 for foot in range(len(robot.feet))]
-    feet_move = [3 * foot + axis for foot in feet for axis in range(3)], [*_VECTOR] * len(feet)
-    state = _VECTOR, _ROTATION, _VECTOR, *[joints] * 3, (1, -1, -1), *[(-1, -1)] * bool(robot.gait)
+    joints, others = (order, sign), [foot ^ 1 for foot in range(len(robot.feet))]
+    feet = others, [1] * len(others)
+    feet_move = [3 * foot + axis for foot in others for axis in range(3)], [*_VECTOR[1]] * len(others)
+    command, clock = (range(3), (1, -1, -1)), (range(2), (-1, -1))
+    state = _VECTOR, _ROTATION, _VECTOR, *[joints] * 3, command, *[clock] * bool(robot.gait)
     more = _ROTATION, _VECTOR, _VECTOR, _VECTOR, _ROTATION, *[joints] * 3, feet, feet_move, feet, feet
     images = {"action": joints, "state": _image(*state), "privileged_state": _image(*state, *more)}
     seen = len(images["state"][0])

@@ -70,7 +70,7 @@ class TorchVectorEnvironment(HasSpecs, Environment):
         self._seeds = lane_seeds_of(lane_seeds, self.batch_size)
         self._groups = None if groups is None else tuple(groups)
         self._action = _action_spec(env, clip_actions)
-        self._resets, self._running, self._sent = 0, False, None
+        self._resets, self._running, self._sent, self._told_final = 0, False, None, False
         config = getattr(env, "cfg", None)
         self._finite_horizon = bool(getattr(config, "is_finite_horizon", False))
         self._resets_itself = getattr(config, "auto_reset", True) is not False
@@ -205,7 +205,8 @@ class TorchVectorEnvironment(HasSpecs, Environment):
         for name in _FINAL:
             if name in extras:
                 return self._rows(self._seen(extras[name]))
-        if is_news(f"final {type(self.vector_env)}"):
+        told, self._told_final = self._told_final, True
+        if not told and is_news(f"final {type(self.vector_env)}"):
             _log.warning(
                 "%s resets itself and does not show what an episode ended with; where a time limit cut one off, what "
                 "was to come is judged by the observation before the last action. Said once",

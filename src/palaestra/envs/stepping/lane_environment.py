@@ -37,8 +37,9 @@ class LaneEnvironment(HasSpecs, Environment):
     Args:
         driver: `SerialDriver`, `ThreadDriver` or `ProcessDriver`, with the environments.
         lane_seeds: one for each, from `RunSeeds.integer("environments", lane)`; fresh ones if left out.
-        info: entries of `env_info` that every time step is to have, as in `EnvConfig`. A first look at environment 0
-            finds them, before its first episode.
+        info: entries of `env_info` that every time step is to have, as in `EnvConfig`.
+        found: entries that such environments report; `None` has a first look at environment 0, before its first
+            episode, and takes steps in it.
         auto_reset: whether the step after LAST begins an episode.
         untransformed: whether the outermost layer is `Untransformed`, so that time steps have `untransformed`.
 
@@ -62,6 +63,7 @@ class LaneEnvironment(HasSpecs, Environment):
         *,
         lane_seeds: Sequence[int] | None = None,
         info: Sequence[str] = (),
+        found: Sequence[str] | None = None,
         untransformed: bool = False,
         auto_reset: bool = True,
     ) -> None:
@@ -87,13 +89,16 @@ class LaneEnvironment(HasSpecs, Environment):
         self._faults, self._first_fault = EventLog(), ""
         self._seeds: dict[int, int] = {}
         self._sent: list[np.ndarray] | None = None
+        self._as_ever = torch.inference_mode(False)  # environments may learn, or differentiate, where others infer
         self._ended_by = ""
         self._said_lost = False
         self._defaults: dict[int, dict[str, Any]] = {}  # what attributes were before they were set
         driver.lost = functools.partial(_lost, weakref.ref(self))
         if info:
-            [found] = self._answer(driver.attributes("env_info_spec", [0]))
-            self.info = chosen_entries(info, list(entry_names(found.value)))
+            if found is None:
+                [seen] = self._answer(driver.attributes("env_info_spec", [0]))
+                found = list(entry_names(seen.value))
+            self.info = chosen_entries(info, found)
         self._says_late = "*" in info
 
     @property
@@ -174,7 +179,8 @@ class LaneEnvironment(HasSpecs, Environment):
             raise EnvError("recv was called without send; every recv needs its send")
         self._sent = None
         try:
-            rows, log.due, info, incidents = self.driver.collect()
+            with self._as_ever:
+                rows, log.due, info, incidents = self.driver.collect()
         except BaseException:  # Ctrl-C, too: which lanes were stepped is not known
             log.abandon()
             raise
@@ -368,7 +374,8 @@ class LaneEnvironment(HasSpecs, Environment):
             lanes = sorted({*lanes, incident.failure.lane, *incident.also})
             if self._log.awaiting:
                 self._note(self.driver.set_attributes(self._log.take_awaiting(lanes)))
-            restarted = self.driver.restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
+            with self._as_ever:
+                restarted = self.driver.restart({lane: self._log.restart(lane) for lane in lanes}, fatal=incident.fatal)
             if not isinstance(restarted, Incident):
                 break
             incident = restarted

@@ -1,21 +1,20 @@
 """`NativeVectorEnvironment`: environments that Gymnasium, or a simulator, steps as one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from torch import Tensor
 
-from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed, spec_leaves
+from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed
 from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, SpecError
 from palaestra.envs.contract.attributes import Found, SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import lane_seeds_of, require_read_mask, saved_seeds
-from palaestra.envs.contract.nest import fits, flatten, leaf_dtypes, to_batched, unflatten
+from palaestra.envs.contract.nest import batched_arrays, batched_leaves, flatten, to_batched, unflatten
 from palaestra.envs.contract.rows import MOST_ELEMENTS, Rows, Specs, completed
 from palaestra.envs.contract.spaces import reward_spec_of, spec_from_space
 from palaestra.envs.supervision.faults import describe
@@ -90,17 +89,14 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         if isinstance(vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv) or self._mode is AutoresetMode.DISABLED:
             self.end_episodes = self._end_episodes  # for single lanes of others cannot be reset
         self._seeds = lane_seeds_of(lane_seeds, self.batch_size)
-        self._dtypes = leaf_dtypes(self._observation)
-        leaves = spec_leaves(self._observation).items()
-        self._shapes = [(path, (self.batch_size, *leaf.shape)) for path, leaf in leaves]
+        self._leaves = batched_leaves(self._observation, self.batch_size)
         self._reward_shape = (self.batch_size, *reward.shape)
-        self._flat_action, self._flat_observation = (
-            isinstance(spec, TensorSpec) for spec in (self._action, self._observation)
-        )
+        self._flat_action = isinstance(self._action, TensorSpec)
         self._copies = True if type(vector_env).__module__ not in _GIVE_NEW_ARRAYS else None
         rewards = self.batch_size * reward.size
         self._boundary = Boundary(self._observation, rewards, self.batch_size, strict=strict, first=0)
-        self._no_floats = all(dtype.kind != "f" for dtype in self._dtypes)
+        self._no_floats = all(dtype.kind != "f" for _, _, dtype in self._leaves)
+        self._at_reset: Collection[str] = ()  # names of what a reset reports
         self._whole = False  # whether the latest step gave whole numbers alone, of which none is NaN
         self._resets = 0
         self._steps = 0
@@ -153,8 +149,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             observation, info = self.vector_env.reset(seed=seed)
         except Exception as error:
             raise self._failure(error, f"reset {self._resets} with seed {seed}") from error
-        require_read_mask(info, self._observation, "give --env.vectorization serial and --env.wrappers ActionMask")
-        self._running = True
+        self._running, self._at_reset = True, info.keys()
         self._over = None
         self._resets += 1
         step_type, reward = np.zeros(self.batch_size, np.int32), np.zeros(self._reward_shape, np.float32)
@@ -278,16 +273,22 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         if self._mode is AutoresetMode.SAME_STEP:
             # one final observation for every lane, in whatever it is that holds them
             finals = zip(*[flatten(info["final_obs"][lane], self._observation) for lane in lanes], strict=True)
-            final = [np.array(column, dtype) for column, dtype in zip(finals, self._dtypes, strict=True)]
-            final_info = info.get("final_info", {})
+            final = [np.array(column, dtype) for column, (_, _, dtype) in zip(finals, self._leaves, strict=True)]
+            ended = over if self._begun is None else over | self._begun
+            final_info = dict(info.get("final_info", {}))
             info = {key: value for key, value in info.items() if key.lstrip("_") not in ("final_obs", "final_info")}
+            masked = [key for key in info if f"_{key}" in info and key not in self._at_reset]
+            for key in masked:  # of ended episodes alone, as wrappers of the pool report them
+                if not np.any(np.asarray(info[f"_{key}"])[~ended]):
+                    final_info[key] = info.pop(key)
+                    del info[f"_{key}"]
         else:
             final, final_info = [array[lanes] for array in self._arrays(observation)], info
             observation, at_reset = self.vector_env.reset(options={"reset_mask": over.copy()})
             told.append((over, at_reset))
         last = Rows(np.full(len(lanes), 2, np.int32), reward[lanes], discount[lanes], final)
         prev_action = to_batched([array[lanes] for array in actions], self._action)
-        self._require_finite(last, lanes.tolist())
+        self._boundary.require_finite(last, self._where, lanes.tolist())
         ended_info = _info(final_info, self.batch_size, lanes)
         if self.info:
             ended_info = completed(ended_info, last.step_type, self.info)
@@ -297,12 +298,9 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
         return self._emitted(rows, actions, info, told)
 
     def _emitted(self, rows: Rows, actions: list[np.ndarray], info: Any, told: Sequence[_Told] = ()) -> TimeStep:
-        if self._steps % self._boundary.period == 0:
-            for lane, _, what, advice in self._boundary.out_of_place(rows.observation):
-                raise SpecError(f"environment {lane} {what}: {advice}")
-        if not self._whole and not self._boundary.finite(rows.observation, rows.reward):
-            self._require_finite(rows, range(self.batch_size))
+        self._boundary.require(rows, self._steps, self._where, whole=self._whole)
         prev_action = torch.from_numpy(actions[0]) if self._flat_action else to_batched(actions, self._action)
+        require_read_mask(info, self._observation, "give --env.vectorization serial and --env.wrappers ActionMask")
         found = _info(info, self.batch_size) if info else ()
         for lanes, at_reset in told:  # instead of what the step before the reset reported
             found = _instead(found, torch.from_numpy(lanes), _info(at_reset, self.batch_size))
@@ -310,25 +308,9 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             found = completed(found, rows.step_type, self.info)
         return batched_time_step(rows, prev_action, self._env_id, found, self._observation)
 
-    def _require_finite(self, rows: Rows, lanes: Sequence[int]) -> None:
-        if len(lanes) == self.batch_size and self._boundary.finite(rows.observation, rows.reward):
-            return
-        for lane, _, what, detail in self._boundary.not_finite(rows.observation, rows.reward):
-            raise NonFiniteError(f"environment {lanes[lane]} {what}{self._where(lane)}: {detail}")
-
     def _arrays(self, observation: Any) -> list[np.ndarray]:
-        leaves = [observation] if self._flat_observation else flatten(observation, self._observation)
-        return [self._array(*leaf) for leaf in zip(leaves, self._dtypes, self._shapes, strict=True)]
-
-    def _array(self, leaf: Any, dtype: np.dtype, named: tuple[str, tuple[int, ...]]) -> np.ndarray:
-        path, shape = named
-        array = np.asarray(leaf)
-        if array.shape != shape or not fits(array, dtype):
-            raise SpecError(
-                f"the observations{f' at {path!r}' if path else ''} have shape {array.shape} and dtype {array.dtype}, "
-                f"expected {shape} and values of {dtype}"
-            )
-        return np.array(array, dtype, copy=self._copies, order="C")
+        leaves = flatten(observation, self._observation)
+        return batched_arrays(leaves, self._leaves, "the observations have", copy=self._copies)
 
     def _next_seeds(self) -> Any:
         if isinstance(self.vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
@@ -355,7 +337,7 @@ def _info(info: dict[str, Any], batch_size: int, lanes: np.ndarray | None = None
     return Batch.of(columns if lanes is None else {key: column[lanes] for key, column in columns.items()})
 
 
-def _instead(found: Any, lanes: Tensor, told: Any) -> Any:
+def _instead(found: Any, lanes: torch.Tensor, told: Any) -> Any:
     """Columns with those of some lanes [B] exchanged."""
     ours, theirs = (dict(vars(one)) if isinstance(one, Batch) else {} for one in (found, told))
     missing = torch.full((len(lanes),), torch.nan, dtype=torch.float64)
@@ -364,15 +346,17 @@ def _instead(found: Any, lanes: Tensor, told: Any) -> Any:
     return Batch.of(columns) if columns else ()
 
 
-def _columns(info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, torch.Tensor]) -> None:
+def _columns(
+    info: dict[str, Any], prefix: str, batch_size: int, out: dict[str, torch.Tensor], outer: np.ndarray | None = None
+) -> None:
     for key, value in info.items():
         if key == "env_id" or (key.startswith("_") and key[1:] in info):  # a time step says its env_id itself
             continue
+        mask = info.get(f"_{key}", outer)
         if isinstance(value, dict):
-            _columns(value, f"{prefix}{key}/", batch_size, out)
+            _columns(value, f"{prefix}{key}/", batch_size, out, mask)
             continue
         array = np.asarray(value)
-        mask = info.get(f"_{key}")
         if array.dtype.kind not in "fiub" or array.shape[:1] != (batch_size,):
             continue
         elements = array.reshape(batch_size, -1)

@@ -86,7 +86,7 @@ class SerialDriver(Attributed, Driver):
         self._shapes = [(size, *leaf.shape) for leaf in spec_leaves(observation).values()]
         self._plain = isinstance(observation, TensorSpec)
         self._reward_shape = (size, *self.specs.reward.shape)
-        rewards = int(np.prod(self._reward_shape))
+        rewards = size * self.specs.reward.size
         self._boundary = Boundary(observation, rewards, size, strict=faults.strict, first=first_id)
         self._clock, self._bounds_period = 0, self._boundary.period
         self._mid, self._one = np.ones(size, np.int32), np.ones(size, np.float32)
@@ -177,10 +177,8 @@ class SerialDriver(Attributed, Driver):
             steps = steps.copy()
             for lane, seed in seeds.items():
                 steps[lane] = functools.partial(self._begin, lane, seed, -1)
-        results: list[Any] = []
-        failures: list[Failure] = []
-        calls = self._calls
-        self._starting, self.doing = seeds, results
+        results, failures = list[Any](), list[Failure]()
+        self._starting, self.doing, calls = seeds, results, self._calls
         try:
             while len(results) < len(steps):
                 try:
@@ -221,15 +219,13 @@ class SerialDriver(Attributed, Driver):
                 self._find_steps()
             result = self._begin(lane, seed, 0, None)
             observation = result[0] if self._all_direct else result.observation
-            wrong = problem(observation, self.specs.observation)
-            if wrong:
+            if wrong := problem(observation, self.specs.observation):
                 return Failure(lane, "malformed", "emitted another observation", f"it has {wrong}")
         except BaseException as error:
             return self._failure(lane, error)
         arrays = leaf_arrays(observation, self.specs.observation)
-        for array in arrays:
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
+        if not all(np.isfinite(array).all() for array in arrays):
+            return Failure(lane, "non-finite", "emitted NaN or infinity", "look at the environment's reset")
         self._show(lane, observation, 0.0 if self._all_direct else result.reward)
         return arrays
 
@@ -278,7 +274,8 @@ class SerialDriver(Attributed, Driver):
             for lane in over:
                 step_type[lane], discount[lane] = end_of(terminated[lane], True)
                 if infos[lane] and (terminated[lane] or truncated[lane]):
-                    seen = (*seen[:lane], last_seen(self.envs[lane], seen[lane], infos[lane]), *seen[lane + 1 :])
+                    last = last_seen(self.envs[lane], seen[lane], infos[lane], terminated[lane])
+                    seen = (*seen[:lane], last, *seen[lane + 1 :])
             for lane in seeds:
                 step_type[lane] = 0
         else:
@@ -286,6 +283,8 @@ class SerialDriver(Attributed, Driver):
             over = [lane for lane, kind in enumerate(kinds) if kind == 2] if 2 in kinds else []
             step_type, discount = np.array(kinds, np.int32), np.array(discounts, np.float32)
         self.over, self._earned = over, earned
+        for info in filter(None, infos):
+            require_read_mask(info, self.specs.observation)
         try:
             reward, observation = np.array(earned, np.float32), [np.array(seen)] if self._plain else []
         except ValueError:  # ragged: seen to below
@@ -347,11 +346,13 @@ class SerialDriver(Attributed, Driver):
             try:
                 wrong = unreadable(result, self.specs, direct=self._all_direct)
                 wrong = wrong or (wrong_flags(*result[2:4]) if self._all_direct else "")
+                if not wrong:
+                    require_read_mask(result[-1], self.specs.observation)
             except Exception as error:
                 wrong = f"{type(error).__name__}: {error}"
             if wrong:
-                what = "returned what cannot be read" if "observation" not in wrong else "emitted another observation"
-                found.append(Failure(lane, "malformed", what, wrong))
+                other = "emitted another observation" if wrong.startswith("the observation") else ""
+                found.append(Failure(lane, "malformed", other or "returned what cannot be read", wrong))
                 results[lane] = self._stand_in(lane)
         return found
 
@@ -397,8 +398,7 @@ class _Direct(NamedTuple):
 
 
 def _direct(env: SingleEnvironment) -> _Direct | None:
-    limit = env if type(env) is TimeLimit else None
-    env = env if limit is None else limit.env
-    if type(env) is not GymEnvironment or not env.plain:
-        return None
-    return _Direct(env.gym_env.step, env.gym_env.reset, limit)
+    limit, env = (env, env.env) if type(env) is TimeLimit else (None, env)
+    if type(env) is GymEnvironment and env.plain:
+        return _Direct(env.gym_env.step, env.gym_env.reset, limit)
+    return None

@@ -29,8 +29,6 @@ _INFO_COLUMNS = 32
 _MEMORY_PERIOD = 64
 # Steps between two looks for leaks: at first of every doubling, then so many.
 _FIRST_LOOK, _LOOK_PERIOD = 64, 1024
-# How long a worker sleeps at a time; its parent's death ends it from another thread.
-_NAP_S = 3600.0
 _NOT_BEGUN = (
     "It has not begun its work, so it is only slow to start: use fewer workers (`--env.num-workers`), or wait "
     "for longer (`--env.reset-timeout-s`)"
@@ -295,8 +293,7 @@ class _Worker:
         command, status = self._command, self._status
         while True:
             if not spin_acquire(go):
-                while not go.acquire(True, _NAP_S):
-                    pass
+                go.acquire(True)  # without a timeout, for which macOS would poll; the parent's death ends the process
             if command[0] == STEP:
                 what, (outcome, message) = "step", self._step()
             else:

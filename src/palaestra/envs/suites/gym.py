@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from palaestra.core import ConfigError, EnvError, MissingExtraError, did_you_mean, import_module
+from palaestra.core import ConfigError, EnvError, MissingExtraError, PalaestraError, did_you_mean, import_module
 from palaestra.core.errors import is_news
 from palaestra.envs.contract.spaces import IMAGE_ONLY
 from palaestra.envs.suites.suite import Native, Single
@@ -94,11 +94,12 @@ def single(name: str, kwargs: dict[str, Any], limit: int | None) -> Single:
     spec = find_spec(name)
     bare = copy.deepcopy(spec)
     bare.order_enforce = False
-    own: dict[str, Any] = {"max_episode_steps": -1, "disable_env_checker": True}
+    inside = limit is None and bool(spec.additional_wrappers)  # these see the registered limit, as with Gymnasium
+    own: dict[str, Any] = {"max_episode_steps": None if inside else -1, "disable_env_checker": True}
     env = _made(spec, kwargs, lambda: gymnasium.make(bare, **own, **kwargs))
     if type(env.unwrapped).__module__ == "shimmy.dm_control_compatibility":  # milliseconds of a step
         env.metadata = {**env.metadata, "render_fps": round(1 / env.unwrapped.dt)}
-    return Single(env, (spec.max_episode_steps or 0) if limit is None else limit)
+    return Single(env, 0 if inside else (spec.max_episode_steps or 0) if limit is None else limit)
 
 
 def native(name: str, num_envs: int, kwargs: dict[str, Any], limit: int | None) -> Native:
@@ -147,6 +148,18 @@ def find_spec(name: str) -> EnvSpec:
             f"no environment {name!r} in Gymnasium's registry: {said}{known} "
             'An environment of your own is named "my_package:MyEnvironment"'
         ) from error
+
+
+def registered_limit(name: str) -> int | None:
+    """The time limit that an id is registered with; `None` without one.
+
+    Packages of known namespaces are imported for ids that are not registered yet, modules that a name begins with not.
+    """
+    try:
+        spec = gymnasium.registry.get(name) or (None if ":" in name else find_spec(name))
+    except PalaestraError:  # what makes the environment will say it
+        return None
+    return None if spec is None else spec.max_episode_steps
 
 
 def _today(name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, MultiDiscreteSpec, SpecError, TensorSpec, TimeStep
 from palaestra.core.spec import ACTION_MASK, numpy_dtype, spec_leaves
 from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.contract.nest import flatten, to_rows, unflatten
+from palaestra.envs.contract.nest import copied, flatten, to_rows, unflatten
 
 __all__ = ["ActionRepeat", "NormalizeAction"]
 
@@ -62,7 +62,7 @@ class ActionRepeat(EnvironmentWrapper):
         newest: deque[np.ndarray] = deque(maxlen=self._pool)
         frames = 0
         while True:
-            time_step = self.env.advance(action)
+            time_step = self.env.advance(copied(action))  # which an environment may change
             frames += 1
             total = total + time_step.reward
             raw = time_step.untransformed

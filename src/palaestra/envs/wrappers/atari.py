@@ -42,12 +42,11 @@ class RandomNoop(EnvironmentWrapper):
         if type(maximum) is not int or maximum < 1:
             raise ConfigError(f"RandomNoop(maximum={maximum!r}); it must be an integer of at least 1")
         self._maximum = maximum
-        self._noop = neutral(env.action_spec)
 
     def begin_episode(self, seed: int) -> TimeStep:
         time_step = first = self.env.begin_episode(seed)
         for number in range(int(np.random.default_rng(seed).integers(1, self._maximum + 1))):
-            time_step = self.env.advance(self._noop)
+            time_step = self.env.advance(neutral(self.env.action_spec))
             if time_step.step_type == 2:
                 time_step = first = self.env.begin_episode(episode_seed(seed, number))
         return as_first(time_step, first)

@@ -1,0 +1,67 @@
+"""Settings that are each right alone, and not together."""
+
+import pytest
+
+from palaestra import EnvConfig, preset
+from palaestra.buffers import ReplayBuffer
+from palaestra.config.config import config_from_mapping
+from palaestra.core import ConfigError
+from palaestra.experiments import dry_run, make_learner
+from palaestra.rollout import origin_of
+from tests.experiments.data import PENDULUM, saved
+
+SHAPED = ("ScaleReward(scale=0.1)",)
+BARGAIN = "tests.algorithms.test_rewards:Bargain"
+
+
+def config_of(algorithm, env, **settings):
+    base = preset(algorithm, env)
+    return config_from_mapping(type(base), settings, base=base)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "message"),
+    [
+        (
+            "evolution_strategies",
+            "Pendulum-v1",
+            {"env__num_envs": 4, "env__variants": ({"kwargs": {"g": 2.0}}, {"kwargs": {"g": 15.0}})},
+            "ranks perturbations by what each earned in its own environment, and env.variants pay differently",
+        ),
+        (
+            "decision_transformer",
+            "Pendulum-v1",
+            {"env__train_wrappers": SHAPED, "offline__data": "demo", "offline__fraction": 0.5, "offline__updates": 5},
+            "asks for a return and is told rewards as it acts",
+        ),
+        (
+            "ppo",
+            BARGAIN,
+            {
+                "algorithm__bonus__kind": "gail",
+                "offline__data": "demo",
+                "algorithm__rewards__weights": (1.0, 0.0),
+                "algorithm__rewards__thresholds": (None, -0.3),
+            },
+            "thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces",
+        ),
+    ],
+)
+def test_what_would_learn_nonsense_is_refused(algorithm, env, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_learner(config_of(algorithm, env, **settings))
+
+
+def test_rewards_of_training_are_named_to_who_asks_for_a_return(tmp_path, caplog):
+    """It asks for returns of the data's size, and is told the environment's rewards."""
+    shaped = EnvConfig(name=PENDULUM.name, max_episode_steps=10, train_wrappers=SHAPED)
+    ReplayBuffer.load(saved(tmp_path / "plain")).save(tmp_path / "data", origin=origin_of(shaped))
+    config = config_of("decision_transformer", PENDULUM.name, env__max_episode_steps=10)
+    learner = make_learner(config_from_mapping(type(config), {"offline__data": str(tmp_path / "data")}, base=config))
+    learner.load_data()
+    assert "A return of the data's is asked for" in caplog.text
+
+
+def test_compiling_what_makes_no_gradient_steps_is_said(caplog):
+    dry_run(config_of("trpo", "CartPole-v1", run__compile=True, trainer__total_env_steps=2048))
+    assert "--compile compiles gradient steps, and trpo makes none" in caplog.text
