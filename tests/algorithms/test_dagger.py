@@ -121,6 +121,9 @@ def test_a_memory_learns_from_sequences_and_not_from_ends_or_their_burn_in():
                 count += 1
     assert count == 5
     assert float(loss.detach()) == pytest.approx(total / count, rel=1e-5)
+    kinds[:, 1] = torch.tensor([1, 2, 1, 0, 1])  # behind a gap, the memory is another episode's
+    batch = algorithm.preprocess(Batch.of(drawn | {"state": state.map(lambda leaf: leaf[None])}), None)  # pyright: ignore
+    assert batch.valid[:, 1].tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("beta", "least", "most"), [(1.0, 1.0, 1.0), (0.0, 0.2, 0.5), (0.5, 0.55, 0.78)])

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 import palaestra
 from palaestra import EnvConfig
-from palaestra.analysis.offline_evaluation import _Data, _interval
+from palaestra.analysis.offline_evaluation import _Data, interval_of_members
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
 from palaestra.envs import create_environment
@@ -153,7 +153,7 @@ def test_the_interval_is_that_of_a_mean_over_the_episodes(tmp_path):
 
 def test_few_members_know_little_of_their_spread():
     """Of 0 and 2: 12.706 √1.5 √2; the normal quantile was eight times too small."""
-    found = _interval(torch.tensor([0.0, 2.0]))
+    found = interval_of_members(torch.tensor([0.0, 2.0]))
     assert (found.low, found.high) == pytest.approx((1 - 22.008, 1 + 22.008), abs=1e-2)
 
 

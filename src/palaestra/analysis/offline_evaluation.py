@@ -178,10 +178,10 @@ def evaluate_offline(
         updated()
     last = worth()
     moved = float(last.mean()) - float(halfway.mean())
-    return OfflineEvaluation(_interval(last), gamma, len(rows.transitions), len(rows.first), moved)
+    return OfflineEvaluation(interval_of_members(last), gamma, len(rows.transitions), len(rows.first), moved)
 
 
-def _interval(worths: Tensor) -> Interval:
+def interval_of_members(worths: Tensor) -> Interval:
     """By Student's t: the spread of a few members is an estimate, and their mean strays by it, too."""
     mean, count = float(worths.mean()), len(worths)
     half = t_quantile(count - 1) * (1 + 1 / count) ** 0.5 * float(worths.std())

@@ -114,8 +114,7 @@ def share(
         if changed:
             raise ConfigError(f"{run.path} still trains, and kept a better policy meanwhile; share it once more")
         experiments.save_config(_published(run.config), folder / "config.yaml")
-        evaluation = found.runs[str(run.path)].to_json()
-        evaluation["seed"] = run.config.run.seed + experiments.FRESH_SEED
+        evaluation = found.runs[str(run.path)].to_json() | {"seed": run.config.run.seed + experiments.FRESH_SEED}
         (folder / "evals").mkdir()
         files.write_json(folder / "evals/evaluation.json", evaluation)
         _draw(runs, folder, missing)

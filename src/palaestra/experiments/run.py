@@ -34,16 +34,7 @@ from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork
 from palaestra.runs.records import KeepFaults, NoteLeaks, crashes_told, kind_of, networks_of, process_info, write_lost
 from palaestra.runs.records import now as time_now
 from palaestra.runtime import entitled
-from palaestra.training import (
-    Callback,
-    Logger,
-    NoteOpposed,
-    StopSignals,
-    Trainer,
-    TrainingRun,
-    TrainResult,
-    acting_policy,
-)
+from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
 
@@ -290,7 +281,7 @@ def active(
         faults = KeepFaults(collecting.reporter, directory.path)
         later = make_compiled_later(learner, lambda record: _note(directory, {"compiled": record}))
         leaks = NoteLeaks(directory.path, here=_steps_here(config))
-        trainer.callbacks += [faults, _StillThere(directory), FollowScale(directory.path), leaks, later, NoteOpposed()]
+        trainer.callbacks += [faults, _StillThere(directory), FollowScale(directory.path), leaks, later]
         stack.callback(later.end)
         if resumed:
             go_on(directory, trainer, config, collecting.reporter)

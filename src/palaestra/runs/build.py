@@ -257,7 +257,7 @@ def make_trainer(
         evaluate=evaluate,
         checkpoints=RunDirectory(path).checkpoints(**kept),
         loggers=[*own, *loggers],
-        callbacks=[health, KeepEvaluations(path), *views, *make_callbacks(config), *callbacks],
+        callbacks=[health, training.NoteOpposed(), KeepEvaluations(path), *views, *make_callbacks(config), *callbacks],
     )
 
 

@@ -167,6 +167,21 @@ def test_a_picture_becomes_gray_by_the_weights_of_the_standard():
     assert env.begin_episode(0).observation.tolist() == [[60, 117, 23]]  # 0.299, 0.587, 0.114 of 200, rounded
 
 
+@pytest.mark.parametrize("shape", [(210, 160), (21, 16, 3)])
+def test_gray_pixels_are_those_of_exact_arithmetic(shape):
+    """Means of exactly one half were rounded by how many threads multiply, so that workers saw other pictures."""
+    picture = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    space = spaces.Box(0, 255, shape, np.uint8)
+    env = GrayscaleResize(script(0.0, observations=[picture] * 2, space=space), height=84, width=84)
+    gray = picture.astype(np.int64) * 1000 if len(shape) == 2 else picture.astype(np.int64) @ np.array([299, 587, 114])
+    fine = gray.repeat(84, 0).repeat(84, 1)  # each pixel in parts, of which a new one has as many as there were pixels
+    sums = fine.reshape(84, shape[0], 84, shape[1]).sum((1, 3))
+    whole = 1000 * shape[0] * shape[1]
+    below, rest = sums // whole, 2 * (sums % whole)
+    expected = below + (rest > whole) + ((rest == whole) & (below % 2 == 1))
+    assert env.begin_episode(0).observation.tolist() == expected.tolist()
+
+
 def test_every_pixel_is_the_mean_of_the_area_that_it_covers():
     picture = np.array([[0, 30, 60], [90, 120, 150]], np.uint8)
     space = spaces.Box(0, 255, (2, 3), np.uint8)

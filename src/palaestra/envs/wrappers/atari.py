@@ -189,7 +189,7 @@ class EpisodicLife(StatefulWrapper):
         return int(info["lives"])
 
 
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+_LUMA, _LUMA_SUM = np.array([299, 587, 114], np.float32), 1000  # ITU-R BT.601
 
 
 @final
@@ -197,7 +197,8 @@ class GrayscaleResize(ObservationMap):
     """Turns pictures [H, W, 3] (or gray ones, [H, W]) of uint8 into gray ones [height, width] of uint8.
 
     A 210 x 160 colour picture becomes a fourteenth of its size, and the network that looks at it faster by as much.
-    Every pixel is the mean of the area that it covers.
+    Every pixel is the mean of the area that it covers, rounded: sums are of integers, and exact, for those of products
+    of matrices depend on how many threads there are.
 
     Args:
         height: of the new picture in pixels.
@@ -235,17 +236,18 @@ class GrayscaleResize(ObservationMap):
         return BoundedSpec(self._size, torch.uint8, minimum=np.array(0), maximum=np.array(255))
 
     def leaf(self, value: np.ndarray, path: str, first: bool) -> np.ndarray:
-        gray = value.astype(np.float32)
-        if gray.ndim == 3:
-            gray = gray @ _LUMA
-        rows, columns = map(_areas, gray.shape, self._size)
-        return np.rint(rows @ gray @ columns.T).clip(0, 255).astype(np.uint8)
+        height, width = value.shape[:2]
+        whole = height * width * (1 if value.ndim == 2 else _LUMA_SUM)
+        dtype = np.float32 if 255 * whole < 2**24 else np.float64  # both hold integers so large
+        gray = value.astype(np.float32) if value.ndim == 2 else value.astype(np.float32) @ _LUMA
+        gray = gray.astype(dtype, copy=False)
+        rows, columns = (_areas(old, new, dtype) for old, new in zip((height, width), self._size, strict=True))
+        return np.rint(rows @ gray @ columns.T / whole).astype(np.uint8)
 
 
 @functools.cache
-def _areas(old: int, new: int) -> np.ndarray:
-    """[new, old]: which share of each old pixel goes into each new one; every row sums to 1."""
-    edges = np.arange(new + 1) * (old / new)
-    pixels = np.arange(old)
-    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    return (overlap.clip(0) * (new / old)).astype(np.float32)
+def _areas(old: int, new: int, dtype: type[np.floating]) -> np.ndarray:
+    """[new, old]: how many of a new pixel's `old` parts lie in each old one."""
+    edges, pixels = np.arange(new + 1) * old, np.arange(old) * new
+    overlap = np.minimum(edges[1:, None], pixels + new) - np.maximum(edges[:-1, None], pixels)
+    return overlap.clip(0).astype(dtype)
