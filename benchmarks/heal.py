@@ -116,7 +116,11 @@ def report(record: dict[str, Any]) -> str:
         equal = len({one["fingerprint"] for pair in found for one in pair}) == 1
         whole_s = statistics.median(whole["seconds"] for whole, _ in found)
         rows += [
-            [f"{record['updates']:,} updates with one loss, in {whole_s:.0f} s without", f"{share:.2f}", f"{SHARE:g}"],
+            [
+                f"{record['updates']:,} updates with one loss, in {whole_s:.0f} s without (pairs: {len(found)})",
+                f"{share:.2f}",
+                f"{SHARE:g}",
+            ],
             ["processor time of them in the run's process", f"{cpu:.2f}", ""],
             ["weights are those of the unbroken runs", "yes" if equal else "no", "yes"],
         ]

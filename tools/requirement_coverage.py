@@ -7,7 +7,8 @@ A test names the requirements it proves, in one of three places:
         # F25: parameters are bit-equal.                    # in a comment of its body
 
 Ranges (`TS-02..06`) and lists (`ALF-23, 24`, `MARO-40/41`) are expanded. Acceptance scenarios read `scenario 4`.
-A skipped test proves nothing. An id that docs/requirements.yaml does not list is an error.
+A skipped test proves nothing. An id that docs/requirements.yaml does not list is an error, and so is one of another
+list (`Issue 21, F9`).
 
     python tools/requirement_coverage.py            # write the page
     python tools/requirement_coverage.py --check    # exit 1 if the committed page differs
@@ -21,8 +22,9 @@ import re
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import yaml
@@ -37,14 +39,16 @@ ONE_IN_NAME = re.compile(r"(alf|maro|ts|parl)_(\d{2})|([fs])(\d{1,2})")
 # An id, then any number of "..06", ", 04" or "/41"; the prefix may be repeated: "TS-02..TS-06".
 DASHED = re.compile(r"\b(ALF|MARO|TS|PARL)-(\d{2})((?:(?:\.\.|,\s*|/)(?:\1-)?\d{2}\b)*)")
 FAULT = re.compile(r"\b(F)(\d{1,2})\b((?:\.\.F?\d{1,2}\b)?)")
+OF_ISSUE = re.compile(r"\bIssue \d+, (?:(?:ALF|MARO|TS|PARL)-|F)\d+")
 SCENARIO = re.compile(r"\b[Ss]cenarios? (\d{1,2})\b((?:(?:\.\.|,\s*| and )\d{1,2}\b)*)")
 
 
 class Section(NamedTuple):
-    """One system of the catalogue."""
+    """One system of the catalogue; `departures` say of some ids what holds in their place."""
 
     title: str
     ids: dict[str, str]
+    departures: Mapping[str, str] = MappingProxyType({})
 
 
 def catalogue(root: Path = ROOT) -> list[Section]:
@@ -63,8 +67,9 @@ def ids_in_name(name: str) -> set[str]:
 
 
 def ids_in_text(text: str) -> set[str]:
-    """Ids that a docstring or comment names, with ranges and lists expanded."""
-    ids = {f"{match[1]}-{number:02d}" for match in DASHED.finditer(text) for number in _numbers(match[2], match[3])}
+    """Ids that a docstring or comment names, with ranges and lists expanded; those of an issue with its number."""
+    ids = set(OF_ISSUE.findall(text))
+    ids |= {f"{match[1]}-{number:02d}" for match in DASHED.finditer(text) for number in _numbers(match[2], match[3])}
     ids |= {f"F{number}" for match in FAULT.finditer(text) for number in _numbers(match[2], match[3])}
     return ids | {f"S{number}" for match in SCENARIO.finditer(text) for number in _numbers(match[1], match[2])}
 
@@ -138,13 +143,14 @@ def page(root: Path = ROOT) -> str:
         "",
         "| | proven | of |",
         "|---|---:|---:|",
-        *(f"| {title} | {sum(id_ in tests for id_ in ids)} | {len(ids)} |" for title, ids in sections),
+        *(f"| {title} | {sum(id_ in tests for id_ in ids)} | {len(ids)} |" for title, ids, _ in sections),
     ]
-    for title, ids in sections:
+    for title, ids, departures in sections:
         lines += ["", f"## {title}", "", "| id | promise | tests |", "|---|---|---|"]
         for id_, promise in ids.items():
             named = "<br>".join(f"`{test}`" for test in sorted(tests.get(id_, ()))) or "no test yet"
-            lines.append(f"| {id_} | {promise.replace('|', BAR)} | {named} |")
+            held = f" *Departure:* {departures[id_]}" if id_ in departures else ""
+            lines.append(f"| {id_} | {promise.replace('|', BAR)}{held} | {named} |")
     return "\n".join(lines) + "\n"
 
 

@@ -89,14 +89,19 @@ def record(task: str, runs: Path, results: Path) -> None:
     of_this = provenance(f"python -m benchmarks.learning.imitation --runs RUNS --task {task}")
     rows[task] = {**of_this, **returns, "students": each, "kept": kept}
     write_json(place, rows)
+    (results / "imitation.md").write_text(text(rows) + "\n")
+
+
+def text(rows: dict[str, Any]) -> str:
+    """The table of all tasks."""
     head = ["task", "demonstrator", "by chance", "GAIL, mean of 5 seeds", "each", "kept of demonstrator over chance"]
     lines, origins = list[list[str]](), list[str]()
     for name, row in rows.items():
         means = [f"{value:.1f}" for value in (row["demonstrator"], row["chance"], statistics.fmean(row["students"]))]
         students = ", ".join(f"{one:.1f}" for one in sorted(row["students"]))
         lines.append([name, *means, students, f"{min(row['kept']):.0%} to {max(row['kept']):.0%}"])
-        origins.append(origin(row))
-    (results / "imitation.md").write_text("\n\n".join([table(head, lines), *origins]) + "\n")
+        origins.append(origin(row) + row.get("note", ""))
+    return "\n\n".join([table(head, lines), *origins])
 
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where teachers.json and teachers.md are written")
     arguments = parser.parse_args()
     record = {**provenance("python -m benchmarks.learning.teachers --runs RUNS"), "rows": []}
-    lines = []
     for task, (algorithm, settings) in TEACHERS.items():
         name = task.rpartition(":")[2]
         teacher = arguments.runs / f"teacher_{name}"
@@ -111,13 +110,24 @@ def main() -> None:
         kept = [(value - returns["chance"]) / span for value in each]
         steps = STUDENTS[task]["trainer__total_env_steps"]
         record["rows"].append({"env": name, "labels": steps, **returns, "students": each, "kept": kept})
-        shown = ", ".join(f"{value:.1f}" for value in sorted(each))
-        means = [f"{returns['teacher']:.1f} ({algorithm})", f"{returns['chance']:.1f}", f"{statistics.fmean(each):.1f}"]
-        lines.append([name, f"{steps:,}", *means, shown, f"{min(kept):.0%} to {max(kept):.0%}"])
-        print(*lines[-1], sep=" | ", flush=True)
+        print(record["rows"][-1], flush=True)
     write_json(arguments.results / "teachers.json", record)
+    (arguments.results / "teachers.md").write_text(text(record) + "\n")
+
+
+def text(record: dict[str, Any]) -> str:
+    """The table."""
+    algorithms, lines = {task.rpartition(":")[2]: kind for task, (kind, _) in TEACHERS.items()}, []
+    for row in record["rows"]:
+        each, kept = row["students"], f"{min(row['kept']):.0%} to {max(row['kept']):.0%}"
+        means = [
+            f"{row['teacher']:.1f} ({algorithms[row['env']]})",
+            f"{row['chance']:.1f}",
+            f"{statistics.fmean(each):.1f}",
+        ]
+        lines.append([row["env"], f"{row['labels']:,}", *means, ", ".join(f"{one:.1f}" for one in sorted(each)), kept])
     head = ["task", "labels", "teacher", "by chance", "student, mean of 5 seeds", "each", "kept of teacher over chance"]
-    (arguments.results / "teachers.md").write_text(table(head, lines) + "\n\n" + origin(record) + "\n")
+    return f"{table(head, lines)}\n\n{origin(record)}{record.get('note', '')}"
 
 
 def chance(task: str) -> float:

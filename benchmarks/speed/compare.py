@@ -156,7 +156,7 @@ def make_record(name: str, runs: Runs, origin_record: Mapping[str, Any], peer: M
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    summary, unit, peer, load = record["summary"], record["unit"], record["peer"], record["load"]
+    summary, unit, peer = record["summary"], record["unit"], record["peer"]
     names = {"eager": "Palaestra", "compiled": "Palaestra, `--compile`", "peer": peer["name"]}
     names |= {"bf16": "Palaestra, `--compile --run.precision bf16`"}
     names |= {key: other.title for key, other in PEERS.items()}
@@ -187,7 +187,14 @@ def markdown(record: Mapping[str, Any]) -> str:
         + "."
         for peer, found in summary["beside"].items()
     ]
-    settings = ", ".join(f"{key} {value}" for key, value in record["settings"].items() if key != "about")
+    settings = ", ".join(
+        f"{key} {tuple(value) if isinstance(value, list) else value}"  # as in `Settings`; JSON has no tuples
+        for key, value in record["settings"].items()
+        if key != "about"
+    )
+    load = ""
+    if found := record.get("load"):  # since 2026-11-29
+        load = f" Cores: {found['cores']}; the machine's load at the end: {found['average']:.0f}."
     counts = ", ".join(
         f"{names[v]} {summary['updates_per_iteration'][v]:g} ({summary['env_steps_per_update'][v]:.3g} env steps each)"
         for v in summary["speeds"]
@@ -202,7 +209,6 @@ def markdown(record: Mapping[str, Any]) -> str:
             f"Both sides: {settings}. {record['settings']['about']}",
             "Palaestra runs its `Trainer` and writes `metrics.jsonl` and `episodes.csv`; the peer writes nothing. "
             "Evaluation, checkpoints and TensorBoard are off on both sides.",
-            f"{origin(record)} Cores: {load['cores']}; the machine's load at the end: {load['average']:.0f}. "
-            "Peer: " + ", ".join(f"{n} {v}" for n, v in peer["versions"].items()) + ".",
+            f"{origin(record)}{load} Peer: " + ", ".join(f"{n} {v}" for n, v in peer["versions"].items()) + ".",
         ]
     )

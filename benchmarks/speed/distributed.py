@@ -356,21 +356,25 @@ def main() -> None:
     options = f"{' '.join(arguments.tasks)} --rounds {arguments.rounds} --window {arguments.window:g}"
     record = {**provenance(f"python -m benchmarks.speed.distributed {options}"), "runtime": arguments.runtime}
     record["rows"] = kept(arguments.results / "distributed.json", arguments.tasks)
-    record["rows"] += [{**one, "date": record["date"][:10], "revision": record["revision"]} for one in rows]
+    record["rows"] += [{**one, **origin_of_rows(record)} for one in rows]
     text = report(record)
     print(text)
     write_json(arguments.results / "distributed.json", record)
-    (arguments.results / "distributed.md").write_text(f"{origin(record)}\n\n{text}\n")
+    (arguments.results / "distributed.md").write_text(f"{text}\n")
 
 
 def report(record: dict[str, Any]) -> str:
-    return table(
-        ["task", "what", "measured", "share", "needed", "met", "date"],
-        [
-            [one["task"], one["what"], f"{_number(one['value'])} {one['unit']}", *_bar(one), one["date"]]
-            for one in record["rows"]
-        ],
-    )
+    rows = list[list[str]]()
+    for one in record["rows"]:
+        measured = f"{_number(one['value'])} {one['unit']}"
+        rows.append([one["task"], one["what"], measured, *_bar(one), one["date"], one["cpu"], one["revision"]])
+    head = ["task", "what", "measured", "share", "needed", "met", "date", "processor", "revision"]
+    return f"{table(head, rows)}\n\nThe newest rows: {origin(record)}"
+
+
+def origin_of_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """What rows keep that a later run leaves out."""
+    return {"date": record["date"][:10], "cpu": record["hardware"]["cpu"], "revision": record["revision"]}
 
 
 def kept(path: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
@@ -378,8 +382,7 @@ def kept(path: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     record, measured = json.loads(path.read_text()), {*tasks, *(["sleep"] if "rllib" in tasks else [])}
-    own = {"date": record["date"][:10], "revision": record["revision"]}
-    return [{**own, **one} for one in record["rows"] if one["task"] not in measured]
+    return [{**origin_of_rows(record), **one} for one in record["rows"] if one["task"] not in measured]
 
 
 def _number(value: float) -> str:
@@ -387,11 +390,8 @@ def _number(value: float) -> str:
 
 
 def _bar(one: dict[str, Any]) -> list[str]:
-    if one["share"] is None:
-        return ["", "", ""]
-    if one["least"] is None:
-        return [f"{one['share']:.2f}", "", ""]
-    return [f"{one['share']:.2f}", f"{one['least']:.2f}", "yes" if one["met"] else "no"]
+    share = "" if one["share"] is None else f"{one['share']:.2f}"
+    return [share, *(["", ""] if one["least"] is None else [f"{one['least']:.2f}", "yes" if one["met"] else "no"])]
 
 
 if __name__ == "__main__":

@@ -325,6 +325,20 @@ def test_it_explores_for_more_than_it_acts_for(settings, asked):
     assert not torch.equal(acted, explored)
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_return_that_was_asked_for_is_none_that_was_reached(older):
+    """Online, where a run goes on without `target_return`; of checkpoints of before nobody knows."""
+    asked, algorithm = made(target_return=50.0), made()
+    asked.plan = algorithm.plan = ONLINE
+    for _ in range(2):
+        asked.update(stream(BOX))
+    assert (asked.policy.target_return, asked.known.best) == (50.0, 9.0)
+    state = {name: value for name, value in asked.state_tensors().items() if not (older and "known" in name)}
+    algorithm.load_state_tensors(state)
+    algorithm.update(stream(BOX))
+    assert algorithm.policy.target_return == (50.0 if older else 9.0)
+
+
 def test_for_more_than_a_return_below_zero_it_does_not_ask():
     algorithm = made(target_return=-4.0)
     algorithm.plan = ONLINE

@@ -81,7 +81,7 @@ def test_the_critics_alone_train_the_memory(name):
 
 @every
 def test_shards_of_sequences_give_the_gradient_of_the_whole(name):
-    """F10: as gradient workers compute it."""
+    """As gradient workers compute it."""
     algorithm, collector = remembering(name, mini_batch_size=40, policy_period=1)
     batch = first_minibatch(algorithm, collector.buffer)
     whole = algorithm.gradients(batch)
@@ -161,7 +161,7 @@ def test_a_memory_draws_sequences_of_as_many_rows_and_at_least_one(rows, length,
 
 @every
 def test_a_sequence_without_a_row_that_counts_adds_nothing(name):
-    """F20: all rows of it were lost; a gradient worker may have no other."""
+    """All rows of it were lost; a gradient worker may have no other."""
     algorithm, collector = remembering(name, mini_batch_size=20, policy_period=1)
     batch = first_minibatch(algorithm, collector.buffer)
     lost = batch.replace(valid=batch.valid * torch.arange(batch.valid.shape[1]).clamp(max=1))

@@ -168,6 +168,20 @@ def test_labels_say_only_what_differs(tmp_path):
     assert labels_of(same) == ["ppo palaestra.envs.tiny:Chain"] * 2
 
 
+def test_what_changed_while_a_run_went_on_is_said(tmp_path):
+    """Else it is one curve with those that had the last settings all along, and no difference to them."""
+    changed, whole = (written(tmp_path, rows_of([1.0, 2.0]), name) for name in ("changed", "whole"))
+    midway = {"algorithm.gamma": [0.5, 0.9], "trainer.total_env_steps": [96, 192], "run.device": ["cuda", "cpu"]}
+    first = {"env_steps": 0, "changes": {"algorithm.entropy_cost": [0.5, 0.0]}}
+    changed.write_info({"overrides": [first, {"env_steps": 1_000, "changes": midway}]})
+    name = f"ppo {CHAIN}"
+    assert [curve.label for curve in curves_of([changed, whole])] == [f"{name} algorithm.gamma=0.5 until 1,000", name]
+    now = whole.config.algorithm.gamma
+    assert compare_runs(changed.path, whole.path).differences == {"algorithm.gamma until 1,000": (0.5, now)}
+    whole.write_info({"overrides": changed.info["overrides"]})
+    assert compare_runs(changed.path, whole.path).differences == {}
+
+
 def test_a_thinned_curve_keeps_its_ends():
     points = np.stack([np.arange(5000.0), np.arange(5000.0) ** 2], axis=1)
     thin = one_run(points, "env steps")

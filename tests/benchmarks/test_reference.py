@@ -1,6 +1,7 @@
 """Tests of the offline reference table: its data sets, and what a table with holes says."""
 
 import importlib.util
+import json
 import math
 
 import pytest
@@ -18,6 +19,15 @@ def test_a_data_set_is_made_once_and_has_the_same_bits_whoever_makes_it(tmp_path
     assert reference.collect("Hopper-v5 medium", tmp_path / "a", steps=1_000)["return_mean"] > found["return_mean"]
     buffer = ReplayBuffer.load(tmp_path / "a" / "Hopper-v5_mixed")
     assert len(buffer) - found["episodes"] in (300, 301)  # the last row of an episode has no action; the newest is cut
+
+
+def test_a_set_without_a_policy_is_left_out_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    words = [str(tmp_path), "--sets", "Hopper-v5 mixed", "--results", str(tmp_path / "reference.json")]
+    monkeypatch.setattr("sys.argv", ["reference", *words])
+    reference.main()
+    assert "Hopper-v5 mixed is left out: `python -m benchmarks.learning.zoo ppo/Hopper-v5`" in capsys.readouterr().out
+    assert json.loads((tmp_path / "reference.json").read_text())["data"] == {}
 
 
 def test_a_table_says_what_was_not_run_and_how_many_seeds_there_are():

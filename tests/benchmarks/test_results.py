@@ -1,6 +1,8 @@
 """What the committed results say of themselves."""
 
+import importlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +12,30 @@ import pytest
 
 from benchmarks.learning import fqe
 from benchmarks.record import ROOT
+from benchmarks.speed.workloads import WORKLOADS
 
 LOST = {"14edc4d91e32", "42176cb7cfe5", "0e57d8baa7fe"}
 """Of `resume.json`, on a branch that was put together: which commit they have become cannot be told."""
+
+OWN = ("buffers", "envs", "frames", "gpu", "instructions", "jax_envs", "minatar", "peak", "robots", "room", "serve")
+PAGES = {
+    **{f"speed/results/{name}": "speed.compare:markdown" for name in WORKLOADS if name != "qr_dqn"},
+    **{f"speed/results/{name}": f"speed.{name}:markdown" for name in (*OWN, "tensors", "together")},
+    **{f"speed/results/{name}": f"speed.{name}:text_of" for name in ("losses", "roofline", "scale")},
+    "speed/results/distributed": "speed.distributed:report",
+    "speed/results/import": "speed.start_up:markdown",
+    "speed/results/mujoco": "speed.envs:markdown",
+    "speed/results/rooms": "speed.revisions:markdown",
+    "learning/results/fqe": "learning.fqe:text_of",
+    "learning/results/imitation": "learning.imitation:text",
+    "learning/results/reference": "learning.reference:text",
+    "learning/results/solved": "learning.solved:markdown",
+    "learning/results/tabular": "learning.tabular:page",
+    "learning/results/teachers": "learning.teachers:text",
+    "results/faults": "faults:markdown",
+    "results/heal": "heal:report",
+}
+"""What makes a page of its record; records of `qr_dqn` and `revisions` are older than what makes theirs today."""
 
 
 def git(*arguments: str, told: str = "") -> str:
@@ -56,4 +79,22 @@ def test_the_truth_is_summed_until_what_is_left_out_is_less_than_an_interval_can
     assert last["truth"]["mean"] == pytest.approx(20.0, abs=1e-3)
     assert fqe.inside(last) == 4
     assert record["held"] == [sum(map(fqe.inside, record["cases"])), 20]
-    assert fqe.RESULT.with_suffix(".md").read_text() == fqe.text_of(record) + "\n"
+
+
+@pytest.mark.parametrize("result", PAGES)
+def test_a_page_says_what_its_record_says(result):
+    module, _, function = PAGES[result].partition(":")
+    text = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    place = ROOT / "benchmarks" / result
+    record = json.loads(place.with_suffix(".json").read_text())
+    assert place.with_suffix(".md").read_text().rstrip("\n") == text(record).rstrip("\n")
+
+
+def test_the_documentation_shows_committed_results():
+    texts = {file.read_text().strip() for file in (ROOT / "benchmarks").glob("**/results/*.md")}
+    shown = {
+        f"{page.relative_to(ROOT)}: {place}": block.strip() in texts
+        for page in sorted((ROOT / "docs").glob("**/*.md"))
+        for place, block in re.findall(r"<!-- ([a-z0-9 ]+) -->\n(.*?)<!-- end -->", page.read_text(), re.DOTALL)
+    }
+    assert len(shown) > 20 and all(shown.values()), shown

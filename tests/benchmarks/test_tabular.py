@@ -78,5 +78,5 @@ def test_the_page_says_what_was_not_run():
         "versions": {}, "revision": None,
     }  # fmt: skip
     text = page(record)
-    assert "0 of the 1 cells that were run are within 2%; there are 320." in text
+    assert "0 of the 1 cells that were run are within 2%; there are 320. The 1 that miss more: 1 of dqn." in text
     assert text.count("not run") == 319 and "100.0%" in text

@@ -169,7 +169,7 @@ def test_ts_11_priorities_are_written_back_at_any_time():
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room of a file")
 def test_mapped_files_have_their_room_from_the_start(tmp_path):
-    """F15: who writes to a mapped file whose disk is full would be killed."""
+    """F10: who writes to a mapped file whose disk is full would be killed."""
     specs = {"observation_spec": TensorSpec((1000,)), "action_spec": DiscreteSpec(num=2)}
     ReplayBuffer(50, 1, **specs, storage=MappedFiles(tmp_path / "rows"))
     (file,) = [path for path in (tmp_path / "rows").glob("*.bin") if path.stat().st_size >= 50 * 4000]

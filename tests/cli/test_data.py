@@ -51,7 +51,7 @@ def test_a_hybrid_run_and_its_buffer(capsys):
 
 @pytest.mark.slow
 def test_a_decision_transformer_goes_online_and_resumes_bit_for_bit():
-    """Issue 21, F9: 20 updates on the data, then 20 env steps; cut in an episode, it goes on as if it never was."""
+    """20 updates on the data, then 20 env steps; cut in an episode, it goes on as if it never was."""
     assert chance() == 0
     memory = ("--algorithm.network.recurrent", "attention", "--algorithm.network.recurrent-size", "8")
     lengths = ("--algorithm.network.attention-window", "4", "--algorithm.mini-batch-length", "4")

@@ -236,7 +236,7 @@ def test_a_resume_with_another_number_of_learners_and_no_shards_says_that_bits_c
     assert exit_code("resume", "a", "--until", "192", "--override", "distributed.num_learners=2") == 0
     info = RunDirectory("runs/a").info
     assert info["resume"] == "statistical"
-    assert info["resume_reasons"] == ["with the sums of another device, a GPU, or another number of learners"]
+    assert info["resume_reasons"] == ["with sums of another device, precision, code or number of learners, or of a GPU"]
 
 
 def test_a_environment_that_fails_is_restarted_and_written_down():
@@ -318,7 +318,7 @@ def test_what_cannot_be_rated_is_refused(capsys):
 
 @pytest.mark.slow
 def test_self_play_in_workers_is_the_same_on_every_runtime():
-    """MARO-11: the same pool and seats, here and in processes."""
+    """The same pool and seats, here and in processes."""
     weights, rated, again = [], [], []
     for runtime in ("local", "process"):
         run = trained_against_itself(runtime, "--runtime", runtime, "--num-workers", "2")

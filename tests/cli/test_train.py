@@ -35,7 +35,7 @@ def test_training_prints_where_the_run_is_and_what_to_do_next(capsys):
 
 @pytest.mark.parametrize("stdout", [None, pytest.param("/dev/full", marks=pytest.mark.needs_linux)])
 def test_what_cannot_be_printed_ends_no_run(stdout, monkeypatch, caplog):
-    """F9: with stdout closed, or on a disk that is full."""
+    """F10: on a disk that is full, or with stdout closed."""
     monkeypatch.setattr(sys, "stdout", stdout and open(stdout, "w"))  # noqa: SIM115
     run = train()
     sys.stdout.close()

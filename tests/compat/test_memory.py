@@ -161,7 +161,7 @@ def test_a_shipped_dqn_learns_from_sets(kind):
 
 
 def test_a_memory_is_saved_and_goes_on_as_it_was():
-    """MARO-42, F16: what is replaced and drawn next is the same, bit by bit."""
+    """MARO-42: what is replaced and drawn next is the same, bit by bit."""
 
     def draws(memory):
         found = []

@@ -136,7 +136,7 @@ def test_parcels_go_from_one_worker_to_another_and_are_opened_there(runtime, roo
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_closures_travel_beside_parcels_and_in_them(runtime, room):
-    """MARO-01: what plain pickle cannot send does not depend on whether parcels stay where they are."""
+    """What plain pickle cannot send does not depend on whether parcels stay where they are."""
     giver, taker = (runtime.start(functools.partial(Counter, 5), name=name, parcels=room) for name in ("one", "other"))
     first, closure, second = answer(runtime, giver, "parcels_and_closure", 2)
     assert closure() == 7
@@ -241,7 +241,7 @@ def test_an_object_that_cannot_be_made_fails_its_calls(runtime):
 
 
 def test_lambdas_and_local_functions_travel_with_what_they_have_bound(runtime):
-    """MARO-01: as what makes a worker's object, as an argument, and as an answer."""
+    """As what makes a worker's object, as an argument, and as an answer."""
     start, large = 5, torch.arange(500.0)
 
     def added(number):

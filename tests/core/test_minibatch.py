@@ -137,10 +137,11 @@ def test_sequences_need_enough_steps_and_equal_leaves():
     assert sequences(batch, None) is batch
 
 
-def test_steps_that_do_not_fill_a_sequence_are_a_shorter_one():
+def test_with_a_memory_steps_that_do_not_fill_a_sequence_are_a_shorter_one():
     """Episodes end there. What fills it up does not count, and a memory starts anew; no zeros, for masks."""
     step_type = torch.tensor([0, 1, 1, 2, 0, 1, 1]).unsqueeze(1).expand(7, 2)
-    batch = numbered(7, 2).replace(valid=torch.ones(7, 2), step_type=step_type, mask=torch.ones(7, 2, 3))
+    rows = {"step_type": step_type, "mask": torch.ones(7, 2, 3), "state": torch.zeros(7, 2, 5)}
+    batch = numbered(7, 2).replace(valid=torch.ones(7, 2), **rows)
     plan = OnPolicy(unroll_length=7, num_epochs=2, mini_batch_size=3, mini_batch_length=4)
     drawn = parts(batch, plan)
     assert [part.step.shape for part in drawn] == [(4, 4)] * 2

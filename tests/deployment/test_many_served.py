@@ -7,7 +7,7 @@ import palaestra
 from palaestra.core import DiscreteSpec, MultiBinarySpec, TensorSpec
 from palaestra.envs import space_from_spec
 from palaestra.experiments import RunDirectory, policies_of_run
-from palaestra.policies import CategoricalPolicy, save_policy
+from palaestra.policies import CategoricalPolicy, save_policies, save_policy
 from tests.deployment.served import SMALL, serving
 from tests.deployment.test_json_nests import as_json
 
@@ -79,6 +79,42 @@ def test_a_batch_waits_for_more_where_it_is_told_to(tmp_path):
     with serving(tmp_path, max_wait_ms=50) as running:
         running.act(observation=[0, 0])
         assert running.metric("policy_wait_seconds_total") >= 0.05
+
+
+def test_policies_of_a_robot_act_anew_together_or_not_at_all(tmp_path, wait_until, caplog):
+    """Also that of a task that only predicts; one that is damaged keeps the others as they were."""
+    world = {"env__kwargs": {"num_sensors": 4}, "env__max_episode_steps": 6, "env__num_envs": 2}
+    sizes = {"trainer__total_env_steps": 24, "trainer__eval_episodes": 1, "run__tensorboard": False, **world}
+    names = "examples.robots.auxiliary:SeeingRobot", "palaestra.envs.tiny:Backdrop"
+    palaestra.train(*names, run__directory=str(tmp_path), run__name="run", **sizes)
+    home, (_, policies) = tmp_path / "run" / "policy", policies_of_run(RunDirectory(tmp_path / "run"))
+    seen = {name: sampled(policy.observation_spec) for name, policy in policies.items()}
+
+    def changed():
+        for policy in policies.values():
+            for parameter in policy.parameters():
+                parameter.data.neg_()
+        save_policies({home / name: policy for name, policy in policies.items()})
+
+    def expected():
+        return {name: as_json(policy(seen[name])) for name, policy in policies.items()}
+
+    with serving(tmp_path / "run", reload_s=0.02) as running:
+
+        def answers():
+            return {name: running.act(agent=name, observation=as_json(seen[name]))["action"] for name in policies}
+
+        before = expected()
+        assert answers() == before
+        whole = (home / "see" / "weights.safetensors").read_bytes()
+        (home / "see" / "weights.safetensors").write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
+        save_policies({home / "play": policies["play"]})
+        wait_until(lambda: running.metric('reloads_total{result="failed"}') >= 1)
+        assert set(running.client.get("/health").json()["problems"]) == set(policies)
+        changed()
+        wait_until(lambda: running.metric('reloads_total{result="done"}') == 1)
+        assert answers() == expected() != before
+        assert running.client.get("/health").json() == {"status": "ok"}
 
 
 def test_a_run_that_goes_on_is_served_with_its_better_policy(tmp_path, wait_until):

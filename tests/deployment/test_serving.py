@@ -269,7 +269,8 @@ def test_a_better_policy_is_loaded_and_a_damaged_one_is_not(tmp_path, wait_until
         wait_until(lambda: actions() == new(rows).tolist())
         weights = tmp_path / "policy/weights.safetensors"
         whole = weights.read_bytes()
-        weights.write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
+        (tmp_path / "damaged").write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
+        (tmp_path / "damaged").replace(weights)
         wait_until(lambda: running.metric('reloads_total{result="failed"}') == 1)
         health = running.client.get("/health").json()
         assert health["status"] == "old policy"

@@ -19,7 +19,7 @@ class MyEnvironment(gymnasium.envs.classic_control.CartPoleEnv): pass
 # What stands for a name in the README, what is added, and what has to be printed.
 COMMANDS = {
     "train ppo CartPole-v1": ({}, SHORT, "evaluation"),
-    "train ppo CartPole-v1 --seeds 5": ({}, SHORT, "over seeds (5 of 5 seeds)"),
+    "train ppo CartPole-v1 --seeds 5": ({}, SHORT, "mean of 5 of 5 seeds"),
     "train ppo palaestra.envs.tiny:TensorCartPole --seeds 64 --run.together": (
         {},
         f"{SHORT} --env.max-episode-steps 20 --algorithm.unroll-length 16",
@@ -35,7 +35,7 @@ COMMANDS = {
     "train ppo jax:gymnax:CartPole-v1": ({}, SHORT, "evaluation"),
     "data collect random Pendulum-v1 demo --steps 10000": ({"demo": "new", "10000": "400"}, "", "400 steps"),
     "train cql Pendulum-v1 --offline.data demo": ({}, SHORT.replace("400", "5"), "5 / 5 updates"),
-    "data evaluate RUN demo": ({"RUN": "others/pendulum"}, "--updates 10 --members 2", "updates"),
+    "data evaluate RUN demo": ({"RUN": "others/pendulum"}, "--updates 10 --members 2", "discounted by"),
     "train ppo CartPole-v1 --runtime process --num-workers 2": ({}, SHORT, "evaluation"),
     "train ppo pettingzoo:classic/tictactoe-v3 --agents.self-play.pool-size 10": ({}, SHORT, "evaluation"),
     "rate RUN RUN@last": ({"RUN": "others/game", "RUN@last": "others/game@last"}, "--json", "elo"),

@@ -197,7 +197,7 @@ class FailsAlways(Counter):
 
 
 def test_of_faults_the_newest_are_kept_and_all_are_counted():
-    """F14: what is kept does not grow with the run; the first fault is named where it ends one."""
+    """F31: what is kept does not grow with the run; the first fault is named where it ends one."""
     faults = FaultPolicy(on_fault="restart", max_restarts=1000, backoff_s=0)
     env = LaneEnvironment(SerialDriver([lambda: GymEnvironment(FailsAlways())] * 2, faults=faults))
     env.reset()

@@ -14,6 +14,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.config.config import config_from_mapping
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.experiments import RunDirectory, dry_run, make_learner, preset, resume, seeds, train_seeds
+from palaestra.multiagent import AgentsConfig
 from palaestra.policies import save_policy
 from palaestra.runs import records
 from palaestra.runs.lineage import begin_from, for_new_run
@@ -86,8 +87,9 @@ def test_every_algorithm_can_begin_with_a_policy_of_its_own_kind(name, tmp_path)
     for tensor in first.policy.state_dict().values():
         tensor.add_(1)
     save_policy(first.policy, tmp_path / "policy")
-    config = SimpleNamespace(run=SimpleNamespace(initial_policy=str(tmp_path)))
-    learner: Any = SimpleNamespace(config=config, algorithms={POLICY: second})
+    config = SimpleNamespace(run=SimpleNamespace(initial_policy=str(tmp_path)), agents=AgentsConfig())
+    nothing = {"require_new": lambda: None, "begun": lambda: None}
+    learner: Any = SimpleNamespace(config=config, algorithms={POLICY: second}, **nothing)
     origin = begin_from(learner)
     assert origin is not None and list(origin["weights_sha256"]) == [POLICY]
     ours, theirs = second.policy.state_dict(), first.policy.state_dict()

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 import palaestra
-from palaestra import NetworkConfig
+from palaestra import EnvConfig, NetworkConfig
 from palaestra.algorithms import ALGORITHMS, PPO, SAC, PPOConfig, SACConfig
 from palaestra.core import (
     POLICY,
@@ -147,7 +147,7 @@ def test_what_imitates_may_see_less_than_is_observed(tmp_path):
     collect_data(None, EnvConfig(name=HERE), tmp_path / "data", steps=60)
     settings = SMALL | {"algorithm__network__policy_sees": ("state",), "algorithm__bonus__kind": "gail"}
     settings |= {"offline__data": str(tmp_path / "data"), "run__directory": str(tmp_path)}
-    assert palaestra.train("ppo", HERE, **settings).status == "done"
+    assert palaestra.train("ppo", HERE, **settings).result.status == "done"
 
 
 def test_workers_send_what_values_see(tmp_path):

@@ -1,21 +1,27 @@
 """Robots train from the command line like everything else: run directory, resume, metrics, evaluation, faults."""
 
+import dataclasses
 import json
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from torch import nn
 
 import palaestra
 from palaestra import NetworkConfig
 from palaestra.algorithms import A2C, DQN, A2CConfig, AlgorithmConfig, DQNConfig
-from palaestra.core import ConfigError, DiscreteSpec, NonFiniteError, RunSeeds
+from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, NonFiniteError, RunSeeds
 from palaestra.experiments import RunDirectory, evaluate_run
 from palaestra.policies import load_policy
-from palaestra.robots import Agent, AgentError, ComputationTask, Robot, task_seeds
+from palaestra.robots import Agent, AgentError, ComputationTask, ModelTask, Robot, task_seeds
+from palaestra.runs import make_learner
+from palaestra.runs.lineage import begin_from
 from tests.cli.parts import exit_code, output
 
 ROBOT, WORLD = "tests.experiments.test_robots:Walker", "tests.experiments.test_robots:Line"
@@ -59,6 +65,8 @@ class WalkerConfig(AlgorithmConfig):
 
     period: int = 5
     """Env steps between two choices of the slow task."""
+    sync_every: int | None = None
+    """Updates after which the copy that the fast task predicts with follows."""
 
 
 class WalkerAgent(Agent):
@@ -90,7 +98,43 @@ class Walker(Robot):
         fast = A2CConfig(unroll_length=5, network=network)
         first = DQN(self.observation_spec, DiscreteSpec(num=3), slow, task_seeds(seeds, 0))
         second = A2C(self.observation_spec, self.action_spec, fast, task_seeds(seeds, 1))
-        return {"slow": ComputationTask(first, period_steps=self.config.period), "fast": ComputationTask(second)}
+        slow_task = ComputationTask(first, period_steps=self.config.period)
+        return {"slow": slow_task, "fast": ComputationTask(second, sync_every_updates=self.config.sync_every)}
+
+
+class Code(nn.Module):
+    """Learns to see by itself."""
+
+    def __init__(self, perception: nn.Module) -> None:
+        super().__init__()
+        self.perception, self.decoder = perception, nn.Linear(4, 1)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return (self.decoder(self.perception(batch.observation)) - batch.observation).square().mean()
+
+
+class Watcher(Agent):
+    def run_one_episode(self) -> None:
+        play, watch = self.helpers["play"], self.helpers["watch"]
+        step = self.env.reset()
+        watch.begin(step)
+        while not step.last:
+            step = self.env.step(play.predict(step))
+            watch.store_data(step, action=play.action)
+            play.store_data(step)
+
+
+class SharedSight(Robot):
+    """Two tasks train one perception."""
+
+    agent_class = Watcher
+
+    def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
+        perception = nn.Linear(1, 4)
+        specs = self.observation_spec, self.action_spec
+        play = A2C(*specs, A2CConfig(unroll_length=5), task_seeds(seeds, 0), network=perception)
+        watch = ModelTask(Code(perception), *specs, seeds=task_seeds(seeds, 1))
+        return {"play": ComputationTask(play), "watch": watch}
 
 
 def trained(folder, **settings):
@@ -150,6 +194,33 @@ def test_what_a_task_that_only_watches_has_learned_is_kept_and_loaded(tmp_path):
     assert kept["policy"] == "ModelPolicy"
     again = evaluate_run(done.directory, episodes=3, which="last", seed=0)
     assert again.returns == done.result.evaluation.returns
+
+
+def test_a_task_whose_policy_is_lost_is_not_evaluated_with_another(run, tmp_path):
+    copy = tmp_path / "walker"
+    shutil.copytree(run.directory, copy)
+    shutil.rmtree(copy / "policy" / "fast")
+    with pytest.raises(CheckpointError, match=r"policy.fast"):
+        evaluate_run(copy, episodes=2)
+
+
+def test_policies_around_a_module_that_two_tasks_share_are_kept_and_loaded(tmp_path):
+    """No file could name it."""
+    done = palaestra.train(
+        "tests.experiments.test_robots:SharedSight", WORLD, run__directory=str(tmp_path), **(SIZES | {"run__seed": 1})
+    )
+    again = evaluate_run(done.directory, episodes=3, which="best", seed=0)
+    last = evaluate_run(done.directory, episodes=3, which="last", seed=0)
+    assert last.returns == done.result.evaluation.returns and again.episodes == 3
+
+
+def test_a_reference_copy_begins_with_the_policy_of_the_other_run(run):
+    config = RunDirectory(run.directory).config
+    given = dataclasses.replace(config.run, initial_policy=str(run.directory))
+    learner = make_learner(dataclasses.replace(config, run=given, algorithm=WalkerConfig(sync_every=100)))
+    begin_from(learner)
+    begun, kept = learner.robot.tasks["fast"].acting_policy, load_policy(run.directory / "policy" / "fast")
+    assert all(torch.equal(weight, kept.state_dict()[name]) for name, weight in begun.state_dict().items())
 
 
 def test_a_resumed_run_goes_on_with_new_episodes(tmp_path):

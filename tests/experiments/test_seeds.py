@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,16 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_with_the_settings_of_a_seed_is_none_of_its_group(tmp_path):
+    """It would be trained on with them, and be one more curve of theirs."""
+    config = written(tmp_path / "group", [], "seed_0").config
+    (tmp_path / "group/group.json").write_text("{}")
+    new = module.for_new_run(config).run
+    assert (new.directory, new.name) == (str(tmp_path), None)
+    named = module.for_new_run(replace(config, run=replace(config.run, name="another"))).run
+    assert (named.directory, named.name) == (str(tmp_path), "another")
+
+
 def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     """F1: with its exit code, and its error in words. As many run at a time as there are cores."""
     started, most = [], []

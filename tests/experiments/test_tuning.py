@@ -265,6 +265,18 @@ def test_another_question_is_refused_in_the_same_folder(tmp_path, trained):
         searched(tmp_path, trials=1, algorithm__gamma=0.5)
 
 
+def test_a_study_of_a_version_that_had_fewer_settings_goes_on(tmp_path, trained):
+    searched(tmp_path, trials=1)
+    asked = json.loads((tmp_path / "study.json").read_text())
+    del asked["config"]["trainer"]["eval_epsilon"]
+    (tmp_path / "study.json").write_text(json.dumps(asked))
+    assert searched(tmp_path, trials=2).complete == 2
+    assert "eval_epsilon" in (tmp_path / "study.json").read_text()
+    (tmp_path / "study.json").write_text(json.dumps({**asked, "seeds": 9}))
+    with pytest.raises(ConfigError, match="other settings"):
+        searched(tmp_path, trials=3)
+
+
 def test_failed_trials_are_counted_with_their_message(tmp_path, monkeypatch):
     def failed(*_):
         raise ConfigError("it does not fit")
@@ -316,7 +328,7 @@ def test_a_folder_with_runs_of_something_else_is_left_alone(tmp_path):
 
 
 def test_half_a_line_that_a_machine_left_at_its_end_does_not_hold_a_study_up(tmp_path, trained):
-    """F21: the rest of the study goes on."""
+    """The rest of the study goes on."""
     searched(tmp_path, trials=2)
     with (tmp_path / "journal.log").open("a") as journal:
         journal.write('{"op_code": 4, "wor')

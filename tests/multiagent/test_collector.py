@@ -157,7 +157,7 @@ def test_behaviour_is_that_of_the_weights_that_chose_even_where_rewards_come_aft
 
 
 def test_rules_act_beside_policies_that_learn():
-    """MARO-19, MARO-21: a policy that only acts has no buffer."""
+    """MARO-19: a policy that only acts has no buffer."""
     spec = Shop().agents["painter"]
     rule = RulePolicy(lambda seen: seen[:, 0].long() % 3, spec.observation, spec.action)
     collector, _ = collector_of(Shop, mapping={"buyer": "learns", "painter": "rule"}, rule=rule)

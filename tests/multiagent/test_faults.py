@@ -129,7 +129,6 @@ def test_evaluation_counts_only_episodes_that_came_to_their_end():
 
 
 def test_all_that_are_restarted_in_one_step_are_known_though_only_the_newest_faults_are_kept():
-    """F14."""
     envs = MultiAgentEnvs([functools.partial(Fragile, fails_at=2)] * 101, faults=RESTART)
     for _ in collected(envs, rounds=8, length=1):
         if envs.faults:

@@ -34,6 +34,14 @@ def test_sharing_is_passing_the_same_object():
     assert torch.equal(second.component["shared"](STATES), first.component["shared"](STATES))
 
 
+def test_no_two_parameters_of_a_model_share_a_name():
+    """PARL-28: a name begins with the component's; objects of one class made one after another are told apart by it."""
+    parts = {"one": nn.Linear(4, 2), "two": nn.Linear(4, 2)}
+    model = CoreModel(parts, {name: OptimizerOption() for name in parts})
+    gradients = model.get_gradients(sum(layer(STATES).sum() for layer in parts.values()))
+    assert list(gradients) == ["one.weight", "one.bias", "two.weight", "two.bias"]
+
+
 def test_a_model_that_another_one_froze_says_so():
     layer = nn.Linear(4, 2)
     model = CoreModel({"net": layer}, {"net": OptimizerOption()})

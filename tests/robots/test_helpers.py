@@ -197,6 +197,36 @@ def test_rows_for_replay_lie_in_the_agents_own_lane():
     assert len(task.buffer.in_time_order(0)) == 0 and task.rows_stored == 5
 
 
+def test_an_episode_that_begins_in_the_middle_joins_no_other():
+    """The row that was open ends without an outcome, as when an environment breaks off."""
+    helper, communicator, clock = helper_of(on_policy(learning="agent"))
+    play(helper, clock, 2)
+    helper.begin(transition(seen(7), 9.0))
+    helper.predict(transition(seen(7), 9.0))
+    helper.store_data(termination(seen(8), 1.0))
+    helper.predict(transition(seen(9), 0.0))  # none is running: it begins one
+    helper.store_data(transition(seen(10), 2.0))
+    helper.predict(termination(seen(11), 0.0))  # where nothing is chosen any more
+    helper.learn()
+    unroll = communicator.sent[0]
+    assert unroll.step_type[:, 0].tolist() == [0, 1, 0, 2, 0, 1]
+    assert unroll.observation[:, 0, 0].tolist() == [0, 1, 7, 8, 9, 10]
+    assert unroll.valid[:, 0].tolist() == [1, 0, 1, 0, 1]
+
+
+def test_a_choice_on_another_observation_than_its_row_has_is_refused():
+    """A slow task that is asked later than it has stored: the rows between would lead nowhere."""
+    helper, _, clock = helper_of(off_policy(learning="agent"))
+    play(helper, clock, 2)
+    helper.predict(transition(seen(5), 0.0))
+    with pytest.raises(ConfigError, match="the task 'act' was given another observation than its newest row"):
+        helper.store_data(transition(seen(6), 1.0))
+    helper.store_data(transition(seen(3), 1.0), action=torch.tensor([1]))  # that of another task is not its own
+    helper.begin(transition(seen(5), 0.0))
+    helper.predict(transition(seen(5), 0.0))
+    helper.store_data(transition(seen(6), 1.0))
+
+
 def test_a_task_that_only_watches_stores_the_actions_of_another():
     """PARL-07: an auxiliary task learns from what the other one did, without predicting."""
     watcher, _, _ = helper_of(off_policy(learning="agent"))

@@ -1,7 +1,9 @@
 """Tests of whole robots: what their agents see and count, what a trainer sees, and what is saved."""
 
 import dataclasses
+import functools
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
@@ -13,10 +15,11 @@ from gymnasium import spaces
 from palaestra import Trainer, TrainerConfig
 from palaestra.algorithms import PPO, PPOConfig, UpdateInfo
 from palaestra.core import ConfigError, NonFiniteError, RunSeeds
-from palaestra.envs import GymEnvironment, load
-from palaestra.envs.wrappers import ActionRepeat, EpisodeStatistics
+from palaestra.envs import EnvironmentWrapper, GymEnvironment, load
+from palaestra.envs.wrappers import ActionRepeat, EpisodeStatistics, NormalizeObservation
 from palaestra.robots import Agent, AgentFactory, ComputationTask, Robot, evaluate_robot
-from palaestra.training import CheckpointStore
+from palaestra.runtime import ProcessRuntime
+from palaestra.training import CheckpointStore, LearningRecord
 from tests.robots.parts import QUICK, OneTaskAgent, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
 CHAIN, NESTED = "palaestra.envs.tiny:Chain", "tests.envs.worlds:Nested"
@@ -30,6 +33,24 @@ class Plain(Robot):
     def build(self, seeds: RunSeeds) -> dict[str, ComputationTask]:
         config = PPOConfig(unroll_length=8, mini_batch_size=8)
         return {"policy": ComputationTask(PPO(self.observation_spec, self.action_spec, config, seeds))}
+
+
+class Breaking(EnvironmentWrapper):
+    """Fails in its so many-th step."""
+
+    def __init__(self, env, fails_at) -> None:
+        super().__init__(env)
+        self.left = fails_at
+
+    def advance(self, action):
+        self.left -= 1
+        if not self.left:
+            raise ValueError("broken")
+        return self.env.advance(action)
+
+
+def normalizing(make, number, fails_at=0):
+    return NormalizeObservation(Breaking(make(number), fails_at))
 
 
 def chain_robot(name="dqn", **settings):
@@ -114,6 +135,31 @@ def test_episodes_of_a_resumed_robot_are_none_of_those_before():
     seeds = [factory.lane_seed(agent, life) for agent in range(3) for life in range(4)]
     assert len(set(seeds)) == 12
     assert factory.lane_seed(2, 0) == RunSeeds(5).integer("environments", 2)
+
+
+def counted(collector):
+    """By agent, the observations in the statistics that its environment began the running episode with."""
+    carried = collector.state()["carried"]
+    return {number: one["0:NormalizeObservation"][""][0] for number, one in carried.items()}
+
+
+@pytest.mark.parametrize("kind", [None, ProcessRuntime])
+def test_statistics_of_wrappers_go_on_after_a_resume_and_a_restart(kind, caplog):
+    make = functools.partial(normalizing, env_maker(CHAIN, limit=6, num_states=4))
+    config = OneTaskConfig(settings=(("learning_starts", 0), ("mini_batch_size", 4)))
+    with nullcontext() if kind is None else kind() as runtime:
+        settings = {"runtime": runtime, "on_fault": "restart"}
+        with collector_of(robot_of(OneTaskRobot, make, config), make, 2, **settings) as collector:
+            collector.unroll(20)
+            saved, before = collector.state(), counted(collector)
+        assert set(before) == {"0", "1"} and min(before.values()) > 15
+        broken = functools.partial(normalizing, env_maker(CHAIN, limit=6, num_states=4), fails_at=3)
+        with collector_of(robot_of(OneTaskRobot, broken, config), broken, 2, **settings) as again:
+            again.load_state(saved)
+            again.unroll(1)
+            assert counted(again) == before
+            again.unroll(4)
+            assert counted(again) == before and len(again.faults) >= 2
 
 
 def test_schedules_follow_the_run():
@@ -258,18 +304,27 @@ def test_parts_of_a_robot_can_be_replaced():
         assert len(begun) == 5
 
 
-def test_one_update_that_is_not_finite_hides_no_good_ones(caplog):
-    """PARL-25: of all updates of an iteration; only bad ones alone count as skipped."""
-    good, bad = UpdateInfo(1, 1, 64, []), NonFiniteError("the gradient is not finite")
-
+def test_updates_of_an_iteration_are_counted_one_by_one(tmp_path, caplog):
+    """Those that are not finite hide no good ones, nor good ones them."""
     robot, _ = chain_robot()
+    record = LearningRecord(robot, 2, tmp_path)
 
-    def joined(*updates):
+    def learned(*updates):
         robot.tasks["policy"].updates = list(updates)
-        return robot.update({}).get("policy")
+        return record.add(robot.update({}), env_steps=7).get("policy")
 
-    found = joined(good, bad, good, good)
+    good, bad = UpdateInfo(1, 1, 64, []), NonFiniteError("the gradient is not finite")
+    found = learned(good, bad, good, good)
     assert isinstance(found, UpdateInfo) and (found.gradient_steps, found.rows_trained) == (3, 192)
-    assert "1 of 4 updates were skipped" in caplog.text
-    assert joined(bad, bad) is bad
-    assert joined() is None
+    assert record.metrics(0.0)["updates_skipped"] == 1 and record.metrics(0.0)["rows_trained"] == 192
+    assert learned(good, bad, bad) is good and learned() is None
+    assert len(list(tmp_path.glob("non_finite_*/fault.json"))) == 3
+    with pytest.raises(NonFiniteError, match=r"3 update\(s\) in a row were not finite"):
+        learned(bad, good)
+
+
+def test_gradient_steps_of_an_algorithm_that_two_tasks_share_count_once():
+    robot, _ = chain_robot()
+    robot.tasks["again"] = ComputationTask(robot.tasks["policy"].algorithm)
+    robot.tasks["policy"].algorithm.num_gradient_steps = 5
+    assert LearningRecord(robot, 0, None).metrics(0.0)["gradient_steps"] == 5

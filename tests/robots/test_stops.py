@@ -228,8 +228,11 @@ def test_a_dead_agent_frees_its_place_and_the_others_go_on(caplog):
     _, again = setup(on_fault="drop")
     again.load_state(saved)
     with again:
-        assert again.unroll(10).env_steps == 30  # the same three
-        assert again.state()["incarnations"] == {"0": 1, "2": 1, "3": 1}
+        assert again.unroll(10).env_steps == 40  # a resumed run begins all four
+        assert again.state()["incarnations"] == {"0": 1, "1": 1, "2": 1, "3": 1}
+    _, older = setup()
+    older.load_state({"env_steps": 5, "incarnations": {"0": 2, "2": 2, "3": 2}})  # which left out those dropped
+    assert older.state()["incarnations"] == dict.fromkeys("0123", 3)
     assert "agent 1 failed" in caplog.text and "the others continue without it" in caplog.text
 
 

@@ -163,7 +163,7 @@ def test_rows_carry_the_version_that_acted():
 
 
 def test_on_policy_data_is_discarded_after_its_update_and_replayed_data_is_kept():
-    """ALF-05, ALF-06: one-time use against many later iterations."""
+    """ALF-05, ALF-06, MARO-21: one-time use, without replay, against many later iterations."""
     ppo, unrolls = collected("ppo", "discrete")
     dqn, replay = collected("dqn", "discrete")
     for algorithm, collector, rows in ((ppo, unrolls, [36, 36]), (dqn, replay, [72, 108])):

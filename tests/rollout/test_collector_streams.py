@@ -300,6 +300,7 @@ def test_statistics_have_the_documented_names():
 def test_a_hundred_thousand_steps_without_an_episode_are_warned_of(monkeypatch):
     """TS-26: asked for episodes that never end."""
     monkeypatch.setattr("palaestra.rollout.collector._PATIENCE_STEPS", 100)
+    monkeypatch.setattr("palaestra.rollout.collector._LONG_EPISODE", 50)
     env = Numbered([90, 90])
     collector = Collector.of(env, make("dqn", env))
     with pytest.warns(UserWarning, match=r"n_episode=1\) has taken 100 env steps and no episode has ended"):

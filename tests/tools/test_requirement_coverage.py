@@ -19,6 +19,12 @@ def test_the_catalogue_has_every_id_once():
     assert ids == [*expected, *(f"F{number}" for number in range(1, 37)), *(f"S{number}" for number in range(1, 11))]
 
 
+def test_a_departure_says_of_which_promise_it_is():
+    for section in requirement_coverage.catalogue():
+        assert section.departures.keys() <= section.ids.keys()
+        assert all(requirement_coverage.page().count(text) == 1 for text in section.departures.values())
+
+
 def test_the_catalogue_has_the_words_of_the_requirements():
     """What a requirement says is not fitted to what the library does; compared with its source on 2026-11-29."""
     words = "".join(
@@ -54,6 +60,7 @@ def test_ids_in_a_name(name, ids):
         ("F9 and F25..F27", {"F9", "F25", "F26", "F27"}),
         ("Acceptance scenario 4; scenarios 1, 3 and 10", {"S4", "S1", "S3", "S10"}),
         ("state S1 moves to S2", set()),
+        ("Issue 21, F9: then", {"F9", "Issue 21, F9"}),
     ],
 )
 def test_ids_in_text(text, ids):
@@ -92,3 +99,10 @@ def test_an_unknown_id_is_an_error_that_names_the_test(tmp_path):
     (tmp_path / "tests/test_file.py").write_text("def test_alf_99_nothing(): ...\n")
     with pytest.raises(SystemExit, match=r"tests/test_file\.py:1: test_alf_99_nothing names ALF-99, which"):
         requirement_coverage.proofs(tmp_path, {"ALF-01"})
+
+
+def test_an_id_of_an_issue_is_refused_though_the_catalogue_has_one_like_it(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_file.py").write_text("def test_it(): ...  # Issue 21, F9\n")
+    with pytest.raises(SystemExit, match=r"test_it names Issue 21, F9, which docs/requirements\.yaml does not list"):
+        requirement_coverage.proofs(tmp_path, {"F9"})

@@ -1,5 +1,6 @@
 """Training that begins eagerly and goes on compiled: the same numbers each time, and no process left behind."""
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -16,6 +17,8 @@ import torch
 
 import palaestra
 from palaestra.core import ConfigError, Offline, OnPolicy, Replay
+from palaestra.experiments import load_config
+from palaestra.runs.build import make_compiled_later, make_learner
 from palaestra.runtime import Companion
 from palaestra.training import Callback, planned_gradient_steps
 from tests.algorithms.parts import collected
@@ -172,6 +175,22 @@ def test_a_resumed_run_keeps_its_switch_where_the_default_is_another_by_now(tmp_
     monkeypatch.setattr(build.training, "LEAST_COMPILED", 1000)
     assert said(palaestra.resume(result.directory))["after"] == {"policy": AFTER}
     assert pretended["compiled"] == list(range(AFTER, STEPS))
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_resumed_run_that_is_told_whether_to_compile_has_no_switch(tmp_path, pretended, compile):
+    result = train(tmp_path, callbacks=[StopAt(3)])
+    palaestra.resume(result.directory, run__compile=compile)
+    assert pretended["compiled"] == (list(range(12, STEPS)) if compile else [])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_switch_is_kept_only_where_the_run_may_still_be_compiled(tmp_path, pretended, device):
+    learner = make_learner(load_config(train(tmp_path, callbacks=[StopAt(3)]).directory / "config.yaml"))
+    learner.config = dataclasses.replace(learner.config, run=dataclasses.replace(learner.config.run, device=device))
+    later = make_compiled_later(learner, print)
+    later.load_state({"after": {"policy": AFTER}, "eager": {}, "planned": {"policy": 80}})
+    assert later.record()["after"] == ({"policy": AFTER} if device == "cpu" else {})
 
 
 def test_a_budget_that_became_larger_may_be_worth_it(tmp_path, pretended, monkeypatch):

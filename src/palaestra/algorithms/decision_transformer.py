@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from palaestra.algorithms import parts
 from palaestra.algorithms.config import AboveOne, AlgorithmConfig, Finite, Limit, NotNegative, Positive
@@ -97,8 +97,23 @@ class DecisionTransformerBatch(Batch):
     valid: Tensor
     """1.0 in the first episode of a sequence, if its end was recorded."""
     scales: Tensor
-    """[3, N] units of returns and of time, and the return to act for; equal in every column."""
+    """[4, N] units of returns and of time, the return to act for, and that of `KnownReturn`; equal in every column."""
     index: Tensor
+
+
+class KnownReturn(nn.Module):
+    """What data and own episodes say that can be reached, whatever return is asked for."""
+
+    best: Tensor
+    """0-dim; NaN after a checkpoint of a version that did not keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("best", torch.tensor(0.0))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
+        state_dict.setdefault(f"{prefix}best", torch.tensor(math.nan))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTransformerConfig]):
@@ -126,7 +141,8 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTra
         self.temperature = parts.Temperature(config.initial_temperature)
         adam = OptimizerOption("adam", {"lr": config.learning_rate}, config.max_grad_norm)
         slow = OptimizerOption("adam", {"lr": config.temperature_learning_rate})
-        networks = {"policy": self.policy.network, "temperature": self.temperature}
+        self.known = KnownReturn()
+        networks = {"policy": self.policy.network, "temperature": self.temperature, "known": self.known}
         self.model = CoreModel(networks, {"policy": adam, "temperature": slow})
         least = sum(_least_entropy(leaf) for leaf in spec_leaves(self.policy.raw_action_spec).values())
         self.target_entropy = least if config.target_entropy is None else config.target_entropy
@@ -149,12 +165,13 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTra
             raise ShapeError("the data has no complete episode, so returns are unknown; collect whole ones")
         count, least, best, mean, longest = known
         encoder, own = self.policy.encoder, self.config.target_return
-        scale, longest, target = torch.maximum(least.abs(), best.abs()).max().clamp(min=1e-6), longest.max(), best.max()
+        scale, longest = torch.maximum(least.abs(), best.abs()).max().clamp(min=1e-6), longest.max()
+        reached = best.max()
         if self._online and self.policy_version:
             scale, longest = encoder.return_scale, encoder.time_scale
-            target = torch.cat((encoder.target_return.view(1), mean[count >= _ENOUGH])).max()
-        if own is not None:
-            target = torch.full_like(target, own)
+            before = torch.where(self.known.best.isnan(), encoder.target_return, self.known.best)
+            reached = torch.cat((before.view(1), mean[count >= _ENOUGH])).max()
+        target = reached if own is None else torch.full_like(reached, own)
         earned = batch.reward[1:-1].cumsum(0)  # [K-1, N] since row 0
         left = batch.return_to_go.nan_to_num() - torch.cat((torch.zeros_like(earned[:1]), earned))  # [K, N]
         acted = self.policy.encoded(batch.action)  # [K, N, A]
@@ -168,7 +185,7 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTra
                 "action": batch.action,
                 "step_type": batch.step_type[:-1],
                 "valid": batch.valid * batch.return_to_go.isfinite(),
-                "scales": torch.stack((scale, longest, target)).unsqueeze(-1).expand(-1, left.shape[1]),
+                "scales": torch.stack((scale, longest, target, reached)).unsqueeze(-1).expand(-1, left.shape[1]),
                 "index": batch.index,
             }
         )
@@ -193,7 +210,8 @@ class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTra
     def after_update(self, batch: DecisionTransformerBatch) -> None:
         """Tells the policy what returns there are, and what to ask for."""
         encoder, explored_for = self.policy.encoder, self.config.exploration_return
-        return_scale, time_scale, target = batch.scales[:, 0]
+        return_scale, time_scale, target, reached = batch.scales[:, 0]
+        self.known.best.copy_(reached)
         encoder.return_scale.copy_(return_scale)
         encoder.time_scale.copy_(time_scale)
         encoder.target_return.copy_(target)

@@ -140,7 +140,7 @@ def curves_of(
     columns = (_COLUMNS[x], metric, "env_steps")
     seen: set[str] = set()
     missing: list[str] = []
-    for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
+    for run, label in zip(runs, labels_of_runs(runs), strict=True):
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
@@ -157,6 +157,27 @@ def curves_of(
     if missing:
         _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
     return [dataclasses.replace(_curve(label, of, statistic), unit=unit) for (label, unit), of in groups.items()]
+
+
+def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
+    """`labels_of` their configurations, with what learning had before other settings took its place.
+
+    Args:
+        runs: in any order.
+    """
+    labels = labels_of([run.config for run in runs])
+    before = [[f"{path}={value} until {step:,}" for (path, step), value in _had_before(run).items()] for run in runs]
+    return [" ".join([label, *had]) for label, had in zip(labels, before, strict=True)]
+
+
+def _had_before(run: RunDirectory) -> dict[tuple[str, int], Any]:
+    """Settings of learning that a run went on without, by path and the env steps at which they were changed."""
+    entries = [(entry["env_steps"], entry["changes"]) for entry in run.info.get("overrides", [])]
+    changes = [(path, step, pair[0]) for step, changed in entries if step for path, pair in changed.items()]
+    return {(path, step): value for path, step, value in changes if path.startswith(_OF_LEARNING)}
+
+
+_OF_LEARNING = ("algorithm.", "agents.", "asynchronous.", "hindsight.", "offline.fraction", "offline.updates")
 
 
 def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
@@ -285,7 +306,8 @@ class Comparison:
     """One difference between two runs."""
 
     differences: dict[str, tuple[Any, Any]]
-    """Settings by path: (of the first, of the second); seeds, names and directories left out."""
+    """Settings by path: (of the first, of the second); seeds, names and directories left out. One of learning that was
+    changed while a run went on is there as `PATH until ENV_STEPS`, too."""
     curves: list[Curve]
     """The curves of the first run and of the second."""
     metric: str
@@ -313,14 +335,14 @@ class Comparison:
 
 
 def compare_runs(
-    first: str | Path, second: str | Path, *, root: str | Path = "runs", metric: str = "return_mean", x: Axis = "steps"
+    first: str | Path, second: str | Path, *, root: str | Path = "runs", metric: str | None = None, x: Axis = "steps"
 ) -> Comparison:
     """Compares settings and curves.
 
     Args:
         first: path or name of a run or group.
         second: of another.
-        metric: a column of `metrics.jsonl`.
+        metric: a column of `metrics.jsonl`; by default returns, of evaluations where episodes have none.
         x: what lies on the x axis.
 
     Raises:
@@ -330,11 +352,16 @@ def compare_runs(
     one, other = find_runs([first], root), find_runs([second], root)
     if x == "steps" and len(units := sorted({run.config.unit for run in (*one, *other)})) > 1:
         raise ConfigError(f"{first} and {second} do not count the same ({', '.join(units)}); compare them by x='time'")
+    metric = metric or shown_metric([*one, *other])
     curves = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
     ignored = ("run.seed", "run.name", "run.directory")
     differences = {
         path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
     }
+    had = [(_had_before(run), flat_settings(run.config)) for run in (one[0], other[0])]
+    for path, step in dict.fromkeys([*had[0][0], *had[1][0]]):
+        was = [before.get((path, step), now.get(path)) for before, now in had]
+        differences |= {f"{path} until {step:,}": (was[0], was[1])} if was[0] != was[1] else {}
     begin, common = float(max(curve.x[0] for curve in curves)), float(min(curve.x[-1] for curve in curves))
     if begin > common:
         place = f"one begins at {begin:,.0f}, the other ends at {common:,.0f}"

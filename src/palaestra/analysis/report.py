@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of, one_run, short_number, thinned_metrics, x_label
+from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, one_run, short_number, thinned_metrics, x_label
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
@@ -63,7 +63,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path) -> Path:
     directories = [RunDirectory(run) for run in runs]
     if not directories:
         raise CheckpointError("a report needs at least one run")
-    labels = dict.fromkeys(labels_of([run.config for run in directories]))
+    labels = dict.fromkeys(labels_of_runs(directories))
     title = " · ".join(labels) if len(labels) <= 3 else f"{len(directories)} runs"
     first = _facts(directories[0]) if len(directories) == 1 else _summary(directories)
     parts = [f"<h1>{escape(title)}</h1>", first, f'<div class="pair">{"".join(_curves(directories))}</div>']
@@ -133,7 +133,7 @@ def _curves(runs: Sequence[RunDirectory]) -> Iterable[str]:
 def _evaluated(runs: Sequence[RunDirectory]) -> list[Curve]:
     """The evaluations of each run that has some."""
     found = []
-    for run, label in zip(runs, labels_of([run.config for run in runs]), strict=True):
+    for run, label in zip(runs, labels_of_runs(runs), strict=True):
         if evaluations := read_evaluations(run.path):
             rows = [(step, record["return_mean"], *record["return_ci95"]) for step, record in evaluations]
             x, value, low, high = np.array(rows, np.float64).T

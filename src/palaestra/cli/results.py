@@ -137,8 +137,7 @@ def _home(runs: list[experiments.RunDirectory]) -> Path:
 
 def compare(first: str, second: str, options: CurveOptions) -> int:
     """Shows how two runs, or two groups, differ: in settings, and in what they reached."""
-    metric = options.metric_of(experiments.find_runs([first, second], options.root))
-    result = experiments.compare_runs(first, second, root=options.root, metric=metric, x=options.x)
+    result = experiments.compare_runs(first, second, root=options.root, metric=options.metric, x=options.x)
     if options.json:
         print(json.dumps(result.to_json()))
         return 0
@@ -147,6 +146,6 @@ def compare(first: str, second: str, options: CurveOptions) -> int:
         print_table(["setting", first, second], rows)
     else:
         print("the settings are the same")
-    options.draw(result.curves, metric)
+    options.draw(result.curves, result.metric)
     print(result)
     return 0

@@ -407,6 +407,18 @@ def by_todays_names(node: Any, algorithm: str = "") -> Any:
     return {name: value if name == "env" else by_todays_names(value, algorithm) for name, value in parts.items()}
 
 
+def saved_config(data: Mapping[str, Any]) -> ExperimentConfig:
+    """The configuration that a run or a study saved, whichever version wrote it.
+
+    Args:
+        data: from `config_to_mapping`.
+
+    Raises:
+        ConfigError: it holds mistakes.
+    """
+    return config_from_mapping(ExperimentConfig, by_todays_names(data))
+
+
 _parsed = functools.lru_cache(maxsize=32)(read_yaml)
 """A run reads its own configuration five times."""
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

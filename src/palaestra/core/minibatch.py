@@ -152,16 +152,16 @@ def _order(total: int, generator: torch.Generator, device: torch.device) -> torc
 def sequences(batch: Batch, length: int | None) -> Batch:
     """Cuts `[T, B, ...]` along time into sequences of equal length.
 
-    Steps at the end that do not fill a sequence become one with copies of the last step, which are not learned from:
-    `valid` is 0 there, and a memory starts anew. Without `valid` in the batch, such steps are left out.
+    Steps at the end that do not fill a sequence are left out. Of a policy with a memory, which is stored as `state`, they
+    become one with copies of the last step that are not learned from: `valid` is 0 there, and a memory starts anew.
 
     Args:
         batch: every leaf `[T, B, ...]`.
         length: of a sequence; `None` is T.
 
     Returns:
-        `[T * B, ...]` for length 1, else `[length, N * B, ...]`, where N is T / length, rounded up with `valid`, else
-        down.
+        `[T * B, ...]` for length 1, else `[length, N * B, ...]`, where N is T / length, rounded down, or up with `valid`
+        and `state`.
 
     Raises:
         ShapeError: leaves differ in `[T, B]`, or there are fewer steps than one sequence needs.
@@ -174,7 +174,7 @@ def sequences(batch: Batch, length: int | None) -> Batch:
     shapes = {path: tuple(leaf.shape[:2]) for path, leaf in tree_paths(batch).items()}
     if len(set(shapes.values())) > 1:
         raise ShapeError(f"the fields have the leading shapes {shapes}; to be cut into minibatches they must be equal")
-    if "valid" in vars(batch):
+    if {"valid", "state"} <= vars(batch).keys():
         batch = _filled_up(batch, -steps % length)
     count = _leading(batch)[0] // length
 

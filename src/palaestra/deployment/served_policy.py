@@ -132,20 +132,19 @@ class ServedPolicy:
             if not one.answer.done():
                 one.answer.set_result((actions[end - one.count : end], state))
 
-    def replace(self, policy: Policy) -> None:
-        """Acts with another policy, from the next batch on.
+    def require_specs(self, policy: Policy) -> None:
+        """Refuses a policy that cannot take the place of this one.
 
         Args:
-            policy: of the same specs.
+            policy: another one.
 
         Raises:
-            ConfigError: its specs are others; the old policy stays.
+            ConfigError: its specs are others.
         """
         for spec in ("observation_spec", "action_spec", "state_spec"):
             new, old = getattr(policy, spec), getattr(self.policy, spec)
             if new != old:
                 raise ConfigError(f"the new policy has the {spec} {new}, and {old} is served; start another server")
-        self.policy, self.problem = policy, ""
 
     def rows(self, values: list[Any], path: str, *, many: bool) -> Any:
         """Observations, checked.

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 from palaestra.core import POLICY, AtLeastOne, ConfigError, Limit, Range, import_extra, require_ranges
 from palaestra.deployment.server import PolicyApp, is_loopback
-from palaestra.experiments import RunDirectory, config_from_mapping, find_run, policies_of_run
-from palaestra.policies import NetworkPolicy, Policy, load_policy
+from palaestra.experiments import config_from_mapping, find_run, policies_of_run
+from palaestra.policies import Policy, load_policy
 from palaestra.rollout import RequestError
 from palaestra.runs.team import TeamLearner
 from palaestra.runtime import entitled
@@ -130,12 +130,16 @@ def serve(
     run = None if (Path(name) / "policy.json").is_file() else find_run(name, root)
     folders = _folders(Path(name) if run is None else run.path / "policy")
     seen = {policy: _signature(folder) for policy, folder in folders.items()}
-    policies, agents = ({POLICY: load_policy(name)}, {}) if run is None else _loaded(run)
-    app = PolicyApp(policies, agents, config)
+    learner, policies = (None, {POLICY: load_policy(name)}) if run is None else policies_of_run(run)
+    app = PolicyApp(policies, _agents(learner), config)
+
+    def load() -> Mapping[str, Policy]:
+        return {POLICY: load_policy(name)} if run is None or learner is None else learner.kept_policies(run.path)
+
     with entitled("serve", name), _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        running = _HttpServer(app, _Reloads(app, folders, seen), listener)
+        running = _HttpServer(app, _Reloads(app, folders, seen, load), listener)
         for served in app.served.values():
             if config.stochastic:
                 served.policy.seed(secrets.randbits(63))
@@ -172,12 +176,10 @@ def _listener(config: ServingConfig) -> socket.socket:
 # -- policies
 
 
-def _loaded(run: RunDirectory) -> tuple[dict[str, Policy], dict[str, str]]:
-    """The policies by name, and the policy of each agent that asks for itself."""
-    learner, policies = policies_of_run(run)
+def _agents(learner: Any) -> dict[str, str]:
+    """The policy of each agent that asks for itself."""
     specs = learner.policy_specs if isinstance(learner, TeamLearner) else {}
-    agents = {agent: policy for policy, spec in specs.items() if not spec.team for agent in spec.agents}
-    return policies, agents
+    return {agent: policy for policy, spec in specs.items() if not spec.team for agent in spec.agents}
 
 
 def _folders(home: Path) -> dict[str, Path]:
@@ -193,45 +195,49 @@ def _signature(folder: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 class _Reloads:
-    """Looks for policies that were written anew, and lets them act if they are whole and of the same specs."""
+    """Looks for policies that were written anew, and lets them act together if all are whole and of the same specs."""
 
-    def __init__(self, app: PolicyApp, folders: Mapping[str, Path], seen: dict[str, Any]) -> None:
-        self._app, self._seen = app, seen
+    def __init__(
+        self, app: PolicyApp, folders: Mapping[str, Path], seen: dict[str, Any], load: Callable[[], Any]
+    ) -> None:
+        self._app, self._load = app, load
         self._folders = {name: folder for name, folder in folders.items() if name in app.served}
+        self._seen = {name: seen[name] for name in self._folders}
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._app.config.reload_s)
-            for name, folder in self._folders.items():
-                try:
-                    await self._look(name, folder)
-                except OSError as error:  # the folder is gone for the moment
-                    _log.warning("%s cannot be looked at: %s", folder, error)
+            try:
+                await self._look()
+            except OSError as error:  # a folder is gone for the moment
+                _log.warning("the policies cannot be looked at: %s", error)
 
-    async def _look(self, name: str, folder: Path) -> None:
-        served, signature = self._app.served[name], _signature(folder)
-        if signature == self._seen[name]:
+    def _signatures(self) -> dict[str, Any]:
+        return {name: _signature(folder) for name, folder in self._folders.items()}
+
+    async def _look(self) -> None:
+        if (signatures := self._signatures()) == self._seen:
             return
-        known = [type(served.policy)] if isinstance(served.policy, NetworkPolicy) else []
-        policy: Policy | None = None
+        served = {name: self._app.served[name] for name in self._folders}
+        policies: Mapping[str, Policy] = {}
         problem = ""
         try:
-            policy = await asyncio.to_thread(load_policy, folder, classes=known)
-        except Exception as error:  # whatever is wrong with the files: the old policy is whole
-            problem = f"{type(error).__name__}: {error}"
-        if signature != _signature(folder):
-            return  # it is being written; the next look sees the rest
-        self._seen[name] = signature
-        if policy is not None:
-            try:
-                policy.draw_from(served.policy.generator)
-                served.replace(policy)
-            except ConfigError as error:
-                problem = str(error)
-        served.problem = problem
+            policies = await asyncio.to_thread(self._load)
+            for name, one in served.items():
+                one.require_specs(policies[name])
+        except Exception as error:  # whatever is wrong with the files: the old policies are whole
+            problem = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        if signatures != self._signatures():
+            return  # they are being written; the next look sees the rest
+        self._seen = signatures
+        for name, one in served.items():
+            if not problem:
+                policies[name].draw_from(one.policy.generator)
+                one.policy = policies[name]
+            one.problem = problem
         self._app.reloads["failed" if problem else "done"] += 1
         if problem:
-            _log.warning("the policy in %s was not loaded, and the one before stays: %s", folder, problem)
+            _log.warning("policies were not loaded, and those before stay: %s", problem)
 
 
 # -- the server

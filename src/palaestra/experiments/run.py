@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -237,7 +238,13 @@ def resume(
     if on_start is not None:
         on_start(directory.path)
     hooks: dict[str, Any] = {"progress": progress, "loggers": loggers, "callbacks": callbacks}
-    with active(directory, learner, data, **hooks, resumed=True) as trainer:
+    with ExitStack() as stack:
+        try:
+            trainer = stack.enter_context(active(directory, learner, data, **hooks, resumed=True))
+        except (CheckpointError, ConfigError):
+            if fork:  # with which nobody could go on
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
         return ended(directory, trainer, trainer.run())
 
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from palaestra.analysis.curves import mean_interval
 from palaestra.analysis.evaluation import evaluate_run
-from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config
+from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config, saved_config
 from palaestra.config.dimensions import Dimension, with_values
 from palaestra.config.presets import preset
-from palaestra.core import ConfigError, PalaestraError, readable
+from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
-from palaestra.core.reading import read_text
+from palaestra.core.reading import parse_json, read_text
 from palaestra.experiments import study
 from palaestra.experiments.pbt import Ancestry, Selection, lineage_page
 from palaestra.experiments.run import require_same_task
 from palaestra.experiments.study import Outcomes, Search
 from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
-from palaestra.runs.lineage import for_new_run
+from palaestra.runs.lineage import changes_between, for_new_run
 from palaestra.runs.run_directory import lock_file
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
@@ -163,10 +163,20 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         asked = {"config": config_to_mapping(config), "seeds": search.num_seeds, "space": [str(one) for one in space]}
         asked |= {} if search.pbt_every is None else {"pbt_every": search.pbt_every, "members": search.trials}
         text, file = json.dumps(asked, indent=2) + "\n", folder / "study.json"
-        if file.exists() and read_text(file) != text:
+        if file.exists() and not _is_same(read_text(file), asked, config):
             raise ConfigError(f"{folder} holds a study with other settings, seeds or space; give another folder")
         replace_text(file, text)
         yield
+
+
+def _is_same(text: str, asked: Mapping[str, Any], config: ExperimentConfig) -> bool:
+    """Whether a study was begun with the same question; its configuration may be of an older version."""
+    try:
+        saved = dict(parse_json(text))
+        before = saved_config(saved.pop("config"))
+    except (CheckpointError, ConfigError, ValueError, TypeError, KeyError):
+        return False
+    return not changes_between(before, config) and saved == {name: asked[name] for name in asked if name != "config"}
 
 
 def _evolved(

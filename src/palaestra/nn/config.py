@@ -272,7 +272,7 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
     made = module_maker(option) if isinstance(option, str) else option
     name = repr(option) if isinstance(option, str) else getattr(made, "__qualname__", type(made).__name__)
     if isinstance(made, nn.Module):
-        return _repeatable(copy.deepcopy(made).cpu(), name)
+        return repeatable(copy.deepcopy(made).cpu(), f"the encoder {name}")
     if not callable(made) or (isinstance(made, type) and not _is_module(made)):
         raise ConfigError(f"the encoder {name} is {made!r}; an nn.Module, or a function that makes one, is needed")
     try:
@@ -286,18 +286,24 @@ def own_module(option: Any, observation_spec: SpecTree) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the encoder {name} made a {type(module).__name__}; an nn.Module is needed")
-    return _repeatable(module, name)
+    return repeatable(module, f"the encoder {name}")
 
 
-def _repeatable(module: nn.Module, name: str) -> nn.Module:
+def repeatable(module: nn.Module, what: str) -> nn.Module:
     """The module, unless it trains with parts that depend on other rows, or on numbers that no run can draw again.
 
     Or by optimizers of its own, which no algorithm would use.
+
+    Args:
+        what: it is, for the message.
+
+    Raises:
+        ConfigError: it does.
     """
     for part in module.modules():
         if isinstance(part, CoreModel) and part.optimizers:
             raise ConfigError(
-                f"the encoder {name} has a {type(part).__name__}, a CoreModel with optimizers of its own for "
+                f"{what} has a {type(part).__name__}, a CoreModel with optimizers of its own for "
                 f"{', '.join(part.optimizers)}, but an algorithm trains its networks by its own, set by `optimizers` "
                 "in its config; give a plain nn.Module, or a CoreModel without optimizers"
             )
@@ -308,7 +314,7 @@ def _repeatable(module: nn.Module, name: str) -> nn.Module:
         if part.training and (mixes or share):
             why = "mixes the rows of a minibatch" if mixes else "draws from PyTorch's global generator"
             raise ConfigError(
-                f"the encoder {name} has a {type(part).__name__}, {path or 'itself'}, which {why} while it trains, so "
+                f"{what} has a {type(part).__name__}, {path or 'itself'}, which {why} while it trains, so "
                 "that no run could be repeated or continued; leave it out, take LayerNorm for BatchNorm, or let the "
                 "module's `train` keep it in evaluation mode"
             )

@@ -318,7 +318,8 @@ class HeldNoise(Exploration):
         P(n) = n⁻² / Σₘ m⁻²,   n, m = 1 ... N
 
     Steps in one direction lead further than as many in directions of their own. As in FlashSAC, Kim et al. 2026,
-    https://arxiv.org/abs/2604.04539; all lanes draw at the same time.
+    https://arxiv.org/abs/2604.04539; all lanes draw at the same time. It is for batches of the same lanes in each step,
+    and so for a robot with one agent at most.
 
     Args:
         longest: N, steps that noise is held for at most.

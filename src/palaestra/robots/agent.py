@@ -5,7 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
@@ -171,6 +171,8 @@ class AgentFactory:
     """Of the run."""
     stream: Literal["environments", "evaluation"] = "environments"
     """Which of its seeds environments have: those of training, or of evaluation."""
+    carried: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What layers of environments, such as `NormalizeReward`, carry into the first episode, by agent."""
 
     def lane_seed(self, agent_id: int, incarnation: int) -> int:
         """The seed of an agent's environment.
@@ -200,6 +202,8 @@ class AgentFactory:
             helper: makes a helper of a spec, a communicator and a clock.
         """
         single = self.make_env(agent_id)
+        if carried := self.carried.get(agent_id):
+            single.load_carried_state(dict(carried))
         single.seed(self.lane_seed(agent_id, incarnation))
         env = AgentEnvironment(single, agent_id, permission)
         env.helpers = {name: helper(spec, communicator(name), env) for name, spec in self.specs.items()}
@@ -236,7 +240,7 @@ class AgentGroup:
         self._make_agent, self._on_pause, self._on_end = make_agent, on_pause, on_end
         self.allowance: dict[int, int] = {}
         """By agent, the actions that it may still execute."""
-        self._stopping = False
+        self._stopping, self._known = False, dict[int, Mapping[str, Any]]()
         self._threads: dict[int, threading.Thread] = {}
 
     # -- for the agents' threads
@@ -336,6 +340,16 @@ class AgentGroup:
         """Agents that neither pause nor have failed."""
         with self.changed:
             return sorted(set(self.agents) - self.paused - set(self.errors))
+
+    @property
+    def carried(self) -> dict[int, Mapping[str, Any]]:
+        """What layers of environments carried into the running episodes, by agent; most carry nothing."""
+        return {number: one.env.env.carried for number, one in self.agents.items() if one.env.env.carried}
+
+    def take_carried(self) -> dict[int, Mapping[str, Any]]:
+        """`carried`, of episodes that began since the last call."""
+        known, self._known = self._known, self.carried
+        return {number: one for number, one in self._known.items() if one is not known.get(number)}
 
     def take_episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call; agents may be busy with others."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, final
 
@@ -61,7 +61,8 @@ class RobotCollector(Closeable):
 
     An unroll lets every agent execute so many actions. Meanwhile tasks answer and learn as the agents ask them to; when
     it ends, all agents are kept where they are and nothing is computed, so that the run can be evaluated and saved. A
-    resumed run begins new episodes.
+    resumed run begins new episodes, of dropped agents too, into which layers of environments carry what they carried
+    into those that were running.
 
     Args:
         robot: whose tasks are served.
@@ -116,7 +117,7 @@ class RobotCollector(Closeable):
         self.faults = EventLog()
         """The newest `AgentFault`s, and how many there were."""
         self._runtime, self._num_workers = runtime, num_workers
-        self._incarnations = dict.fromkeys(range(num_agents), 0)
+        self._incarnations, self._dropped = dict.fromkeys(range(num_agents), 0), dict[int, int]()
         self._group: AgentGroup | RemoteAgentGroup | None = None
         self._pausing = False
 
@@ -167,9 +168,11 @@ class RobotCollector(Closeable):
         return [] if self._group is None else self._group.take_episodes()
 
     def state(self) -> dict[str, Any]:
-        """Env steps, and how often each agent that was not dropped was started before, by its number."""
-        incarnations = {str(number): count for number, count in self._incarnations.items()}
-        return {"env_steps": self.env_steps, "incarnations": incarnations}
+        """Env steps; by each agent's number, how often it was started before, and what its environment carries over."""
+        started = {**self._dropped, **self._incarnations}.items()
+        incarnations = {str(number): count for number, count in sorted(started)}
+        carried = {str(number): dict(one) for number, one in self._carried.items()}
+        return {"env_steps": self.env_steps, "incarnations": incarnations, "carried": carried}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave; agents begin new episodes, which none of the saved run was.
@@ -178,13 +181,21 @@ class RobotCollector(Closeable):
             state: of a collector with as many agents.
         """
         self.env_steps = int(state["env_steps"])
-        self._incarnations = {int(number): int(count) + 1 for number, count in state["incarnations"].items()}
+        started = {int(number): int(count) for number, count in state["incarnations"].items()}
+        most = max(started.values())  # versions before 0.2 left out dropped agents
+        self._incarnations = {number: started.get(number, most) + 1 for number in range(self.num_lanes)}
+        carried = {int(number): one for number, one in state.get("carried", {}).items()}
+        self.factory = replace(self.factory, carried=carried)
 
     def metrics(self) -> dict[str, float]:
         """Batch sizes and waits of every task so far."""
         return {f"robot/{name}/{k}": v for name, wrapper in self.wrappers.items() for k, v in wrapper.metrics().items()}
 
     # -- the agents
+
+    @property
+    def _carried(self) -> Mapping[int, Mapping[str, Any]]:
+        return {**self.factory.carried, **({} if self._group is None else self._group.carried)}
 
     def _start(self) -> AgentGroup | RemoteAgentGroup:
         if self._group is None:
@@ -246,6 +257,7 @@ class RobotCollector(Closeable):
                 while time.monotonic() < due and not self._pausing and group is self._group:
                     time.sleep(min(_POLL_S, max(0.0, due - time.monotonic())))
                 self._incarnations[number] += 1
+                self.factory = replace(self.factory, carried=self._carried)
                 group.start({number: self._incarnations[number]})
                 restarted = True
                 continue
@@ -253,7 +265,7 @@ class RobotCollector(Closeable):
                 raise error
             _log.warning("%s; the others continue without it", error)
             self.faults.append(self._fault(number, error, "drop"))
-            del self._incarnations[number]
+            self._dropped[number] = self._incarnations.pop(number)
         return restarted
 
     def _fault(self, number: int, error: AgentFailure, handled: Literal["restart", "drop"]) -> AgentFault:
@@ -288,6 +300,9 @@ class _Spectator(AgentHelper):
 
     def append(self, choice: Any, row: TimeStep, state: Any) -> None:
         """Nothing is stored."""
+
+    def require_seen(self) -> None:
+        """No choice is stored in any row."""
 
     def learn(self) -> None:
         """Nothing is learned."""

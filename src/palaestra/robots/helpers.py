@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, TimeStep, as_array
+from palaestra.core import Batch, ConfigError, OnPolicy, SpecTree, StepType, TimeStep, as_array, tree_leaves
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, to_batched, unflatten
 from palaestra.robots.serving import Communicator
 from palaestra.robots.task import TaskSpec
@@ -37,8 +37,8 @@ class AgentHelper(ABC):
     `learning="background"`: then it learns in a thread of its own, and pauses with the robot.
 
     A task sees a stream of time steps, which need not be the environment's: a task that decides every tenth step sees
-    the reward of ten. `predict(step)` begins an episode where `step` is FIRST, and remembers its choice;
-    `store_data(step)` says what came of it.
+    the reward of ten. `predict(step)` begins an episode where `step` is FIRST, or none is running, and remembers its
+    choice. `store_data(step)` says what came of it; on this very step the next choice is made, if no episode begins.
 
     Args:
         clock: of the agent.
@@ -51,6 +51,8 @@ class AgentHelper(ABC):
         self.metrics: dict[str, float] | None = None
         """Of the newest update that it waited for."""
         self._choice: Any = None  # the newest answer that was not stored yet
+        self._row: TimeStep | None = None  # the newest of the stream, which the next choice belongs to
+        self._seen: Any = None  # the observation of the newest prediction
         self._state_before: Any = None
         self._hidden: Any = None
         self._asked = (-1, -1)  # episode and env step of the newest prediction
@@ -74,11 +76,12 @@ class AgentHelper(ABC):
         """Begins an episode of this task's stream; `predict` does so for a FIRST step.
 
         Args:
-            time_step: bare.
+            time_step: bare; it is FIRST in the stream, whatever it is in the environment.
         """
         self._require_own_thread("begin")
         self._choice, self._hidden = None, None
-        self.open_stream(time_step_row(time_step, self.spec.observation_spec))
+        self._row = time_step_row(time_step._replace(step_type=StepType.FIRST), self.spec.observation_spec)
+        self.open_stream(self._row)
 
     def predict(self, time_step: TimeStep) -> Any:
         """Asks the task and waits.
@@ -96,9 +99,11 @@ class AgentHelper(ABC):
         """
         self._require_own_thread("predict")
         self.clock.wait()
-        row = time_step_row(time_step, self.spec.observation_spec)
-        if int(time_step.step_type) == 0:
+        over = self._row is None or bool(self._row.last)
+        if time_step.first or (over and not time_step.last):
             self.begin(time_step)
+        row = time_step_row(time_step, self.spec.observation_spec)
+        self._seen = row.observation
         inputs: dict[str, Any] = {"observation": row.observation, "step_type": row.step_type}
         if self.spec.state_spec:
             if self._hidden is None:
@@ -117,7 +122,8 @@ class AgentHelper(ABC):
             action: [1, ...] instead of the task's own choice, for a task that only watches.
 
         Raises:
-            ConfigError: nothing was chosen since the last one, or another thread uses this helper.
+            ConfigError: nothing was chosen since the last one, or on another observation than that one's; or another
+                thread uses this helper.
             RequestError: learning failed.
         """
         self._require_own_thread("store_data")
@@ -125,7 +131,10 @@ class AgentHelper(ABC):
         if choice is None:
             why = "was called without a prediction since the last call; call predict before it, or give the action"
             raise ConfigError(f"store_data of the task {self.spec.name!r} {why}")
-        self.append(choice, time_step_row(time_step, self.spec.observation_spec), self._state_before)
+        if action is None:
+            self.require_seen()
+        self._row = time_step_row(time_step, self.spec.observation_spec)
+        self.append(choice, self._row, self._state_before)
         self._choice = None
         self._rows += 1
         if self.spec.learning != "agent" and self._rows >= self.spec.plan.unroll_length:  # pyright: ignore[reportAttributeAccessIssue]
@@ -178,6 +187,22 @@ class AgentHelper(ABC):
             )
         if self._misuse is not None:
             raise self._misuse
+
+    def require_seen(self) -> None:
+        """Refuses a choice that was made on another observation than that of the row which it would be stored in.
+
+        Raises:
+            ConfigError: says what to do.
+        """
+        if self._row is None:
+            return
+        pairs = zip(tree_leaves(self._row.observation), tree_leaves(self._seen), strict=True)
+        if not all(torch.equal(stored, seen) for stored, seen in pairs):
+            raise ConfigError(
+                f"predict of the task {self.spec.name!r} was given another observation than its newest row has, which "
+                "the action would be stored in. Give predict the step that store_data was given last; or call begin "
+                "with the new one before, which begins an episode of the task"
+            )
 
     # -- what the two kinds do with rows
 

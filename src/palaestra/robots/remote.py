@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -64,6 +64,8 @@ class HostReport:
     """Actions that each agent may still execute."""
     episodes: list[Episode]
     """Since the last report."""
+    carried: dict[int, Mapping[str, Any]]
+    """See `AgentGroup.take_carried`."""
 
 
 @final
@@ -80,8 +82,7 @@ class AgentHost:
         torch.set_num_threads(1)
         self._factory, self._timeout_s = factory, timeout_s
         self._tickets, self._lock = itertools.count(), threading.Lock()
-        self._outbox: list[HostRequest] = []
-        self._waiting: dict[int, Future[Any]] = {}
+        self._outbox, self._waiting = list[HostRequest](), dict[int, Future[Any]]()
         self._group = AgentGroup(self._make_agent)
         self._group.start(incarnations)
 
@@ -106,7 +107,8 @@ class AgentHost:
         with group.changed, self._lock:
             requests, self._outbox = self._outbox, []
             paused, allowance, episodes = set(group.paused), dict(group.allowance), group.take_episodes()
-            return HostReport(requests, paused, dict(group.errors), group.steps, allowance, episodes)
+            errors, carried = dict(group.errors), group.take_carried()
+            return HostReport(requests, paused, errors, group.steps, allowance, episodes, carried)
 
     def close(self) -> None:
         """Leads all agents out of their episodes, and lets them close; those that wait for an answer get an error."""
@@ -123,9 +125,8 @@ class AgentHost:
         with self._group.changed:
             while True:
                 with self._lock:
-                    blocked = len({r.agent_id for r in self._outbox if r.kind in _BLOCKING})
-                    outbox = len(self._outbox)
-                if blocked >= len(self._group.busy):
+                    blocked, outbox = {r.agent_id for r in self._outbox if r.kind in _BLOCKING}, bool(self._outbox)
+                if len(blocked) >= len(self._group.busy):
                     return
                 if outbox and not found:
                     found, deadline = True, min(deadline, time.monotonic() + _GATHER_S)
@@ -201,13 +202,12 @@ class RemoteAgentGroup:
         """Why agents ended."""
         self.changed = threading.Condition()
         """Notified when agents have paused, ended or failed."""
-        self._numbers: set[int] = set()
-        self._hosts: list[_Host] = []
+        self.carried = dict(factory.carried)
+        """See `AgentGroup.carried`."""
+        self._numbers, self._hosts, self._episodes = set[int](), list[_Host](), list[Episode]()
         self._to_start: list[dict[int, int]] = []  # incarnations of agents that wait for a host
         self._allowance: dict[int, int] = {}  # what agents may still do, for those who take the place of others
-        self._ended_steps = 0  # of hosts that have ended
-        self._episodes: list[Episode] = []
-        self._stopping = False
+        self._ended_steps, self._stopping = 0, False  # steps of hosts that have ended
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -323,7 +323,8 @@ class RemoteAgentGroup:
         with self.changed:
             to_start, self._to_start = self._to_start, []
         for incarnations in to_start:
-            factory = partial(AgentHost, self._factory, incarnations, self._timeout_s)
+            agents = replace(self._factory, carried={number: self.carried.get(number, {}) for number in incarnations})
+            factory = partial(AgentHost, agents, incarnations, self._timeout_s)
             name = f"agents {', '.join(map(str, incarnations))}"
             host = _Host(self._runtime.start(factory, name=name), set(incarnations))
             with self.changed:
@@ -361,6 +362,7 @@ class RemoteAgentGroup:
             host.paused |= newly
             host.steps = report.steps
             self._episodes += report.episodes
+            self.carried |= report.carried
             for number in host.numbers & set(report.allowance):
                 left, more = report.allowance[number], host.allowed.get(number)  # on its way; 0 takes back
                 self._allowance[number] = left if more is None else left + more if more else 0

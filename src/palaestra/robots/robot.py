@@ -1,6 +1,5 @@
 """`Robot`: several computation tasks, built bottom-up, and the agent that uses them."""
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,8 +14,6 @@ from palaestra.robots.agent import Agent, AgentFactory
 from palaestra.robots.task import ComputationTask, TaskSpec
 
 __all__ = ["Robot", "task_seeds"]
-
-_log = logging.getLogger(__name__)
 
 
 def task_seeds(seeds: RunSeeds, number: int) -> RunSeeds:
@@ -131,13 +128,17 @@ class Robot(ABC):
         """Of the tasks, by name."""
         return {name: task.algorithm for name, task in self.tasks.items()}
 
-    def update(self, sources: Mapping[str, DataSource]) -> dict[str, UpdateInfo | NonFiniteError]:
-        """What tasks have learned since the last call: agents ask them to, not the trainer.
+    def update(self, sources: Mapping[str, DataSource]) -> dict[str, list[UpdateInfo | NonFiniteError]]:
+        """Every update of the tasks since the last call: agents ask for them, not the trainer.
 
         Args:
             sources: ignored.
         """
-        return {name: info for name, task in self.tasks.items() if (info := _joined(task)) is not None}
+        made: dict[str, list[UpdateInfo | NonFiniteError]] = {}
+        for name, task in self.tasks.items():
+            with task.lock:
+                made[name], task.updates = task.updates, []
+        return made
 
     def set_progress(self, progress: float) -> None:
         """Moves everything that follows a schedule.
@@ -168,17 +169,3 @@ class Robot(ABC):
 
     def close(self) -> None:  # noqa: B027 - tasks live in this process
         """Frees nothing: tasks live in this process."""
-
-
-def _joined(task: ComputationTask) -> UpdateInfo | NonFiniteError | None:
-    """Several updates as one report; those that were not finite among others are logged."""
-    with task.lock:
-        done, task.updates = task.updates, []
-    errors = [info for info in done if isinstance(info, NonFiniteError)]
-    infos = [info for info in done if isinstance(info, UpdateInfo)]
-    if not infos:
-        return errors[-1] if errors else None
-    if errors:
-        _log.warning("%d of %d updates were skipped; the last: %s", len(errors), len(done), errors[-1])
-    steps, rows = (sum(getattr(info, name) for info in infos) for name in ("gradient_steps", "rows"))
-    return UpdateInfo(infos[-1].policy_version, steps, rows, [record for info in infos for record in info.records])

@@ -26,7 +26,7 @@ from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
 __all__ = ["Collector"]
 
-_PATIENCE_STEPS = 100_000
+_PATIENCE_STEPS, _LONG_EPISODE = 100_000, 10_000  # env steps of all environments, and of each
 _LAST = int(StepType.LAST)
 
 
@@ -182,7 +182,7 @@ class Collector:
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self.tracker.finished()
         asked = len(info.episodes) + asked if isinstance(asked, int) else 0  # besides those that had ended before
-        warn_at = patience = max(_PATIENCE_STEPS, 10_000 * num_envs)
+        warn_at = patience = max(_PATIENCE_STEPS, _LONG_EPISODE * num_envs)
         while len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
             info.episodes += self.tracker.finished()

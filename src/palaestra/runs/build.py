@@ -194,12 +194,12 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
         for name, algorithm in learner.algorithms.items()
         if isinstance(algorithm, GradientAlgorithm)
     }
-    why = f"it lacks {missing}" if (missing := compiler_missing()) else ""
+    why, here = f"it lacks {missing}" if (missing := compiler_missing()) else "", config.run.device == "cpu"
     if isinstance(learner.manager, training.SelfPaced):
         why = "a robot's tasks learn at their own pace"
     elif settings.num_policy_hosts or settings.compile_needs:
-        why = "policy hosts and gradient workers compute eagerly"
-    elif config.run.device != "cpu":
+        why, here = "policy hosts and gradient workers compute eagerly", False
+    elif not here:
         why = f"on {config.run.device} it is asked for with --compile"
     stays = {name: "it makes no gradient steps" for name in learner.algorithms if name not in planned}
     for name, number in planned.items():
@@ -212,7 +212,7 @@ def make_compiled_later(learner: Learner, tell: Callable[[dict[str, Any]], None]
             stays[name] = why
             _log.warning("policy %r learns eagerly, without --compile auto: %s", name, why)
     after = {name: training.COMPILED_AFTER for name in planned if name not in stays}
-    return training.CompiledLater(after, stays, planned, tell=tell)
+    return training.CompiledLater(after, stays, planned if here else {}, tell=tell)
 
 
 def make_trainer(

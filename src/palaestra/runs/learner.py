@@ -189,6 +189,16 @@ class Learner(ABC):
                 f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
             )
 
+    def require_new(self) -> None:  # noqa: B027 - most refuse nothing
+        """Refuses what a new run cannot have, and runs of earlier versions may have.
+
+        Raises:
+            ConfigError: says what.
+        """
+
+    def begun(self) -> None:  # noqa: B027 - most have nothing to do
+        """After the policies of another run were put in: what copies them copies them now."""
+
     def refuse_hindsight(self, why: str) -> None:
         """Refuses hindsight, if the run asks for it.
 

@@ -24,7 +24,7 @@ from palaestra.robots import RobotConfig
 from palaestra.runs import records
 from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
 from palaestra.runs.learner import Learner
-from palaestra.runs.making import refuse_idle, require_kept_statistics
+from palaestra.runs.making import as_one, idle_settings, require_kept_statistics
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
 from palaestra.training import Trainer, policy_folder
@@ -47,28 +47,43 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     """
     require_kind(config, ExperimentConfig, "a run", "an ExperimentConfig, such as preset('ppo', 'CartPole-v1')")
     require_kept_statistics(config.env)
+    if problems := [*_senseless(config)]:
+        raise ConfigError("\n".join(problems))
+    if ((group := Path(config.run.directory)) / "group.json").is_file():  # a seed's settings, and the run is none of it
+        name = None if (group / (config.run.name or "")).exists() else config.run.name
+        run = dataclasses.replace(config.run, directory=str(group.parent), name=name)
+        config = dataclasses.replace(config, run=run)
     if issubclass(algorithm_class(config.algorithm_name), Algorithm):
-        if config.robot != RobotConfig():
-            raise ConfigError(f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out")
         config = dataclasses.replace(config, env=decided(config.env))
-    needs = getattr(algorithm_class(config.algorithm_name), "needs", {})
-    if missing := [name for name in needs if getattr(config.algorithm, name) is None]:
-        raise ConfigError(f"{config.algorithm_name} needs algorithm.{missing[0]}: {needs[missing[0]]}")
-    for name, given in ((name, getattr(config.algorithm, name)) for name in needs):
-        if ":" not in given:  # no function: a folder, or a run by its name, wherever the run is resumed
-            path = Path(given) if Path(given).is_dir() else find_run(given, config.run.directory).path
-            kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
-            config = dataclasses.replace(config, algorithm=kept)
-    config = _absolute_data(config)
-    refuse_idle(config.algorithm)
+    config = _with_paths(config)
     if (source := config.run.initial_policy) is None:
         return config
     path = str(find_run(source, config.run.directory).path.resolve())
     return dataclasses.replace(config, run=dataclasses.replace(config.run, initial_policy=path))
 
 
-def _absolute_data(config: ExperimentConfig) -> ExperimentConfig:
-    """With the path of loaded data from the root, wherever the run is resumed; names of a library's data stay."""
+def _senseless(config: ExperimentConfig) -> Iterator[str]:
+    """What no new run may have: settings that do nothing, and an algorithm without what it learns from."""
+    kind = algorithm_class(config.algorithm_name)
+    if issubclass(kind, Algorithm) and config.robot != RobotConfig():
+        yield f"settings of robot are for robots, and {config.algorithm_name} is none; leave them out"
+    for name, what in getattr(kind, "needs", {}).items():
+        if getattr(config.algorithm, name) is None:
+            yield f"{config.algorithm_name} needs algorithm.{name}: {what}"
+    yield from idle_settings(config.algorithm)
+
+
+def _with_paths(config: ExperimentConfig) -> ExperimentConfig:
+    """With paths of a teacher and of loaded data from the root, wherever the run is resumed.
+
+    Functions, and names of a library's data, stay as they are.
+    """
+    for name in getattr(algorithm_class(config.algorithm_name), "needs", {}):
+        given = getattr(config.algorithm, name)
+        if given and ":" not in given and not Path(given).is_absolute():  # a folder, or a run by its name
+            path = Path(given) if Path(given).is_dir() else find_run(given, config.run.directory).path
+            kept = dataclasses.replace(config.algorithm, **{name: str(path.resolve())})
+            config = dataclasses.replace(config, algorithm=kept)
     data = config.offline.data or ""
     path = data.removeprefix("d4rl:")
     if not path or not Path(path).exists() or data.startswith("minari:"):
@@ -132,9 +147,10 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
 
     Raises:
         CheckpointError: there is no such policy, or its files are damaged.
-        ConfigError: a policy does not fit; the message says in what. Or names of policies differ in case alone.
+        ConfigError: a policy does not fit; the message says in what. Or a new run cannot have such settings.
     """
     learner.config.agents.require_apart(learner.algorithms)
+    learner.require_new()
     if learner.config.run.initial_policy is None:
         return None
     path, hashes = Path(learner.config.run.initial_policy), dict[str, str]()
@@ -152,6 +168,7 @@ def begin_from(learner: Learner) -> dict[str, Any] | None:
                 "this run the same environment, algorithm and network"
             ) from error
         algorithm.targets.copy()
+    learner.begun()
     return {"path": str(path), "weights_sha256": hashes}
 
 
@@ -232,7 +249,7 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
     why += ["with new episodes"] if getattr(reporter, "resume", "exact") != "exact" else []
     pool = config.distributed.mode == "async" and config.agents.self_play.pool_size
     why += ["with an empty pool of self-play"] if pool else []
-    why += [] if exact else ["with the sums of another device, a GPU, or another number of learners"]
+    why += [] if exact else ["with sums of another device, precision, code or number of learners, or of a GPU"]
     past = [] if directory.never_saved else sessions(info, trainer.collector.env_steps)
     here = computed_by(config.env.name, trainer.learner, config.run.device)
     directory.write_info({"sessions": past, **how_exactly(past, why, here)})
@@ -241,10 +258,11 @@ def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, r
 def _computes_exactly(before: ExperimentConfig, now: ExperimentConfig) -> bool:
     """Whether a run continues with the numbers that it would have had: on one device, and a GPU only where asked to.
 
-    Minibatches that are cut into other parts round otherwise.
+    Minibatches that are cut into other parts, compiled code and another precision round otherwise.
     """
     same = now.distributed.cuts is not None and now.distributed.cuts == before.distributed.cuts
-    return same and before.run.device == now.run.device and (now.run.device == "cpu" or now.run.deterministic)
+    same &= all(getattr(before.run, name) == getattr(now.run, name) for name in ("device", "compile", "precision"))
+    return same and (now.run.device == "cpu" or (before.run.deterministic and now.run.deterministic))
 
 
 def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -> list[str]:
@@ -255,6 +273,7 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
     """
     directory.say_changed_logs()
     step, why, edited, lost = 0, list[str](), directory.edited, False
+    changes = changes_between(directory.config, config) | edited
     unknown = "config_sha256" not in directory.info
     if directory.never_saved:
         _log.warning("%s stopped before its first checkpoint: it begins at env step 0", directory.path)
@@ -269,11 +288,11 @@ def _load(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig) -
         if gone := missing_callbacks(trainer.callbacks, state["trainer"].get("callbacks", {})):
             why += [f"without {one}, a callback that it had before" for one in gone]
         known = [one for one in (directory.kept_return, trainer.best_return) if is_number(one)]
-        lost = bool(known) and not policies_are_kept(directory.path, trainer.algorithms)
+        alike = "trainer.eval_epsilon" not in changes  # else what comes is measured otherwise
+        lost = bool(known) and not (alike and policies_are_kept(directory.path, trainer.algorithms))
         trainer.best_return = None if lost else next(iter(known), None)
     facts: dict[str, Any] = {"resumed_at": trainer.collector.env_steps, "best_return": trainer.best_return}
     facts |= {"resumes": (directory.info.get("resumes") or 0) + 1} | ({"policy_lost_at": step} if lost else {})
-    changes = changes_between(directory.config, config) | edited
     if changes:
         entry = {"env_steps": step, "time": now(), "changes": changes}
         facts["overrides"] = [*directory.info.get("overrides", []), entry]
@@ -292,14 +311,19 @@ _FIXED = (
     *("algorithm.num_atoms", "algorithm.num_bins", "algorithm.num_classes", "algorithm.num_critics"),
     *("algorithm.initial_temperature", "algorithm.initial_multiplier"),
     *("algorithm.num_latents", "algorithm.num_quantiles", "algorithm.memory_size", "algorithm.state_size"),
-    *("algorithm.min_return", "algorithm.max_return", "algorithm.priority_alpha"),
-    *("algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies", "agents.global_state"),
-    *("agents.judged", "run.seed", "run.directory", "run.name", "run.initial_policy", "distributed.mode"),
+    *("algorithm.min_return", "algorithm.max_return", "algorithm.normalize_return", "algorithm.normalize_observation"),
+    *("algorithm.action_chunk", "algorithm.actor_hidden_sizes", "algorithm.mixing", "algorithm.mixing_size"),
+    *("algorithm.priority_alpha", "algorithm.prioritized", "agents.mapping", "agents.sharing", "agents.policies"),
+    *("agents.global_state", "agents.judged", "distributed.mode"),
+    *("run.seed", "run.directory", "run.name", "run.initial_policy"),
 )
 """What a checkpoint holds the results of, and no setting can change afterwards."""
-_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s", "env.num_threads")
-"""Of these, how faults are handled, so that a run that an environment's fault has ended can go on with others, and how
-many threads step: that changes no bit."""
+_RATE = "algorithm.rewards.multiplier_learning_rate"
+_FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s", "env.num_threads", _RATE)
+"""Of these, how faults are handled, so that a run that an environment's fault has ended can go on with others, how many
+threads step, which changes no bit, and a rate, of which a checkpoint has no results."""
+_STEPPED_ALONE = {"auto", "serial", "thread", "process"}
+"""Ways to step environments one by one, none of which changes a bit."""
 
 
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
@@ -324,13 +348,24 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     changes = changes_between(config, changed)
     fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
     network, replays = getattr(config.algorithm, "network", None), config.algorithm.plan_class is Replay
-    if replays and getattr(network, "recurrent", None) is not None:  # the buffer keeps a hidden state for each sequence
+    has_memory = getattr(network, "recurrent", None) is not None or hasattr(config.algorithm, "memory_size")
+    if replays and has_memory:  # the buffer keeps a hidden state for each sequence
         fixed_here += ("algorithm.mini_batch_length",)
+    envs, free = (config.env, changed.env), _FREE
+    if {env.vectorization for env in envs} <= _STEPPED_ALONE and not any(map(as_one, envs)):
+        free += ("env.vectorization", *([] if envs[0].num_ready else ["env.num_workers"]))
     refused = [
         f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
         for path, (old, new) in changes.items()
-        if path not in _FREE and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
+        if path not in free and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
     ]
+    known = [*_senseless(config)]
+    refused += [problem for problem in _senseless(changed) if problem not in known]
+    if (pool := config.agents.self_play.pool_size) and not changed.agents.self_play.pool_size:
+        refused.append(
+            f"agents.self_play.pool_size cannot become 0 in a run that continues (it is {pool}): snapshots play in its "
+            "running episodes; give at least 1"
+        )
     runtimes = config.distributed.runtime, changed.distributed.runtime
     if None in runtimes and runtimes != (None, None):
         refused.append(
@@ -360,7 +395,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         raise ConfigError("\n".join(refused))
     if moved := _moved_schedules(config, changed, reached):
         _log.warning("schedules follow the share of the budget that is used, so the new one moves %s", moved)
-    return _absolute_data(changed)
+    return _with_paths(changed)
 
 
 def _moved_schedules(before: ExperimentConfig, after: ExperimentConfig, env_steps: int) -> str:
@@ -388,4 +423,8 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     before, after = flat_settings(old), flat_settings(new)
     paths = [*before, *(path for path in after if path not in before)]
     pairs = {path: (before.get(path), after.get(path)) for path in paths}
-    return {path: (a, b) for path, (a, b) in pairs.items() if a != b and {} not in (a, b)}  # entries of it are there
+    one_lacks = {*before} ^ {*after}  # an entry of a mapping, which may be None where it is there
+    if type(old.algorithm) is not type(new.algorithm):
+        one_lacks = {path for path in one_lacks if not path.startswith("algorithm.")}  # it has other fields
+    differ = {path: (a, b) for path, (a, b) in pairs.items() if a != b or path in one_lacks}
+    return {path: pair for path, pair in differ.items() if {} not in pair}  # entries of it are there

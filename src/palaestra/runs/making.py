@@ -22,7 +22,6 @@ from palaestra.algorithms import ALGORITHMS, Algorithm, GradientAlgorithm
 from palaestra.buffers import available_bytes
 from palaestra.config.config import ExperimentConfig, algorithm_class
 from palaestra.core import POLICY, ConfigError, MissingExtraError, PalaestraError, RunSeeds, SpecTree, computing
-from palaestra.core.errors import refuses
 from palaestra.core.importing import GIVEN, import_maker, parse_call
 from palaestra.envs import EnvConfig, create_environment, probe_specs
 from palaestra.envs.contract.attributes import INSTEAD
@@ -308,10 +307,11 @@ def compile_if_asked(config: ExperimentConfig, part: Algorithm[Any, Any] | Colle
 
 def may_restart(env: EnvConfig) -> bool:
     """Whether an environment that failed could have been restarted, which a run did not ask for."""
-    return env.on_fault == "raise" and not _as_one(env) and not env.name.startswith(f"{GIVEN}:")
+    return env.on_fault == "raise" and not as_one(env) and not env.name.startswith(f"{GIVEN}:")
 
 
-def _as_one(env: EnvConfig) -> bool:
+def as_one(env: EnvConfig) -> bool:
+    """Whether all environments are stepped as one, as a batch of tensors, say."""
     return not is_multi_agent(env.name) and is_pool(env)
 
 
@@ -461,13 +461,8 @@ _OF_BONUSES = {"weight": _NOVELTY, "feature_size": _NOVELTY, "gradient_penalty":
 """Settings of a learned reward that only some kinds have."""
 
 
-@refuses(ConfigError)
-def refuse_idle(algorithm: Any) -> Iterator[str]:
-    """Refuses settings of an algorithm that do nothing beside its others.
-
-    Raises:
-        ConfigError: names the setting.
-    """
+def idle_settings(algorithm: Any) -> Iterator[str]:
+    """What is wrong with settings of an algorithm that do nothing beside its others."""
     defaults = type(algorithm)()
     network, bonus = getattr(algorithm, "network", None), getattr(algorithm, "bonus", None)
     recurrent = getattr(network, "recurrent", None)

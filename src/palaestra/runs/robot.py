@@ -11,14 +11,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from palaestra.algorithms import Algorithm
+from palaestra.algorithms import Algorithm, AlgorithmConfig, objective_of
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import ConfigError, TimeStep, refuses
+from palaestra.core import ConfigError, TensorSpec, TimeStep, refuses
 from palaestra.distributed import DistributedConfig, WorkersView
 from palaestra.envs import EnvConfig, EnvironmentWrapper, SingleEnvironment, load_lane
-from palaestra.policies import NetworkPolicy, Policy, load_policy, load_weights
-from palaestra.robots import AgentFactory, ModelPolicy, Robot, RobotCollector, evaluate_robot
+from palaestra.nn.config import repeatable
+from palaestra.policies import HeldNoise, Policy, PopulationPolicy, RandomPolicy, load_weights
+from palaestra.robots import AgentFactory, ComputationTask, ModelPolicy, Robot, RobotCollector, evaluate_robot
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
 from palaestra.runs.learner import Collecting, Evaluate, Learner, Scene
@@ -31,9 +32,14 @@ class RobotLearner(Learner):
     """The tasks of a robot."""
 
     @cached_property
+    def _made(self) -> tuple[Robot, TensorSpec]:
+        robot, (_, _, reward_spec) = making.make_from_specs(self.config)
+        return robot, reward_spec
+
+    @property
     def robot(self) -> Robot:
         """Its tasks learn."""
-        return making.make_from_specs(self.config)[0]
+        return self._made[0]
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm[Any, Any]]:
@@ -65,6 +71,30 @@ class RobotLearner(Learner):
             )
         super().require()
         self.refuse_hindsight(f"{name} is a robot, whose tasks are given their samplers where they are made")
+
+    @refuses(ConfigError)
+    def require_new(self) -> Iterator[str]:
+        config, name, (robot, reward_spec) = self.config.algorithm, self.config.algorithm_name, self._made
+        heeded = [task.algorithm.config.optimizers for task in robot.tasks.values()]
+        idle = [part for part, one in config.optimizers.items() if all(own.get(part) != one for own in heeded)]
+        if idle and not _declares(type(config), "optimizers"):
+            yield (
+                f"{name} is a robot, whose tasks are given their optimizers where they are made, and none has "
+                f"algorithm.optimizers.{idle[0]}; leave it out, or declare `optimizers` in {type(config).__name__} "
+                "where `build` hands them on in another way"
+            )
+        weights = objective_of(config)
+        if weights and reward_spec.shape != (len(weights),):
+            yield (
+                f"algorithm.rewards.weights has {len(weights)} entries, by which evaluations are weighed, but the "
+                f"environment's rewards have the shape {list(reward_spec.shape)}; give one weight for each reward of a "
+                "vector, and none for a number"
+            )
+        for task_name, task in robot.tasks.items():
+            yield from _refused(task_name, task, self.config.env.num_envs)
+
+    def begun(self) -> None:
+        self.robot.sync()
 
     def load_data(self) -> dict[str, ReplayBuffer]:
         return {}
@@ -105,14 +135,9 @@ class RobotLearner(Learner):
     def kept_policies(self, path: Path) -> dict[str, Policy]:
         policies = self.policies
         for name, policy in policies.items():
-            folder = policy_folder(path / "policy", name)
-            if folder.is_dir():  # a task that only watches has kept none
-                if isinstance(policy, ModelPolicy):
-                    policies[name] = copy.deepcopy(policy).eval()
-                    load_weights(policies[name], folder)
-                    continue
-                own = [type(policy)] if isinstance(policy, NetworkPolicy) else []  # it may be a class of the robot's
-                policies[name] = load_policy(folder, classes=own)
+            if not isinstance(policy, RandomPolicy):  # a task that only watches has kept none
+                policies[name] = copy.deepcopy(policy).eval()  # of classes and modules of the robot's own
+                load_weights(policies[name], policy_folder(path / "policy", name))
         return policies
 
     def play(self, policies: Mapping[str, Policy], *, episodes: int, seed: int, window: bool) -> Iterator[Scene]:
@@ -173,8 +198,35 @@ def _evaluate(
     make_env = functools.partial(load_lane, config.env.for_evaluation(num))
     factory = dataclasses.replace(factory, make_env=make_env, num_agents=num, seed=seed)
     evaluation = evaluate_robot(factory, policies, episodes=episodes)
+    if evaluation.rewards:
+        evaluation = evaluation.weighted(objective_of(config.algorithm))
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     return evaluation
+
+
+def _refused(name: str, task: ComputationTask, num_agents: int) -> Iterator[str]:
+    """What a task of a new run cannot be."""
+    policy = task.algorithm.policy
+    if isinstance(policy, ModelPolicy):
+        repeatable(policy.network, f"the module of the task {name!r}")
+    elif not isinstance(policy, RandomPolicy):  # these maximise nothing
+        task.algorithm.require_reward(task.reward_spec)
+    if isinstance(policy.exploration, HeldNoise) and num_agents > 1:
+        yield (
+            f"the task {name!r} holds one batch's noise for the next ones, and requests of several agents come in "
+            "batches of any size and order; draw it in each step (longest_noise=1), or give --env.num-envs 1"
+        )
+    if isinstance(policy, PopulationPolicy):
+        yield (
+            f"the task {name!r} disturbs each row of a batch in its own way ({type(task.algorithm).__name__}), and "
+            "requests of agents come in any order; give it another algorithm"
+        )
+
+
+def _declares(kind: type[Any], name: str) -> bool:
+    """Whether a robot's own settings have a field of this name, besides that of all algorithms."""
+    own = [base for base in kind.__mro__ if base not in AlgorithmConfig.__mro__]
+    return any(name in vars(base).get("__annotations__", {}) for base in own)
 
 
 def _changed(section: str, given: Any, names: Iterable[str]) -> list[str]:

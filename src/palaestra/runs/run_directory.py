@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from palaestra.config.config import ExperimentConfig, as_yaml, by_todays_names, config_from_mapping, read_config
+from palaestra.config.config import ExperimentConfig, as_yaml, read_config, saved_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable, require_kind
 from palaestra.core.files import damaged_files, fingerprint, replace_text, whole_folder
 from palaestra.core.importing import GIVEN
@@ -119,7 +119,7 @@ class RunDirectory:
                 raise ConfigError(
                     f"{self.path}/config.yaml has no {' and no '.join(missing)}: a part is gone; bring it back"
                 )
-            self._read = (data, config_from_mapping(ExperimentConfig, by_todays_names(data)))
+            self._read = (data, saved_config(data))
         return self._read[1]
 
     @property

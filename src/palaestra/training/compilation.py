@@ -75,8 +75,9 @@ class CompiledLater(Callback):
     Args:
         after: gradient steps, by policy; those that are left out stay eager.
         stays: why the others do.
-        planned: gradient steps that the run will make, by policy. Where a resumed run makes others, because its budget
-            was changed, what was too short before may become compiled.
+        planned: gradient steps that the run will make, by policy that may be compiled here; of others a checkpoint's
+            number does not count. Where a resumed run makes others, because its budget was changed, what was too short
+            before may become compiled.
         tell: takes `record` at the start, and when a policy that should have been compiled stays eager.
 
     Examples:
@@ -203,10 +204,10 @@ class CompiledLater(Callback):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See `Callback.load_state`."""
-        same = state["planned"] == self._planned
+        same, here = state["planned"] == self._planned, {*self._after, *self._planned}
         new = {name: after for name, after in self._after.items() if not (same and name in state["eager"])}
-        self._after = new | state["after"]
-        reasons = self._stays | state["eager"]
+        self._after = new | {name: after for name, after in state["after"].items() if name in here}
+        reasons = self._stays | {name: why for name, why in state["eager"].items() if name in here}
         self._stays = {name: why for name, why in reasons.items() if name not in self._after}
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from palaestra.core import ConfigError, DataSource, NonFiniteError, ShapeError, 
 from palaestra.core.files import split_state
 from palaestra.rollout import CollectInfo, Evaluation
 from palaestra.runtime import keep_freed_memory
-from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, part_name, policy_folder
+from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, Updated, part_name, policy_folder
 
 __all__ = ["Averages", "LearningRecord", "TrainResult", "ask_for_episodes"]
 
@@ -303,26 +303,27 @@ class LearningRecord:
             self._drawn.add(name)
         return True
 
-    def add(self, results: Mapping[str, UpdateInfo | NonFiniteError], env_steps: int) -> dict[str, UpdateInfo]:
+    def add(self, results: Mapping[str, Updated | Sequence[Updated]], env_steps: int) -> dict[str, UpdateInfo]:
         """Counts what updates did.
 
         Args:
-            results: by policy: what was learned, or why an update was not applied.
+            results: see `PolicyManager.update`.
             env_steps: of the run.
 
         Returns:
-            What was learned, by policy.
+            What was learned, by policy; several updates of one as one.
 
         Raises:
             NonFiniteError: too many updates of a policy in a row were not finite.
         """
         learned: dict[str, UpdateInfo] = {}
         for name, result in results.items():
-            if isinstance(result, NonFiniteError):
-                self._records[name].skip(result, env_steps)
-            else:
-                self._records[name].add(result, env_steps)
-                learned[name] = result
+            for one in result if isinstance(result, Sequence) else (result,):
+                if isinstance(one, NonFiniteError):
+                    self._records[name].skip(one, env_steps)
+                else:
+                    self._records[name].add(one, env_steps)
+                    learned[name] = one if name not in learned else _joined(learned[name], one)
         return learned
 
     def metrics(self, progress: float) -> dict[str, float]:
@@ -335,7 +336,7 @@ class LearningRecord:
         """
         for record in self._records.values():
             record.settle()
-        algorithms = self._algorithms.values()
+        algorithms = {id(one): one for one in self._algorithms.values()}.values()  # tasks of a robot may share one
         row: dict[str, float] = {
             "policy_version": max(algorithm.policy_version for algorithm in algorithms),
             "gradient_steps": sum(algorithm.num_gradient_steps for algorithm in algorithms),
@@ -364,6 +365,11 @@ class LearningRecord:
         """
         for name, saved in state.items():
             self._records[name].load_state(saved)
+
+
+def _joined(first: UpdateInfo, then: UpdateInfo) -> UpdateInfo:
+    steps, rows = first.gradient_steps + then.gradient_steps, first.rows + then.rows
+    return UpdateInfo(then.policy_version, steps, rows, [*first.records, *then.records])
 
 
 def _unroll_length(algorithms: Mapping[str, Algorithm[Any, Any]]) -> float:

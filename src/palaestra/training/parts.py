@@ -5,10 +5,10 @@ These are contracts: the loop knows no other collector and no other learner, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -96,6 +96,10 @@ class DataCollector(Protocol):
         """From a checkpoint."""
 
 
+Updated: TypeAlias = UpdateInfo | NonFiniteError
+"""What an update did, or why it was not applied."""
+
+
 @runtime_checkable
 class PolicyManager(Protocol):
     """Contract of what the policies of a run learn in: this process, others, or other machines."""
@@ -105,14 +109,15 @@ class PolicyManager(Protocol):
         """By policy name, in an order that never changes: this process's copies, with the newest weights."""
         ...
 
-    def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, UpdateInfo | NonFiniteError]:
+    def update(self, sources: Mapping[str, DataSource]) -> Mapping[str, Updated | Sequence[Updated]]:
         """One update of each named policy; other policies stay as they are.
 
         Args:
             sources: what each learns from.
 
         Returns:
-            What each update did, or why it was not applied; policies whose rows are lost are left out.
+            What each update did, or why it was not applied; policies whose rows are lost are left out. Of a policy that
+            has made several updates (see `SelfPaced`), all of them, in order.
         """
         ...
 
@@ -187,7 +192,7 @@ class GradientSteps(Protocol):
 class SelfPaced(Protocol):
     """A policy manager whose policies learn while data is collected, when what acts says so: robots.
 
-    A trainer gives such a manager no sources; its `update` reports what was learned since the last call.
+    A trainer gives such a manager no sources; its `update` reports all updates since the last call.
     """
 
     unroll_length: float
