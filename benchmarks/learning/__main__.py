@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     """One job after another; a row's file is written whenever one of its seeds is there."""
     jobs = queue.pending(arguments.results, arguments.rows, arguments.seeds)
     peer = installed_peer(arguments.peer_dir, "sb3")[0] if any(job.row.peer for job in jobs) else None
-    end = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
+    end = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
 
         def work(job: queue.Job) -> None:

@@ -112,7 +112,7 @@ def main() -> None:
     file = arguments.results / "tabular.json"
     record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"returns": {}}
     record = {**provenance("python -m benchmarks.learning.tabular"), "returns": record["returns"]}
-    end = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
+    end = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     for algorithm, world, seed in list(missing(record, arguments)):
         if end is not None and time.monotonic() > end:
             break

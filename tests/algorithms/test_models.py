@@ -11,6 +11,7 @@ from palaestra.algorithms import ALGORITHMS, Losses
 from palaestra.compat import create_algorithm_func
 from palaestra.core import ConfigError, RunSeeds
 from tests.algorithms.parts import collected, collector_for, environment, first_minibatch, tiny_config
+from tests.algorithms.parts import make as any_algorithm
 
 FAMILIES = {
     "dqn": ("discrete", {"q": {"target_q"}}),
@@ -161,3 +162,10 @@ def test_maro_35_representation_actor_and_critic_have_an_optimizer_each(name):
 def test_a_part_that_is_not_there_is_refused_with_those_that_are():
     with environment("discrete") as env, pytest.raises(ConfigError, match=r"'critic'.* components are a2c; .* value"):
         factory("a2c", env, optimizers={"critic": "rmsprop"})()
+
+
+def test_what_searches_shows_its_actions_too():
+    """They are a batch, which has no device."""
+    with environment("game") as env:
+        _, log_prob = any_algorithm("alphazero", env, 0, kind="game").policy.sample(env.reset().observation)
+        assert log_prob.shape == (env.batch_size,) and not log_prob.any()

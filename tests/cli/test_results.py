@@ -25,11 +25,9 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         train(name="a")
         train("--algorithm.gamma", "0.5", name="b")
-        group = Path("runs/g")
-        group.mkdir()
-        (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
         for seed in ("5", "6"):
             train("--run.directory", "runs/g", "--seed", seed, name=f"seed_{seed}")
+        Path("runs/g/group.json").write_text('{"format": 1, "seeds": [5, 6]}')
     return folder
 
 

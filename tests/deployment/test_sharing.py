@@ -28,10 +28,9 @@ def made(tmp_path_factory):
     """A folder with a group of two seeds, and its shared folder."""
     folder = tmp_path_factory.mktemp("sharing")
     group = folder / "runs/g"
-    group.mkdir(parents=True)
-    (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
     for seed in (5, 6):
         trained(group, f"seed_{seed}", run__seed=seed)
+    (group / "group.json").write_text('{"format": 1, "seeds": [5, 6]}')
     share(group, output=folder / "shared/g", episodes=4)
     return folder
 

@@ -394,5 +394,5 @@ def test_a_run_that_continues_normalises_observations_as_it_began(tmp_path, norm
     here = {"run__directory": str(tmp_path), "run__name": "one"}
     palaestra.train("ppo", "CartPole-v1", algorithm__normalize_observation=normalizes, **small, **here)
     changed = {"algorithm__normalize_observation": not normalizes, "trainer__total_env_steps": 128}
-    with pytest.raises(CheckpointError, match=r"leave algorithm\.normalize_observation as it is"):
+    with pytest.raises(ConfigError, match=r"algorithm\.normalize_observation cannot change in a run that continues"):
         palaestra.resume("one", root=tmp_path, **changed)

@@ -86,7 +86,6 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
     assert said.startswith("highest evaluation, by which the policy was chosen: ") and said.endswith("of 2 of 2 seeds")
 
 
-@pytest.mark.slow
 def test_a_run_with_the_settings_of_a_seed_is_none_of_its_group(tmp_path):
     """It would be trained on with them, and be one more curve of theirs."""
     config = written(tmp_path / "group", [], "seed_0").config
@@ -97,6 +96,7 @@ def test_a_run_with_the_settings_of_a_seed_is_none_of_its_group(tmp_path):
     assert (named.directory, named.name) == (str(tmp_path), "another")
 
 
+@pytest.mark.slow
 def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     """F1: with its exit code, and its error in words. As many run at a time as there are cores."""
     started, most = [], []

@@ -49,7 +49,7 @@ def config_of(algorithm, env, **settings):
 )
 def test_what_would_learn_nonsense_is_refused(algorithm, env, settings, message):
     with pytest.raises(ConfigError, match=message):
-        make_learner(config_of(algorithm, env, **settings))
+        make_learner(config_of(algorithm, env, **settings)).require_new()
 
 
 def test_rewards_of_training_are_named_to_who_asks_for_a_return(tmp_path, caplog):

@@ -321,6 +321,7 @@ def test_seeds_of_a_group_are_told_apart(tmp_path, monkeypatch, package):
     group = tmp_path / "group"
     group.mkdir()
     (group / "group.json").write_text("{}")
+    monkeypatch.setattr(sys.modules["palaestra.experiments.run"], "for_new_run", lambda config: config)  # as a seed is
     calls = told(package, group, monkeypatch)
     names = [named.get("name", named.get("run_name")) for name, _, named in calls if name in ("init", "create_run")]
     assert names == ["group/first"]

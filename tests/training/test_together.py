@@ -87,6 +87,22 @@ class Slow(Callback):
             pass
 
 
+class SlowPole(TensorCartPole):
+    def transition(self, state, action):
+        deadline = time.monotonic() + 0.01
+        while time.monotonic() < deadline:
+            pass
+        return super().transition(state, action)
+
+
+def test_what_is_done_together_is_of_each():
+    members = [trainer(A2C, SlowPole, seed, True) for seed in (0, 1, 2)]
+    run_together(members, *population(members))
+    spent = [one.time.train_s for one in members]
+    assert min(spent) > 0.7 * max(spent) > 0.1
+    assert max(one.time.seconds["waiting"] for one in members) < min(spent)
+
+
 def test_what_one_does_by_itself_is_no_learning_of_the_others():
     members = [trainer(A2C, TensorCartPole, seed, True) for seed in (0, 1, 2)]
     for one in members:

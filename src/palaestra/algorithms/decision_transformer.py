@@ -110,10 +110,12 @@ class KnownReturn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("best", torch.tensor(0.0))
+        self.register_load_state_dict_pre_hook(_say_unknown)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
-        state_dict.setdefault(f"{prefix}best", torch.tensor(math.nan))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+def _say_unknown(module: nn.Module, weights: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """For checkpoints of before."""
+    weights.setdefault(f"{prefix}best", torch.tensor(math.nan))
 
 
 class DecisionTransformer(GradientAlgorithm[ReturnConditionedPolicy, DecisionTransformerConfig]):

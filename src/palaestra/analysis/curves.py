@@ -170,6 +170,16 @@ def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
     return [" ".join([label, *had]) for label, had in zip(labels, before, strict=True)]
 
 
+def how_learned(run: RunDirectory) -> str:
+    """The settings of a run's learning, those that it had before included, as text; the task is not among them.
+
+    Args:
+        run: of a training.
+    """
+    settings = {path: value for path, value in flat_settings(run.config).items() if path.startswith(_OF_LEARNING)}
+    return repr((run.config.algorithm_name, settings, _had_before(run)))
+
+
 def _had_before(run: RunDirectory) -> dict[tuple[str, int], Any]:
     """Settings of learning that a run went on without, by path and the env steps at which they were changed."""
     entries = [(entry["env_steps"], entry["changes"]) for entry in run.info.get("overrides", [])]

@@ -79,7 +79,7 @@ def evaluate_run(
     *,
     root: str | Path = "runs",
     episodes: int = 20,
-    seed: int = FRESH_SEED,
+    seed: int | None = None,
     deterministic: bool = True,
     which: str | int = "best",
     target_return: float | None = None,
@@ -88,8 +88,8 @@ def evaluate_run(
 
     Args:
         name: path or name of the run, or `last`.
-        seed: added to the run's own, so that each run has episodes of its own. 0 gives those of its evaluations in
-            training, which chose its best policy.
+        seed: added to the run's own, so that each run has episodes of its own; by default 1,000,000. 0 gives those of
+            its evaluations in training, which chose its best policy.
         deterministic: whether to take the most probable or most valuable action.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
         target_return: the return that a policy is asked for which acts for one; by default that of its training.
@@ -112,7 +112,7 @@ def evaluate_run(
                     f"{type(policy).__name__}, which acts for no return in particular; leave it out"
                 )
             policy.target_return = target_return
-    own = {"seed": learner.config.run.seed + seed, **_pool_of(directory, which)}
+    own = {"seed": learner.config.run.seed + (FRESH_SEED if seed is None else seed), **_pool_of(directory, which)}
     return learner.evaluation()(policies, episodes=episodes, deterministic=deterministic, **own)
 
 
@@ -150,7 +150,8 @@ def evaluate_runs(
     chance = None
     if baseline:
         learner = learner_of(on_cpu(directories[0].config))
-        seed = learner.config.run.seed + options.get("seed", FRESH_SEED)
+        given = options.get("seed")
+        seed = learner.config.run.seed + (FRESH_SEED if given is None else given)
         chance = learner.evaluate_chance(episodes=options.get("episodes", 20), seed=seed)
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
 

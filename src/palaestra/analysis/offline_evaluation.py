@@ -155,7 +155,8 @@ def evaluate_offline(
         raise ConfigError(f"{type(policy).__name__} has a memory, which data does not hold; evaluate one without")
     rows = _Data(policy, data_of(policy, data) if isinstance(data, str) else data)
     if len(rows.first) < 2:
-        raise ConfigError(f"{data} has the first steps of {len(rows.first)} episodes; an interval needs two or more")
+        named = data if isinstance(data, str) else "the data"
+        raise ConfigError(f"{named} has the first steps of {len(rows.first)} episodes; an interval needs two or more")
     generator = RunSeeds(seed).generator("minibatches")
     drawn = torch.randint(rows.num_episodes, (members, rows.num_episodes), generator=generator)
     weight = torch.zeros(drawn.shape).scatter_add_(1, drawn, torch.ones(drawn.shape))  # how often each has each episode

@@ -110,8 +110,8 @@ class MixtureSource:
             generator: source of the sampled rows.
 
         Returns:
-            What the buffers give, on the device of the first. `index` counts on from buffer to buffer; where only some
-            have `weight` it is 1 for the others.
+            What the buffers give, on the device of the first. `index` counts on from buffer to buffer; where some have
+            `weight` it is (N P)^-β of each, over the largest of all, and N P is 1 of those drawn evenly.
 
         Raises:
             ConfigError: the plan is on-policy.

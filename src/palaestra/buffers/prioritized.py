@@ -210,7 +210,7 @@ class PrioritizedSampler(Sampler):
         if self._tree is None:  # drawn elsewhere
             return 1.0
         least = np.minimum.reduce(self._drawn) / self._tree.total
-        return float((np.count_nonzero(self._tree.leaves) * least) ** -self.beta)
+        return float((np.count_nonzero(self._tree.leaves > 0) * least) ** -self.beta)
 
     def finish(self, buffer: StreamReader, batch: Batch, generator: torch.Generator) -> Batch:
         batch.__dict__["weight"] = self.weight()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from palaestra import experiments
-from palaestra.analysis.curves import labels_of, require_plot_name
+from palaestra.analysis.curves import how_learned, labels_of_runs, require_plot_name
 from palaestra.cli.options import RunOptions
 from palaestra.core import ConfigError
 
@@ -133,9 +133,11 @@ def _require_alike(name: str, runs: Sequence[experiments.LoggedRun]) -> None:
     """Refuses runs of ours that are no seeds of one algorithm in their environment."""
     found: dict[str, set[str]] = {}
     own = {run.directory: run.environment for run in runs if run.directory}
-    for env, label in zip(own.values(), labels_of([run.config for run in own]), strict=True):
+    learned: dict[str, set[str]] = {}  # budgets, and how environments are stepped, may differ
+    for (run, env), label in zip(own.items(), labels_of_runs([*own]), strict=True):
         found.setdefault(env, set()).add(label)
-    if several := next((sorted(labels) for labels in found.values() if len(labels) > 1), []):
+        learned.setdefault(env, set()).add(how_learned(run))
+    if several := next((sorted(found[env]) for env, ways in learned.items() if len(ways) > 1), []):
         raise ConfigError(
             f"the runs of {name} are no seeds of one algorithm: they are {', '.join(several)}. Give each its own name, "
             f"NAME=RUN; or NAME={name} to take them as one"

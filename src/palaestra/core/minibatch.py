@@ -152,16 +152,16 @@ def _order(total: int, generator: torch.Generator, device: torch.device) -> torc
 def sequences(batch: Batch, length: int | None) -> Batch:
     """Cuts `[T, B, ...]` along time into sequences of equal length.
 
-    Steps at the end that do not fill a sequence are left out. Of a policy with a memory, which is stored as `state`, they
-    become one with copies of the last step that are not learned from: `valid` is 0 there, and a memory starts anew.
+    Steps at the end that do not fill a sequence are left out. With a memory, which is stored as `state`, they become
+    one with copies of the last step that are not learned from: `valid` is 0 there, and the memory starts anew.
 
     Args:
         batch: every leaf `[T, B, ...]`.
         length: of a sequence; `None` is T.
 
     Returns:
-        `[T * B, ...]` for length 1, else `[length, N * B, ...]`, where N is T / length, rounded down, or up with `valid`
-        and `state`.
+        `[T * B, ...]` for length 1, else `[length, N * B, ...]`, where N is T / length, rounded down; with `valid` and
+        `state` up.
 
     Raises:
         ShapeError: leaves differ in `[T, B]`, or there are fewer steps than one sequence needs.

@@ -37,8 +37,10 @@ def _ended(observation: Any, reward: float, termination: bool, truncation: bool)
 
 def _require_read_mask(info: Any, specs: Iterable[AgentSpec], remedy: str) -> None:
     """Refuses a mask in `info`, unless observations have one."""
-    if ACTION_MASK in info and not all(
-        isinstance(spec.observation, dict) and ACTION_MASK in spec.observation for spec in specs
+    if (
+        info
+        and ACTION_MASK in info
+        and not all(isinstance(spec.observation, dict) and ACTION_MASK in spec.observation for spec in specs)
     ):
         raise EnvError(f"info has an {ACTION_MASK}, which no policy reads there; {remedy}")
 

@@ -5,7 +5,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
@@ -333,10 +332,11 @@ def module_maker(name: str) -> Any:
         ConfigError: there is no such thing, or it is anything else.
     """
     made = import_maker(name, "an nn.Module", _is_module)
-    if isinstance(made, FunctionType) and "return" not in made.__annotations__:
+    says = isinstance(made, type | nn.Module) or "return" in getattr(made, "__annotations__", {})
+    if not says:
         raise ConfigError(
-            f"the encoder {name!r} is a function that does not say that it makes a module, so a saved policy could not "
-            "be loaded again; annotate it: def ...(observation_spec) -> nn.Module"
+            f"the encoder {name!r} is a {type(made).__name__} that does not say that it makes a module, so a saved "
+            "policy could not be loaded again; annotate it: def ...(observation_spec) -> nn.Module"
         )
     return made
 

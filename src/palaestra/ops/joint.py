@@ -27,8 +27,8 @@ class MultiCategorical:
     Args:
         logits: [N, n₁ + ... + n_K] unnormalised log-probabilities of all choices, one after another, nats.
         nvec: (n₁, ..., n_K).
-        mask: of the logits' shape and order, which actions are allowed, bool or 0/1; default all. Each choice must
-            allow one.
+        mask: of the logits' shape and order, which actions are allowed, bool or 0/1; default all. Where a choice
+            allows none (often so after an end), it allows all.
 
     Raises:
         ShapeError: logits, mask and nvec do not fit together.
@@ -50,7 +50,9 @@ class MultiCategorical:
         lowest = torch.finfo(logits.dtype).min
         if mask is not None:
             require_same_shape("[N, A]", logits=logits, mask=mask)
-            logits = torch.where(mask.bool(), logits, lowest)
+            choices = mask.bool().split(list(nvec), -1)
+            allowed = torch.cat([one | ~one.any(-1, keepdim=True) for one in choices], -1)
+            logits = torch.where(allowed, logits, lowest)
         if len(set(nvec)) == 1:
             rows = logits.unflatten(-1, (len(nvec), nvec[0]))
         else:  # shorter choices are filled up with actions of probability 0

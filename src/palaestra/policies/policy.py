@@ -709,4 +709,4 @@ class NetworkPolicy(Policy):
             Actions [..., *action], log-probabilities [...] in nats.
         """
         action = self.choose(observation, self._initial_state(len(observation)), False, True).action
-        return action, torch.zeros(leading_shape(action, self.raw_action_spec), device=action.device)
+        return action, torch.zeros(leading_shape(action, self.raw_action_spec), device=self.device)

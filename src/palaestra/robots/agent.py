@@ -14,6 +14,7 @@ import torch
 
 from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, StepType, TimeStep, computing_thread, episode_seed
 from palaestra.envs import Fault, SingleEnvironment
+from palaestra.envs.contract.attributes import with_carried
 from palaestra.envs.contract.boundary import Boundary
 from palaestra.envs.contract.nest import leaf_arrays
 from palaestra.envs.contract.rows import batched_info, numeric_infos
@@ -201,9 +202,7 @@ class AgentFactory:
             permission: see `AgentEnvironment`.
             helper: makes a helper of a spec, a communicator and a clock.
         """
-        single = self.make_env(agent_id)
-        if carried := self.carried.get(agent_id):
-            single.load_carried_state(dict(carried))
+        single = with_carried(self.make_env(agent_id), self.carried.get(agent_id), lambda: self.make_env(agent_id))
         single.seed(self.lane_seed(agent_id, incarnation))
         env = AgentEnvironment(single, agent_id, permission)
         env.helpers = {name: helper(spec, communicator(name), env) for name, spec in self.specs.items()}

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 import torch
 
-from palaestra.core import Batch, StepType, TimeStep
-from palaestra.core.tree import as_array
+from palaestra.core import Batch, StepType, TimeStep, as_array
 
 __all__ = [
     "AverageOf",

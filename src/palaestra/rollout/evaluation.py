@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, StepType, readable
+from palaestra.core import ConfigError, StepType, as_array, readable
 from palaestra.core.errors import is_news
-from palaestra.core.tree import as_array
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.collection import require_fit

@@ -90,7 +90,9 @@ def require_fit(config: ExperimentConfig) -> None:
     """
     require_device(config.run.device, "run.device")
     require_effect(config)
-    learner_of(on_cpu(config)).require()
+    learner = learner_of(on_cpu(config))
+    learner.require()
+    learner.require_new()
 
 
 def make_algorithm(config: ExperimentConfig) -> Algorithm[Any, Any]:
@@ -121,8 +123,10 @@ class TrainingEvaluation:
 
     @property
     def timeout_s(self) -> float:
-        """How long another process may take for one; with self-play for ever, where its limit is for each opponent."""
-        limit_s = None if self.config.agents.self_play.pool_size else self.config.trainer.eval_time_limit_s
+        """How long another process may take for one: for ever where several are made, or none has a limit."""
+        alone = not is_multi_agent(self.config.env.name)
+        limited = alone and issubclass(algorithm_class(self.config.algorithm_name), Algorithm)  # no robot
+        limit_s = self.config.trainer.eval_time_limit_s if limited else None
         return math.inf if limit_s is None else limit_s + self.config.distributed.timeout_s
 
     def close(self) -> None:

@@ -119,6 +119,8 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     # "system" is of a machine, without the kernel's version
     names = ("threads", "onednn", "population") if "hardware" in facts else ("system",)
     hardware = {name: facts.get("hardware", facts).get(name) for name in _OF_HARDWARE}
+    if hardware["processor"] in ("", "arm", "arm64", "aarch64"):  # as older runs have it, which names no model
+        del hardware["processor"]
     known = {**hardware, **facts.get("versions", {}), **{name: facts.get(name) for name in names}}
     return {name: value for name, value in known.items() if value is not None}
 

@@ -176,12 +176,6 @@ class Learner(ABC):
         distributed.require_replay_shards(algorithms, settings, self.config.env.num_envs)
         self.config.asynchronous.require_policies(algorithms)
         for algorithm in algorithms.values():
-            constrained = algorithm.rewards is not None and algorithm.rewards.learns
-            if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
-                yield (
-                    "algorithm.rewards.thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces, so "
-                    "they would change nothing; leave one of the two out"
-                )
             require_compression(algorithm, self.config.buffer.compression)
         if settings.num_policy_hosts > len(algorithms):
             yield (
@@ -189,12 +183,20 @@ class Learner(ABC):
                 f"{', '.join(algorithms)}: a host for each is the most that is of use; give {len(algorithms)} or less"
             )
 
-    def require_new(self) -> None:  # noqa: B027 - most refuse nothing
+    @refuses(ConfigError)
+    def require_new(self) -> Iterator[str]:
         """Refuses what a new run cannot have, and runs of earlier versions may have.
 
         Raises:
             ConfigError: says what.
         """
+        for algorithm in self.algorithms.values():
+            constrained = algorithm.rewards is not None and algorithm.rewards.learns
+            if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
+                yield (
+                    "algorithm.rewards.thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces, so "
+                    "they would change nothing; leave one of the two out"
+                )
 
     def begun(self) -> None:  # noqa: B027 - most have nothing to do
         """After the policies of another run were put in: what copies them copies them now."""

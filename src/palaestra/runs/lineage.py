@@ -322,8 +322,6 @@ _RATE = "algorithm.rewards.multiplier_learning_rate"
 _FREE = ("env.on_fault", "env.max_restarts", "env.timeout_s", "env.reset_timeout_s", "env.num_threads", _RATE)
 """Of these, how faults are handled, so that a run that an environment's fault has ended can go on with others, how many
 threads step, which changes no bit, and a rate, of which a checkpoint has no results."""
-_STEPPED_ALONE = {"auto", "serial", "thread", "process"}
-"""Ways to step environments one by one, none of which changes a bit."""
 
 
 def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> ExperimentConfig:
@@ -346,32 +344,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
         )
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
     changes = changes_between(config, changed)
-    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
-    network, replays = getattr(config.algorithm, "network", None), config.algorithm.plan_class is Replay
-    has_memory = getattr(network, "recurrent", None) is not None or hasattr(config.algorithm, "memory_size")
-    if replays and has_memory:  # the buffer keeps a hidden state for each sequence
-        fixed_here += ("algorithm.mini_batch_length",)
-    envs, free = (config.env, changed.env), _FREE
-    if {env.vectorization for env in envs} <= _STEPPED_ALONE and not any(map(as_one, envs)):
-        free += ("env.vectorization", *([] if envs[0].num_ready else ["env.num_workers"]))
-    refused = [
-        f"{path} cannot change in a run that continues (it is {old!r}, {new!r} was given); train a new run instead"
-        for path, (old, new) in changes.items()
-        if path not in free and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here)
-    ]
-    known = [*_senseless(config)]
-    refused += [problem for problem in _senseless(changed) if problem not in known]
-    if (pool := config.agents.self_play.pool_size) and not changed.agents.self_play.pool_size:
-        refused.append(
-            f"agents.self_play.pool_size cannot become 0 in a run that continues (it is {pool}): snapshots play in its "
-            "running episodes; give at least 1"
-        )
-    runtimes = config.distributed.runtime, changed.distributed.runtime
-    if None in runtimes and runtimes != (None, None):
-        refused.append(
-            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
-            "workers keep other things; between local, process and ray it can change"
-        )
+    refused = [*_misfits(config, changed, changes)]
     reached, budget = run.env_steps, changed.trainer.total_env_steps
     before, now = config.offline, changed.offline
     offline = changed.algorithm.plan_class is Offline
@@ -396,6 +369,34 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
     if moved := _moved_schedules(config, changed, reached):
         _log.warning("schedules follow the share of the budget that is used, so the new one moves %s", moved)
     return _with_paths(changed)
+
+
+def _misfits(config: ExperimentConfig, changed: ExperimentConfig, changes: Mapping[str, Any]) -> Iterator[str]:
+    """Why a checkpoint of a run does not fit other settings, or these do not fit each other."""
+    fixed_here = (*_FIXED, *(["distributed.num_workers"] if config.distributed.mode == "async" else []))
+    network, replays = getattr(config.algorithm, "network", None), config.algorithm.plan_class is Replay
+    has_memory = getattr(network, "recurrent", None) is not None or hasattr(config.algorithm, "memory_size")
+    if replays and has_memory:  # the buffer keeps a hidden state for each sequence
+        fixed_here += ("algorithm.mini_batch_length",)
+    envs, free = (config.env, changed.env), _FREE  # of what steps environments one by one, nothing changes a bit
+    if {env.vectorization for env in envs} <= {"auto", "serial", "thread", "process"} and not any(map(as_one, envs)):
+        free += ("env.vectorization", *([] if envs[0].num_ready else ["env.num_workers"]))
+    for path, (old, new) in changes.items():
+        if path not in free and any(path == fixed or path.startswith(f"{fixed}.") for fixed in fixed_here):
+            given = f"it is {old!r}, {new!r} was given"
+            yield f"{path} cannot change in a run that continues ({given}); train a new run instead"
+    yield from (problem for problem in _senseless(changed) if problem not in [*_senseless(config)])
+    if (pool := config.agents.self_play.pool_size) and not changed.agents.self_play.pool_size:
+        yield (
+            f"agents.self_play.pool_size cannot become 0 in a run that continues (it is {pool}): snapshots play in its "
+            "running episodes; give at least 1"
+        )
+    runtimes = config.distributed.runtime, changed.distributed.runtime
+    if None in runtimes and runtimes != (None, None):
+        yield (
+            f"distributed.runtime cannot become {runtimes[1]} in a run that continues (it is {runtimes[0]}): runs with "
+            "workers keep other things; between local, process and ray it can change"
+        )
 
 
 def _moved_schedules(before: ExperimentConfig, after: ExperimentConfig, env_steps: int) -> str:
@@ -427,4 +428,5 @@ def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, t
     if type(old.algorithm) is not type(new.algorithm):
         one_lacks = {path for path in one_lacks if not path.startswith("algorithm.")}  # it has other fields
     differ = {path: (a, b) for path, (a, b) in pairs.items() if a != b or path in one_lacks}
-    return {path: pair for path, pair in differ.items() if {} not in pair}  # entries of it are there
+    whole = {path for path, pair in differ.items() if {} in pair and any(one.startswith(f"{path}.") for one in paths)}
+    return {path: pair for path, pair in differ.items() if path not in whole}  # whose entries are there

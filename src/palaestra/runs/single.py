@@ -65,16 +65,6 @@ class SingleLearner(PolicyLearner):
                 f"{self.config.algorithm_name} compares perturbations, one in each environment; give at least 2, "
                 "--env.num-envs"
             )
-        if isinstance(self.algorithm.policy, PopulationPolicy) and env.variants:
-            yield (
-                f"{self.config.algorithm_name} ranks perturbations by what each earned in its own environment, and "
-                "env.variants pay differently; leave them out, or vary inside every episode"
-            )
-        if self.algorithm.policy.reads_reward and (env.train_wrappers or env.train_kwargs):
-            yield (
-                f"{self.config.algorithm_name} asks for a return and is told rewards as it acts, which evaluations do "
-                "not change; leave out env.train_wrappers and env.train_kwargs"
-            )
         if env.on_fault == "drop" and distributed.runtime is not None and env.num_envs == distributed.num_workers:
             yield (
                 f"env.on_fault is drop, and each of {env.num_envs} workers has one environment, without which it "
@@ -88,6 +78,27 @@ class SingleLearner(PolicyLearner):
                     "none; give env.on_fault as restart or raise"
                 )
         _ = self._sampler  # an environment is played to see that hindsight is possible
+
+    @refuses(ConfigError)
+    def require_new(self) -> Iterator[str]:
+        super().require_new()
+        env, name, policy = self.config.env, self.config.algorithm_name, self.algorithm.policy
+        if isinstance(policy, PopulationPolicy) and env.variants:
+            yield (
+                f"{name} ranks perturbations by what each earned in its own environment, and env.variants pay "
+                "differently; leave them out, or vary inside every episode"
+            )
+        if policy.reads_reward and self.config.unit != "updates" and (env.train_wrappers or env.train_kwargs):
+            yield (
+                f"{name} asks for a return and is told rewards as it acts, which evaluations do not change; leave out "
+                "env.train_wrappers and env.train_kwargs"
+            )
+        given = getattr(self.algorithm.plan, "returns", False) or isinstance(policy, SearchPolicy)
+        if self.config.hindsight.share and given:
+            yield (
+                f"hindsight.share is {self.config.hindsight.share}, but {name} learns from returns, or from what a "
+                "search found, of the goal that was given; leave hindsight out"
+            )
 
     def load_data(self) -> dict[str, ReplayBuffer]:
         given = self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name
@@ -293,8 +304,6 @@ def _unfit(config: ExperimentConfig, algorithm: Algorithm[Any, Any]) -> str:
     if data != "replay":
         how = "only from its own newest steps" if data == "on-policy" else "from loaded data alone"
         return f"{name} learns {how}, and hindsight needs an algorithm that collects and replays, such as sac or dqn"
-    if getattr(algorithm.plan, "returns", False) or isinstance(algorithm.policy, SearchPolicy):
-        return f"{name} learns from returns, or from what a search found, of the goal that was given"
     spec = algorithm.policy.whole_spec
     given = list(spec) if isinstance(spec, Mapping) else None
     if given is None or not set(_KEYS) <= set(given):

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
-from palaestra.core import files
-from palaestra.core.batch import Batch
+from palaestra.core import Batch, files
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
 from palaestra.core.reading import read_json
 from palaestra.rollout import OfflineFirst

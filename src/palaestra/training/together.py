@@ -38,10 +38,7 @@ def _steps(trainer: Trainer, stop: StopSignals) -> Generator[Ask]:
     """What `Trainer.run` does, in steps."""
     with closing(trainer.running(stop)) as iterations:
         for _ in iterations:
-            for ask in trainer.iteration():
-                trainer.time.spent("learning")
-                yield ask
-                trainer.time.spent("waiting")  # for what others do by themselves
+            yield from trainer.iteration()
 
 
 def run_together(
@@ -70,9 +67,11 @@ def run_together(
         for trainer in trainers:
             trainer.asked_to_stop()
 
-    def go_on(place: int) -> Ask | None:
+    def go_on(place: int, *, waited: bool = False) -> Ask | None:
         """On to where its next unroll or update is due; `None` at its end."""
         try:
+            if waited:  # for what others do by themselves
+                trainers[place].time.spent("waiting")
             return next(runs[place])
         except StopIteration:
             ends[place] = trainers[place].result
@@ -86,7 +85,9 @@ def run_together(
         for run in runs:
             opened.callback(run.close)
         while left := [place for place in range(len(trainers)) if place not in ends]:
-            asked = {place: one for place in left if (one := go_on(place)) is not None}
+            asked = {place: one for place in left if (one := go_on(place, waited=True)) is not None}
+            for place in asked:
+                trainers[place].time.spent("waiting")
             before_unroll(list(asked))
             unroll.expect([place for place, one in asked.items() if not one.random])
             asked = {place: one for place in asked if (one := go_on(place)) is not None}
@@ -95,5 +96,5 @@ def run_together(
                 learner: Any = trainers[place].learner
                 learner.made = made
             for place in asked:
-                trainers[place].time.spent("learning")  # together
+                trainers[place].time.spent("learning")  # together, as the unroll was
     return [ends[place] for place in range(len(trainers))]

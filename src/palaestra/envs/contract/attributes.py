@@ -161,19 +161,31 @@ def remake(env: SingleEnvironment, make: Callable[[], SingleEnvironment]) -> Sin
     """
     with contextlib.suppress(Exception):
         env.close()
-    again = make()
-    if env.carried:
+    return with_carried(make(), env.carried, make)
+
+
+def with_carried(
+    env: SingleEnvironment, carried: Mapping[str, Any] | None, make: Callable[[], SingleEnvironment]
+) -> SingleEnvironment:
+    """An environment with what its layers carried into an episode, or another one, with a warning, if that fails.
+
+    Args:
+        env: that was just made.
+        carried: by layer; nothing if they carried nothing.
+        make: makes the same layers.
+    """
+    if carried:
         try:
-            again.load_carried_state(dict(env.carried))
+            env.load_carried_state(dict(carried))
         except Exception as error:
             _log.warning(
                 "what the wrappers of environment %d carried from earlier episodes (%s) is lost: %s: %s",
-                again.env_id, ", ".join(env.carried), type(error).__name__, error,
+                env.env_id, ", ".join(carried), type(error).__name__, error,
             )  # fmt: skip
             with contextlib.suppress(Exception):
-                again.close()
+                env.close()
             return make()
-    return again
+    return env
 
 
 def claim(stepper: object, layers: Sequence[Any], number: int) -> None:

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from palaestra.core import ConfigError, ShapeError, SpecError, TensorSpec, TimeStep, refuses, spec_leaves, tree_paths
+from palaestra.core import (
+    ConfigError,
+    ShapeError,
+    SpecError,
+    TensorSpec,
+    TimeStep,
+    refuses,
+    spec_leaves,
+    tree_leaves,
+    tree_paths,
+)
 from palaestra.envs.contract.attributes import SharedAttributes
 from palaestra.envs.contract.boundary import outside, require_all, require_idle, taken, tolerant_bounds
 from palaestra.envs.contract.environment import Environment
@@ -287,7 +297,9 @@ class TensorEnvironment(SharedAttributes, Environment):
         given = {**{f"state[{name!r}]": leaf for name, leaf in self.lanes.state.items()}, "action": self._none}
         before = _versions(given)
         _, reward, terminated = self.transition(self.lanes.state, self._none)
-        if changed := [name for name, version in _versions(given).items() if version != before[name]]:
+        shown = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(self.observe(self.lanes.state))}
+        held = {name for name, leaf in given.items() if name == "action" or leaf.untyped_storage().data_ptr() in shown}
+        if changed := [name for name, version in _versions(given).items() if name in held and version != before[name]]:
             yield (
                 f"transition of {type(self).__name__} changes {', '.join(changed)}, which others hold, too; make new "
                 "tensors: `x = x + 1`, not `x += 1`"

@@ -280,8 +280,7 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             masked = [key for key in info if f"_{key}" in info and key not in self._at_reset]
             for key in masked:  # of ended episodes alone, as wrappers of the pool report them
                 if not np.any(np.asarray(info[f"_{key}"])[~ended]):
-                    final_info[key] = info.pop(key)
-                    del info[f"_{key}"]
+                    final_info |= {name: info.pop(name) for name in (key, f"_{key}")}
         else:
             final, final_info = [array[lanes] for array in self._arrays(observation)], info
             observation, at_reset = self.vector_env.reset(options={"reset_mask": over.copy()})
