@@ -216,6 +216,9 @@ def test_a_transition_that_changes_what_it_is_given_is_refused(leaf, change):
             change(state, action)
             return super().transition(state, action)
 
+        def observe(self, state):
+            return state["x"].unsqueeze(-1).expand(-1, 4)  # rows before would change with it
+
     with pytest.raises(SpecError, match=f"transition of Pushy changes {leaf}, which others hold, too; make new"):
         Pushy(2, lane_seeds=[1, 2])
 

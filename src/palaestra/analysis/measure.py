@@ -96,8 +96,8 @@ def dry_run(config: ExperimentConfig) -> Estimate:
         PalaestraError: whatever the run itself would fail with in its first second.
     """
     learner = make_learner(for_new_run(config))
-    config, algorithms, data = learner.config, learner.algorithms, learner.load_data()
     begin_from(learner)
+    config, algorithms, data = learner.config, learner.algorithms, learner.load_data()
     learner.learn_at_once()
     environments = 0 if is_multi_agent(config.env.name) else require_memory(config.env)
     with learner.collecting(data) as made:

@@ -183,8 +183,8 @@ def run(
     """
     require_hooks(loggers, callbacks)
     learner = make_learner(for_new_run(config))
-    data = learner.load_data()
     begin_from(learner)  # what does not fit is said before there is a directory
+    data = learner.load_data()
     with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
         directory = RunDirectory.create(learner.config)
         if on_start is not None:

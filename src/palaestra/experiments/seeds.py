@@ -194,8 +194,8 @@ def resume_members(
 def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int = 1) -> Path:
     """A group directory with runs that have not begun, of so many that learn together."""
     learner = make_learner(config := for_new_run(config), population)
-    learner.load_data()  # what does not fit is said here, once
-    origin = begin_from(learner)
+    origin = begin_from(learner)  # what does not fit is said here, once
+    learner.load_data()
     threads = 1 if population > 1 else learner.num_threads(side_by_side=min(len(seeds), num_cores()))
     with new_folder(config, f"{len(seeds)}seeds") as (path, unfinished):
         group = {"format": 1, "seeds": list(seeds), **provenance()}

@@ -124,7 +124,7 @@ class TrainingEvaluation:
     @property
     def timeout_s(self) -> float:
         """How long another process may take for one: for ever where several are made, or none has a limit."""
-        alone = not is_multi_agent(self.config.env.name)
+        alone = not (is_multi_agent(self.config.env.name) or self.config.agents.self_play.pool_size)
         limited = alone and issubclass(algorithm_class(self.config.algorithm_name), Algorithm)  # no robot
         limit_s = self.config.trainer.eval_time_limit_s if limited else None
         return math.inf if limit_s is None else limit_s + self.config.distributed.timeout_s

@@ -297,8 +297,8 @@ class TensorEnvironment(SharedAttributes, Environment):
         given = {**{f"state[{name!r}]": leaf for name, leaf in self.lanes.state.items()}, "action": self._none}
         before = _versions(given)
         _, reward, terminated = self.transition(self.lanes.state, self._none)
-        shown = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(self.observe(self.lanes.state))}
-        held = {name for name, leaf in given.items() if name == "action" or leaf.untyped_storage().data_ptr() in shown}
+        shown = [*map(_whole, tree_leaves(self.observe(self.lanes.state)))]
+        held = {name for name, leaf in given.items() if name == "action" or any(_whole(leaf) is one for one in shown)}
         if changed := [name for name, version in _versions(given).items() if name in held and version != before[name]]:
             yield (
                 f"transition of {type(self).__name__} changes {', '.join(changed)}, which others hold, too; make new "
@@ -335,6 +335,11 @@ class TensorEnvironment(SharedAttributes, Environment):
 
     def _tensor(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(np.asarray(value)).clone().to(self.device)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """What it is a view of, if it is one."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _versions(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
