@@ -167,7 +167,7 @@ def create_environment(
     require_kind(config, EnvConfig, "create_environment", "EnvConfig(name=...)")
     env = _created(config, seed, lane_seeds, first_id)
     env = InputEnvironment(env, config.inputs) if config.inputs else env
-    env.step_limit = env.step_limit or config.max_episode_steps or 0
+    env.step_limit = env.step_limit or config.limit
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
 

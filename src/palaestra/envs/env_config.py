@@ -201,10 +201,15 @@ class EnvConfig:
         return dataclasses.replace(self, vectorization=vectorization, num_threads=threads)
 
     @property
+    def limit(self) -> int:
+        """Most steps of an episode, also if its id is registered with them; 0 where none are known."""
+        found = registered_limit(self.name) if self.max_episode_steps is None else self.max_episode_steps
+        return found or 0
+
+    @property
     def task(self) -> str:
         """What an environment is, with all that changes its returns and is not its wrappers."""
-        limit = registered_limit(self.name) if self.max_episode_steps is None else self.max_episode_steps
-        own = {"env.max_episode_steps": limit or None, "env.variants": self.variants or None}
+        own = {"env.max_episode_steps": self.limit or None, "env.variants": self.variants or None}
         given = {name: value for name, value in self.kwargs.items() if name != "render_mode"}
         given |= {name: value for name, value in own.items() if value is not None}
         return " ".join([self.name, *(f"{name}={given[name]!r}" for name in sorted(given))])

@@ -11,12 +11,19 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from palaestra.core import ConfigError, MissingExtraError
-from palaestra.envs import EnvConfig, check, load
+from palaestra.envs import EnvConfig, check, create_environment, load
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers import TimeLimit
 from tests.envs.worlds import Doubled
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 500), (7, 7), (0, 0)])
+def test_environments_know_the_limit_of_their_id(given, limit):
+    """A slow evaluation was told that nothing ends its episodes."""
+    with create_environment(EnvConfig(name="CartPole-v1", max_episode_steps=given)) as env:
+        assert env.step_limit == limit
 
 
 def test_load_adds_the_registered_limit_and_the_wrappers():
