@@ -215,7 +215,7 @@ ROOMS = {
     "core": Room(18, 2191, "0058"),
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2553, "0057"),
-    "envs": Room(58, 7310, "0058"),
+    "envs": Room(58, 7315, "0058"),
     "experiments": Room(10, 1802, "0058"),
     "multiagent": Room(14, 2084, "0058"),
     "nn": Room(20, 2984, "0057"),

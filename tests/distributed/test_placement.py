@@ -36,6 +36,7 @@ ALIVE = ("ALIVE", "PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A head with one CPU, where the driver is, and two nodes with two each."""
+    import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -45,6 +46,7 @@ def cluster() -> Iterator[Any]:
     torch.set_flush_denormal(True)  # as in every run
     yield cluster
     torch.set_flush_denormal(False)
+    ray.shutdown()  # a node that a driver is connected to cannot be removed
     cluster.shutdown()
 
 
