@@ -1,7 +1,6 @@
 """Trainers that are given the state of another: what was decided, recorded and counted before goes on."""
 
 import copy
-import itertools
 import json
 
 import pytest
@@ -75,19 +74,6 @@ def test_a_finished_run_with_a_larger_budget_ends_with_an_evaluation_and_a_row()
     assert longer.run().status == "done"
     assert evaluated == [first.collector.env_steps, longer.collector.env_steps]
     assert [kept(made)["position"]["metrics"] for made in (first, longer)] == [1, 2]
-
-
-def test_a_finished_run_with_a_larger_budget_is_evaluated_at_its_times_alone():
-    """That of its end was overdue for ever, and came again one unroll later."""
-    evaluated: list[int] = []
-    hooks = [Hooks(evaluated=lambda t, result: evaluated.append(result.env_steps))]
-    first = trainer("ppo", total=60, evaluate=evaluation_in(), callbacks=hooks, eval_every_steps=30)
-    first.run()
-    longer = trainer("ppo", total=120, evaluate=evaluation_in(), callbacks=hooks, eval_every_steps=30)
-    longer.load_state(first.state())
-    longer.run()
-    assert evaluated == sorted({*evaluated})
-    assert min(later - before for before, later in itertools.pairwise(evaluated)) > 20
 
 
 def test_a_goal_that_nothing_can_reach_is_refused():

@@ -399,7 +399,7 @@ class Trainer:
         total = self.config.total_env_steps  # of a longer run than was saved, less is over
         self._set_progress(min(1.0, trainer["learning"]["progress"] * trainer.get("total", total) / total))
         now, known = self.collector.env_steps, trainer["next"]  # what is overdue stays so
-        overdue = {name: due for name, due in known.items() if due and due <= now and not trainer["finished"]}
+        overdue = {name: due for name, due in known.items() if due and due <= now}
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return, self._iterations = trainer["best"], trainer["iterations"]
         self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
