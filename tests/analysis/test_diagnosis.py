@@ -99,6 +99,12 @@ def test_what_is_broken_is_found_and_nothing_else(tmp_path, name, broken):
     "healthy",
     [
         {"learning/kl": 0.0, "policy_version": 480},  # of one step by the policy that acted, as IMPALA makes
+        {
+            "learning/a/kl": 0.0,  # and b and c, which have no KL, make steps as well
+            **{f"learning/{policy}/gradient_norm/q": 1.0 for policy in "abc"},
+            "gradient_steps": 720,
+            "policy_version": 240,
+        },
         {"settings": {"bonus": BonusConfig(kind="rnd")}, "returns": (0.0,), "discounted_return_mean": 1e-7},
     ],
 )

@@ -187,8 +187,8 @@ def _no_updates(log: _Log) -> Iterator[Symptom]:
 def _step_size(log: _Log) -> Iterator[Symptom]:
     """KL is measured before each step: from the policy that acted, so 0 where an update is one step and that is new."""
     logged, lag = log.of_policies("kl"), log.late("workers/lag_mean", np.mean) or 0.0
-    policies = log.of_policies("kl") | log.of_policies("rows") | log.of_policies("learning_rate")
-    several = (log.last("gradient_steps") or 0) > (log.last("policy_version") or 0) * len(policies)
+    learn = {key.partition("/gradient_norm/")[0] for row in log.rows for key in row if "/gradient_norm/" in key}
+    several = (log.last("gradient_steps") or 0) > (log.last("policy_version") or 0) * max(len(learn), len(logged))
     for policy, name in logged.items():
         kl = log.late(name, np.mean)  # few updates may move it far, which a median hides
         if kl is not None:
