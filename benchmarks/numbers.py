@@ -52,16 +52,22 @@ def sample(values: Sequence[float]) -> Sample:
 
 
 def difference(first: Sample, second: Sample) -> Interval:
-    """First mean minus second, by Welch: variances may differ. No width where either side has one value.
+    """First mean minus second; see `combination`."""
+    return combination((first, second), (1.0, -1.0))
+
+
+def combination(samples: Sequence[Sample], weights: Sequence[float]) -> Interval:
+    """Weighted sum of means, by Welch: variances may differ. No width where a sample has one value.
 
     A percentile bootstrap, stratified or not, holds the true difference of three values a side in about 80% of cases
     instead of 95%: so few values have to be told by t.
     """
-    mean = first.mean - second.mean
-    if min(first.count, second.count) < 2:
+    mean = sum(weight * one.mean for one, weight in zip(samples, weights, strict=True))
+    if min(one.count for one in samples) < 2:
         return Interval(mean, None)
-    a, b = (one.std**2 / one.count for one in (first, second))
-    if a + b == 0:
+    parts = [weight**2 * one.std**2 / one.count for one, weight in zip(samples, weights, strict=True)]
+    variance = sum(parts)
+    if variance == 0:
         return Interval(mean, 0.0)
-    freedom = (a + b) ** 2 / (a**2 / (first.count - 1) + b**2 / (second.count - 1))
-    return Interval(mean, t_quantile(freedom) * math.sqrt(a + b))
+    freedom = variance**2 / sum(part**2 / (one.count - 1) for part, one in zip(parts, samples, strict=True))
+    return Interval(mean, t_quantile(freedom) * math.sqrt(variance))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning import frontier
 from benchmarks.learning.rows import ROWS
 from benchmarks.learning.summary import interval, markdown, marks, peer_seeds, summarize, verdict, zoo_text
 from benchmarks.record import ROOT, table
@@ -18,7 +19,7 @@ INTRODUCTION = """\
 # Learning results
 
 Mean returns with their 95% intervals, a table for each environment, of what `python -m benchmarks.learning run` has
-trained so far; a click on a verdict says what was compared."""
+trained so far; a click on a verdict says what was compared. The last table is beside published results."""
 TEXT = """\
 Mean return over seeds with its 95% interval, deterministic evaluation over 100 episodes; *last policy* is the one after
 the last update, *best policy* the one with the best evaluation during training. *Zoo* is one tuned run of RL Baselines3
@@ -64,7 +65,7 @@ def page_with(text: str, measured: str) -> str:
 
 def all_results(records: Records) -> str:
     """The page of all results."""
-    return f"{INTRODUCTION}\n\n{markdown(records)}\n"
+    return f"{INTRODUCTION}\n\n{markdown(records)}\n\n{frontier.section(records)}"
 
 
 def write_pages(records: Records, folder: Path = PAGES) -> list[Path]:

@@ -316,6 +316,7 @@ _ROWS = (
     Row("crossq", "HalfCheetah-v5", 60_000, compile=True),
     *(_mujoco(algorithm, env) for env in ("Walker2d-v5", "Ant-v5") for algorithm in ("sac", "xqc")),
     _mujoco("xqc", "HalfCheetah-v5", sac="_bf16"),
+    *(Row("xqc", env, 200_000, compile=True, settings=_BF16) for env in ("Hopper-v5", "Humanoid-v5")),
     *(
         _trial(algorithm, env)
         for env in ("HalfCheetah-v5", "Walker2d-v5", "Humanoid-v5")

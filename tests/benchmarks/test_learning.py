@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.learning import __main__ as command_line
-from benchmarks.learning import queue
+from benchmarks.learning import frontier, queue
 from benchmarks.learning.__main__ import CURVES, RESULTS
 from benchmarks.learning.chance import chance
 from benchmarks.learning.pages import ALL, HEADING, PAGES, all_results, page_with, section, write_pages
@@ -23,7 +23,7 @@ from benchmarks.learning.summary import (
     summarize,
     verdict,
 )
-from benchmarks.numbers import Sample
+from benchmarks.numbers import Sample, sample
 from benchmarks.record import provenance
 from palaestra.algorithms import ALGORITHMS
 from palaestra.config.config import config_from_mapping
@@ -289,6 +289,21 @@ def test_committed_summaries_are_those_of_the_committed_seeds():
 
 def test_the_page_of_all_results_says_what_the_committed_results_say():
     assert (PAGES / ALL).read_text() == all_results(RECORDS)
+
+
+def test_the_frontier_has_a_verdict_for_all_five_tasks_alone():
+    """Ratios of 1.3 with little spread meet the bar; one task less, or one seed, leaves it undecided."""
+    returns = {task: [1.28 * sac, 1.3 * sac, 1.32 * sac] for task, sac in frontier.SAC_AT_1M.items()}
+    samples = {task: sample(values) for task, values in returns.items()}
+    level = frontier.ratio(samples)
+    assert level["mean"] == pytest.approx(1.3)
+    # each mean has a standard error of 0.02 / sqrt(3), that of five tasks a sqrt(5)th, with 10 degrees of freedom
+    assert level["half_width"] == pytest.approx(2.228 * 0.02 / 15**0.5, rel=1e-3)
+    assert level["verdict"] == "met"
+    assert frontier.ratio({task: samples[task] for task in ("Ant", "Hopper")})["verdict"] == "undecided"
+    assert frontier.ratio(samples | {"Ant": sample(returns["Ant"][:1])})["verdict"] == "undecided"
+    poor = {task: sample([0.5 * value for value in values]) for task, values in returns.items()}
+    assert frontier.ratio(poor)["verdict"] == "not met"
 
 
 def test_sections_are_renewed_in_their_place_added_and_taken_away(tmp_path):
