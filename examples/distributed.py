@@ -28,7 +28,7 @@ def main() -> None:
         trainer = Trainer(manager, ppo, TrainerConfig(total_env_steps=5_000), callbacks=[WorkersView(manager)])
         trainer.run()
         for worker, status in runtime.status().items():
-            print(f"{worker}: {status.state}, {status.calls} calls answered, life {status.incarnation}")
+            print(f"{worker}: {status.state}, {status.calls} calls answered, incarnation {status.incarnation}")
 
     print(f"{manager.metrics()['workers/fragments']} fragments, dropped: {manager.dropped.total}")
     with create_environment(env) as fresh:

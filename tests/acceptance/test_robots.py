@@ -1,5 +1,6 @@
 """Scenario 9: a robot of two tasks, eight agents at once, batched inference, rates, isolation, a clean stop."""
 
+import itertools
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from examples.robots.auxiliary import SeeingRobot, backdrop
-from examples.robots.hierarchical import FourRoomsConfig, FourRoomsRobot, four_rooms
+from examples.robots.hierarchical import DIRECTIONS, FourRoomsConfig, FourRoomsRobot, four_rooms
 from examples.robots.parl_document import TRAINING_INTERVAL, DocumentRobot
 from palaestra import RunSeeds, Trainer, TrainerConfig
 from palaestra.core import StepType
@@ -49,6 +50,38 @@ def test_both_tasks_act_and_learn_in_their_order(trained):
     assert not any(same(before[name], weights(task)) for name, task in robot.tasks.items())
     goal, control = (robot.tasks[name].buffer for name in ("goal", "control"))
     assert goal.options["action_spec"] != control.options["action_spec"]
+
+
+def test_the_control_task_is_given_each_goal_that_the_goal_task_chose_before(monkeypatch):
+    """PARL-09, PARL-15: in each row that it stores, too, and asked for only where a way begins."""
+    env = four_rooms(0)
+    robot, calls = FourRoomsRobot(env.observation_spec, env.action_spec, FourRoomsConfig(goal_steps=4)), []
+    for name, task in robot.tasks.items():
+
+        def predict(inputs, name=name, predict=task.predict):
+            calls.append((name, inputs, answer := predict(inputs)))
+            return answer
+
+        monkeypatch.setattr(task, "predict", predict)
+    with RobotCollector(robot, four_rooms, config=QUICK) as collector:
+        collector.unroll(30)
+    goals, begins = [], []
+    for name, inputs, answer in calls:
+        if name == "goal":
+            way = 0.4 * torch.as_tensor(DIRECTIONS[int(answer["env_action"])])
+            goal = (inputs.observation.observation[0] + way).clamp(-0.95, 0.95).float()
+        else:
+            goals.append(goal)
+            torch.testing.assert_close(inputs.observation.desired_goal[0], goal)
+            begins.append(int(inputs.step_type) == StepType.FIRST)
+    names = [name for name, _, _ in calls]
+    asked = [before == "goal" for before, name in itertools.pairwise(names) if name == "control"]
+    assert asked == begins and len(goals) == 30 and names.count("goal") >= 30 / 4
+    assert len({tuple(goal.tolist()) for goal in goals}) > 3
+    buffer = robot.tasks["control"].buffer
+    rows = buffer.in_time_order(0)
+    stored = buffer.observation.desired_goal[rows][buffer.step_type[rows] != StepType.LAST]
+    torch.testing.assert_close(stored[:29], torch.stack(goals[:29]))
 
 
 def test_the_requests_of_eight_agents_are_computed_in_fewer_calls(trained):

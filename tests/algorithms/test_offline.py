@@ -123,3 +123,14 @@ def test_td3_with_cloning_pulls_its_actions_to_those_of_the_data():
     assert algorithm.losses(batch.replace(action=chosen)).metrics["distance"].item() == 0.0
     off = chosen + 0.5
     assert algorithm.losses(batch.replace(action=off)).metrics["distance"].item() == pytest.approx(0.25, rel=1e-4)
+
+
+def test_where_no_action_is_allowed_all_are_in_the_soft_maximum_of_cql():
+    """The gap to the maximum over nothing would be -inf, and a value would rise without end."""
+    observation = {"observation": TensorSpec((2,)), "action_mask": TensorSpec((3,), torch.bool)}
+    algorithm = DiscreteCQL(observation, DiscreteSpec(num=3), DiscreteCQLConfig(network=LINEAR))
+    seen = {"observation": torch.ones(2, 2), "action_mask": torch.tensor([[False] * 3, [True, True, False]])}
+    rows = {"observation": seen, "next_observation": seen, "action": torch.zeros(2, dtype=torch.int64)}
+    batch = Batch.of({**rows, "reward": torch.zeros(2), "bootstrap": torch.zeros(2)})
+    constant(algorithm.model.component["q"], 0.0)
+    assert algorithm.losses(batch).metrics["gap"].item() == pytest.approx((math.log(3) + math.log(2)) / 2)

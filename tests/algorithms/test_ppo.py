@@ -92,6 +92,16 @@ def test_the_stored_log_probabilities_are_those_of_the_acting_weights(kind):
         collector.unroll(12)
 
 
+def test_rows_that_do_not_count_have_no_say_in_the_divergence():
+    """A pool that resets within the step stores an action that was not drawn there: 100 nats off, for example."""
+    algorithm, collector = ppo()
+    batch = algorithm.preprocess(unroll(algorithm, collector), collector.buffer)
+    flat = batch.map(lambda leaf: leaf.flatten(0, 1))
+    far = flat.replace(log_prob=torch.where(flat.valid > 0, flat.log_prob, flat.log_prob - 100.0))
+    assert (far.log_prob != flat.log_prob).any()
+    assert_close(algorithm.losses(far).metrics["kl"], algorithm.losses(flat).metrics["kl"])
+
+
 def test_the_surrogate_stops_at_the_clip_range():
     """Schulman et al. equation (7): a ratio beyond 1 + epsilon has no gradient where the advantage is positive."""
     algorithm, collector = ppo(entropy_cost=0.0, value_cost=0.0, clip=0.2)

@@ -240,6 +240,14 @@ def test_what_coma_draws_depends_on_its_policy_alone():
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+def test_comas_actors_step_with_the_last_pass_of_an_update():
+    """Also after an update that was cut off, or with another number of passes than before."""
+    algorithm, collector = collected("coma", "team", num_epochs=3)
+    algorithm.num_gradient_steps = 4
+    records = algorithm.update(collector.buffer).records
+    assert ["policy_gradient" in record for record in records] == [False, False, True]
+
+
 def test_coma_draws_what_a_shorter_lane_has_not_done():
     """Its returns bootstrap from joint actions of the policy, not from those of the row before."""
     algorithm, collector = collected("coma", "team")

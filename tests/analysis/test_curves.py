@@ -7,10 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from palaestra.analysis.curves import iqm, labels_of, mean_interval, one_run, shown_metric
+from palaestra.analysis import curves
+from palaestra.analysis.curves import iqm, labels_of, shown_metric, thinned_metrics
+from palaestra.analysis.report import one_run, write_report
+from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import ExperimentConfig, RunDirectory, compare_runs, curves_of, preset, read_metrics
+from palaestra.runs import records
 from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
 from tests.faults.parts import command
 
@@ -249,3 +253,62 @@ def test_damage_inside_metrics_is_said(tmp_path, caplog, line):
     file.write_text("\n".join([first, line, *others]) + "\n")
     assert [row["return_mean"] for row in read_metrics(run)] == [1, 2, 3]
     assert "metrics.jsonl is damaged: 1 of its lines" in caplog.text
+
+
+@pytest.mark.parametrize("wide", [100_000, 900_000])
+def test_long_rows_are_read_from_a_large_file(tmp_path, wide, caplog):
+    """Those of more than 64 KiB, as of 400 agents, were lost, and a sound file called damaged."""
+    run = written(tmp_path, [])
+    histogram = {"learning/histogram": [0] * (wide // 3)}
+    count = 13 * 10**6 // wide
+    rows = [{"env_steps": 10 * i, "eval/return_mean": i, **(histogram if i % 5 else {})} for i in range(count)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = thinned_metrics(run.path)
+    steps = [row["env_steps"] for row in found]
+    assert (steps[0], steps[-1], steps == sorted(set(steps))) == (0, 10 * count - 10, True)
+    assert sum(len(row) > 2 for row in found) > count // 3 and "damaged" not in caplog.text
+    assert shown_metric([run]) == "eval/return_mean"
+
+
+def test_of_a_huge_file_rows_of_so_many_bytes_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "_MOST_BYTES", 2**20)
+    run = written(tmp_path, [{"env_steps": 10 * i, "learning/histogram": [0] * 20_000} for i in range(200)])
+    steps = [row["env_steps"] for row in thinned_metrics(run.path)]
+    assert (len(steps) < 25, steps[0], steps[-1], steps == sorted(set(steps))) == (True, 0, 1_990, True)
+
+
+def test_lines_that_are_none_of_ours_are_named(tmp_path):
+    run = written(tmp_path, rows_of([1]))
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write("x" * 2**23 + "\n")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be read: it has a line of more than"):
+        thinned_metrics(run.path)
+
+
+def test_evaluations_are_drawn_where_they_were_made(tmp_path):
+    """Rows of metrics repeat the newest until the next, which beside training is one of much earlier."""
+    rows = [row | {"eval/return_mean": 5.0, "eval/info/cost": 1.0} for row in rows_of([0] * 4)]
+    run = written(tmp_path, rows)
+    (held,) = curves_of([run], metric="eval/return_mean")
+    assert (held.x[0], held.x[-1]) == (10, 40)
+    for step, value in ((12, 5.0), (32, 7.0)):
+        record = {"return_mean": value, "returns": [value], "return_ci95": [value] * 2, "length_mean": 1, "episodes": 1}
+        (run.path / f"evals/{step}.json").write_text(json.dumps(record | {"parts": {"cost": -value}}))
+    for metric, sign in (("eval/return_mean", 1), ("eval/info/cost", -1)):
+        (curve,) = curves_of([run], metric=metric)
+        assert (curve.x[0], curve.x[-1], *at(curve, 22)) == (12, 32, *[6.0 * sign] * 3)
+    (by_time,) = curves_of([run], metric="eval/return_mean", x="time")
+    assert set(by_time.value) == {5.0}
+
+
+def test_logs_are_hashed_once_for_a_report_and_again_when_they_change(tmp_path, monkeypatch):
+    run = written(tmp_path, rows_of([1, 2]))
+    (run.path / "episodes.csv").write_text("env_steps,return,length,env_id,info\n")
+    run.write_info({"logs": run.log_fingerprints()})
+    read, hashed = [], records.fingerprint
+    monkeypatch.setattr(records, "fingerprint", lambda file: (read.append(file.name), hashed(file))[1])
+    write_report([run.path], tmp_path / "report.html")
+    assert sorted(read) == ["episodes.csv", "metrics.jsonl"]
+    (run.path / "episodes.csv").write_text("env_steps,return,length,env_id,info\n1,2.0,3,0,\n")
+    write_report([run.path], tmp_path / "report.html")
+    assert sorted(read) == ["episodes.csv", "episodes.csv", "metrics.jsonl"]

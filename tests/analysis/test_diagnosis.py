@@ -4,18 +4,24 @@ import ast
 import dataclasses
 import inspect
 import json
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import palaestra
 from palaestra import preset
 from palaestra.algorithms import ALGORITHMS, BonusConfig
 from palaestra.analysis import diagnosis, played
+from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.config.config import algorithms_with
-from palaestra.core import CheckpointError, Linear
+from palaestra.core import CheckpointError, Linear, NonFiniteError
 from palaestra.experiments import RunDirectory, write_report
+from palaestra.training.learning import PolicyRecord
 from tests.cli.parts import exit_code
 
 HEALTHY = {
@@ -207,6 +213,45 @@ def test_a_run_without_metrics_is_refused(tmp_path):
     (run.path / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl has no row of metrics yet"):
         palaestra.diagnose(run.path)
+
+
+@pytest.mark.parametrize("weight", [0.5, float("nan")])
+def test_the_newest_update_that_was_not_finite_is_looked_into(tmp_path, weight):
+    """F23: what was kept for it was read by nobody."""
+    run = made(tmp_path)
+    learned = {"model": {"weight": torch.full((2,), weight)}, "count": 3}
+    algorithm: Any = SimpleNamespace(num_gradient_steps=7, policy_version=2, state_tensors=lambda: learned)
+    record = PolicyRecord(algorithm, 5, run.path / "faults")
+    for reward in (1.0, 3e8):
+        error = NonFiniteError("a gradient is not finite")
+        error.batch = {"observation": torch.tensor([[1.0, math.inf]]), "reward": torch.tensor([reward]), "n": 2}
+        record.skip(error, 40)
+        algorithm.num_gradient_steps = 12
+    (finding,) = palaestra.diagnose(run.path, episodes=0).findings
+    assert finding.name == "not_finite_update"
+    assert "the update after 12 gradient steps" in finding.evidence
+    assert "observation has 1 of 2 numbers that are not finite, reward is of size 3e+08" in finding.evidence
+    assert ("model.weight has 2 of 2" in finding.evidence) == (weight != 0.5)
+    assert finding.advice[0].startswith("a look at the environment")
+
+
+def test_returns_are_read_beside_a_long_info(tmp_path):
+    """That of 1,900 agents is longer than a field of csv may be: it was a traceback."""
+    run = made(tmp_path)
+    info = json.dumps({f"agent_{i}/return": 0.1234567890123 for i in range(5_000)}).replace('"', '""')
+    with (run.path / "episodes.csv").open("w") as file:
+        file.write("env_steps,return,length,env_id,info\n" + f'1,2.5,14,0,"{info}"\n' * 30 + "2,")
+    (finding,) = palaestra.diagnose(run.path, episodes=0).findings
+    assert finding.evidence == "all 30 training episodes had the return 2.5"
+
+
+def test_the_report_knows_the_actions_of_the_policy_that_is_kept(tmp_path):
+    run = made(tmp_path, **{"learning/entropy": 1e-4})
+    assert logged_symptoms(run) == [], "nothing is made for it"
+    (run.path / "policy").mkdir(exist_ok=True)
+    for text, found in (('{"action_spec": {"num": 2}}', ["entropy_collapse"]), ('{"action_spec": 3}', [])):
+        (run.path / "policy/policy.json").write_text(text)
+        assert [one.name for one in logged_symptoms(run)] == found
 
 
 def test_the_command_ends_with_1_where_something_is_found(tmp_path, capsys):

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from palaestra.analysis.curves import one_run
-from palaestra.analysis.report import line_chart, round_ticks
+from palaestra.analysis.report import line_chart, one_run, round_ticks
 from palaestra.core import CheckpointError, ConfigError, MissingExtraError
 from palaestra.experiments import curves_of, save_plot, terminal_plot, write_report
 from palaestra.runs.records import FaultRecord, write_fault
@@ -183,6 +182,19 @@ def test_rows_of_any_shape_are_left_out_of_curves(tmp_path):
     assert "Learning" in write_report([run.path], tmp_path / "report.html").read_text()
     (curve,) = curves_of([run])
     assert (curve.x[-1], curve.value[-1]) == (30, 3)
+
+
+def test_text_where_a_number_belongs_ends_no_report(tmp_path, caplog):
+    """It ended in a traceback; what is damaged is named, and the rest is shown."""
+    run = written(tmp_path, [{**row, "time/learning": "x", "return_mean": "x"} for row in rows_of([1, 2, 3])])
+    fault = write_fault(run.path, FaultRecord("EnvError", "died", env_steps=7))
+    fault.write_text(fault.read_text().replace("7", '"x"'))
+    run.write_info({"train_s": "long", "policy_lost_at": "x", "overrides": 3, "reason": 4})
+    text = write_report([run.path], tmp_path / "report.html").read_text()
+    assert "0001.json is no record of a fault: its env steps must be a number" in text
+    assert "environment 60%" in text and "learning 40%" not in text
+    for name in ("train_s", "policy_lost_at", "overrides", "reason"):
+        assert f"run.json is damaged: its {name} is" in caplog.text and name not in run.info
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ OTHERS = {
     "src/palaestra/envs/supervision/places.py": {"path.open", "mmap.mmap"},  # which it has just made
     "src/palaestra/runs/run_directory.py": {"(self.path / 'run.lock').open"},  # written; `require_plain` has looked
     "src/palaestra/runtime/memory.py": {"mmap.mmap"},  # without a name
+    "src/palaestra/training/async_evaluation.py": {"self._both.open"},  # a parcel of its own
     "src/palaestra/training/console.py": {"os.open"},  # the end of output
     "src/palaestra/training/loggers.py": {"os.open"},  # written; `opened` looks before it is read
 }

@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.source import Source, sources
 
-MOST = 111  # half of the 236 of revision c859395d; only ever lowered
+MOST = 110  # half of the 236 of revision c859395d; only ever lowered
 RECORDS = {"_replace", "_fields", "_asdict", "_make"}  # the public names of a `NamedTuple`
 
 

@@ -269,6 +269,18 @@ def test_blocks_take_less_memory_than_frames_that_are_alike():
     assert made[1].size_bytes < made[0].size_bytes / 20
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_size_of_rows_that_were_loaded_is_that_of_rows_that_were_written(tmp_path, mapped):
+    """It is counted where blocks change, for it is asked for every second."""
+    folders = iter("abcd")
+    made = [
+        pair("plain", storage=lambda _: MappedFiles(tmp_path / next(folders)) if mapped else None)[1] for _ in range(2)
+    ]
+    fill(made[:1], Play("plain", 3, 5), 200)
+    made[1].load_state_tensors(made[0].state_tensors())
+    assert made[1].size_bytes == pytest.approx(made[0].size_bytes, rel=0.01)
+
+
 def test_what_cannot_be_compressed_is_said():
     vector = {"observation_spec": TensorSpec((4,)), "action_spec": DiscreteSpec(num=3)}
     with pytest.raises(ConfigError, match=r"compression is for pictures.*\[\(4,\)\]; leave it out"):

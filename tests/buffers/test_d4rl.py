@@ -112,6 +112,33 @@ def test_a_file_that_does_not_fit_is_named(tmp_path, change, words):
         from_d4rl(written(tmp_path / "a.hdf5", data), **SPECS)
 
 
+ELSEWHERE = {
+    "link to a file": lambda file: h5py.ExternalLink("/none.hdf5", "/rewards"),
+    "link": lambda file: h5py.SoftLink("/metadata/rewards"),
+    "bytes of a file": lambda file: file.create_dataset("x", (9,), "f4", external=[("/none", 0, 36)]),
+    "texts": lambda file: ["a"] * 9,
+    "group": lambda file: file["metadata"],
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_f12_a_file_reads_no_other(tmp_path, kind):
+    with h5py.File(written(tmp_path / "a.hdf5", arrays()), "a") as file:
+        del file["rewards"]
+        file["rewards"] = ELSEWHERE[kind](file)
+    with pytest.raises(ShapeError, match="has rewards that are no array of numbers in the file itself"):
+        from_d4rl(tmp_path / "a.hdf5", **SPECS)
+
+
+def test_f12_a_small_file_takes_no_more_memory_than_was_packed(tmp_path):
+    """What was never written is not in the file, and read as zeros."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for key, value in arrays().items():
+            file.create_dataset(key, (10**9, *value.shape[1:]), value.dtype, chunks=True)
+    with pytest.raises(ShapeError, match=r"says that it holds 18,000,000,000 bytes; packed, a file of its size has"):
+        from_d4rl(tmp_path / "a.hdf5", **SPECS)
+
+
 def pendulum(path: Path, count: int = 400) -> Path:
     numbers = np.random.default_rng(0)
     return written(

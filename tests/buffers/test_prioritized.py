@@ -98,6 +98,15 @@ def test_new_rows_are_drawn_equally_often(n_step):
 
 
 @pytest.mark.slow
+def test_a_single_number_that_rounding_leads_astray_still_draws_a_leaf():
+    """Its rest becomes the whole sum in single precision, and no other number of the draw has a leaf."""
+    tree = SumTree(2048)
+    tree.set(np.array([5]), 1.0)
+    index, size = tree.draw(np.array([1 - 2**-30]))
+    assert index.tolist() == [5]
+    assert size.tolist() == [1.0]
+
+
 def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
     """TS-11: Schaul et al., equation (1); weights undo it, up to the largest: (N P)^-beta / max."""
     settings = Prioritized(alpha=0.5, beta=0.7)
@@ -114,6 +123,21 @@ def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
     weight = np.array([(len(index) * probability[i]) ** -0.7 for i in drawn.index.tolist()])
     assert drawn.weight.numpy() == pytest.approx(weight / weight.max(), rel=1e-3)
     assert drawn.weight.dtype == torch.float32
+
+
+def test_high_powers_neither_overflow_nor_leave_rows_out():
+    """In single precision 10^8 to the power of 5 is infinite, and 10^-6 to that of 9 is 0."""
+    for alpha, priority, expected in ((5.0, [1.0, 1e8, 1.0, 1.0], [1]), (9.0, [0.0] * 4, [0, 1, 2, 3])):
+        buffer, _ = prioritized(20, 1, 12, settings=Prioritized(alpha=alpha))
+        index = buffer.starts(1)[:4]
+        buffer.draw(replay(), generator())
+        buffer.write_back(torch.from_numpy(buffer.starts(1)), torch.zeros(len(buffer.starts(1))))
+        buffer.write_back(torch.from_numpy(index), torch.tensor(priority))
+        drawn = buffer.draw(replay(mini_batch_size=2000), generator())
+        assert {index[place] for place in expected} <= set(drawn.index.tolist())
+        assert drawn.weight.isfinite().all()
+        if alpha == 5:
+            assert set(drawn.index.tolist()) == {index[1]}
 
 
 def test_new_rows_have_the_highest_priority_seen_so_far():

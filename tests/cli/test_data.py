@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from palaestra import load_policy
+from palaestra.analysis import measure
+from palaestra.buffers import ReplayBuffer
 from palaestra.experiments import RunDirectory
 from tests.cli.parts import exit_code, output
 from tests.faults.parts import differences
@@ -81,6 +84,19 @@ def test_a_dry_run_from_data_counts_updates(capsys):
     assert " updates per second, after " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("algorithm", [("sac",), ("iql", "--offline.fraction", "0.5")])
+def test_a_dry_run_of_updates_and_env_steps_counts_both(algorithm, capsys, monkeypatch):
+    """It took the whole budget for updates."""
+    assert chance() == 0
+    name, *options = algorithm
+    budget = ("--offline.data", "demo", "--offline.updates", "500", "--trainer.total-env-steps", "1500")
+    speeds = iter([(100.0, 7), (10.0, 5)])
+    monkeypatch.setattr(measure, "_measure", lambda trainer: next(speeds))
+    assert exit_code("train", name, "Pendulum-v1", *budget, *options, *SIZES, "--dry-run", "--json") == 0
+    estimate = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (estimate["train_s"], estimate["updates"]) == (pytest.approx(500 / 100 + 1_000 / 10), 12)
+
+
 def test_options_reach_the_environment(capsys):
     """Here of the one that chance acts in; of a run it is the run's own unless an option changes it."""
     assert chance("--env.num-envs", "3", "--json") == 0
@@ -105,6 +121,21 @@ def test_mistakes_are_named(typed, code, message, capsys):
     """F27."""
     assert exit_code("data", *typed.split()) == code
     assert message in output(capsys)
+
+
+def test_deterministic_data_has_the_actions_that_evaluations_take():
+    """`--which best` sampled them."""
+    sizes = ("--trainer.total-env-steps", "64", "--trainer.eval-episodes", "1", "--run.no-tensorboard")
+    assert exit_code("train", "ppo", "CartPole-v1", *sizes, "--run.name", "run") == 0
+    policy, same = load_policy("runs/run/policy"), []
+    for how in ([], ["--deterministic"]):
+        assert exit_code("data", "collect", "run", f"seen{len(how)}", "--steps", "50", *how) == 0
+        data = ReplayBuffer.load(f"seen{len(how)}")
+        rows = data.in_time_order(0)[:-1]
+        rows = rows[data.is_start(rows)]
+        best = [int(policy(observation.numpy())) for observation in data.take("observation", rows)]
+        same.append(data.take("action", rows).tolist() == best)
+    assert same == [False, True]
 
 
 def test_an_evaluation_by_data_says_how_far_it_is_in_a_pipe_as_well(monkeypatch, capsys):

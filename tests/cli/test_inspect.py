@@ -170,7 +170,7 @@ def test_the_doctor_says_what_is_missing_for_what(monkeypatch, capsys):
     assert exit_code("doctor") == 2
     text = output(capsys)
     assert "no safetensors pip install safetensors" in text
-    assert "none extra atari pip install 'palaestra[atari]'" in text
+    assert "none extra atari Atari games: pip install 'palaestra[atari]'" in text
     assert "training works without, only slower" in text
 
 

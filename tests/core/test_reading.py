@@ -119,4 +119,7 @@ def test_new_lines_are_read_once_and_whole(tmp_path):
             output.write(text)
             output.flush()
             assert lines.read() == found
+        output.write("\r" * LONGEST_LINE + "\nfour\n")
+        output.flush()
+        assert (lines.read(), lines.read()) == ([], ["", "four"]), "a MiB without an end is passed over"
     assert NewLines(path).read() == []

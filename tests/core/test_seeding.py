@@ -1,5 +1,6 @@
 """Tests of `palaestra.core.seeding`."""
 
+import threading
 from typing import get_args
 
 import pytest
@@ -69,6 +70,26 @@ def test_impossible_run_seeds_are_refused(seed):
 def test_an_unknown_consumer_is_refused():
     with pytest.raises(ValueError, match=r"nothing named 'environment' draws .* did you mean 'environments'"):
         RunSeeds(0).integer("environment")  # pyright: ignore[reportArgumentType]
+
+
+def test_threads_that_build_side_by_side_draw_what_they_would_alone():
+    with seeded_initialisation(1):
+        alone = [torch.rand(2), torch.rand(2)]
+    entered = threading.Event()
+
+    def build_other():
+        with seeded_initialisation(2):
+            entered.set()
+
+    other = threading.Thread(target=build_other)
+    with seeded_initialisation(1):
+        drawn = [torch.rand(2)]
+        other.start()
+        assert not entered.wait(0.2)
+        drawn.append(torch.rand(2))
+    other.join()
+    assert entered.is_set()
+    torch.testing.assert_close(drawn, alone, rtol=0, atol=0)
 
 
 def test_initialisation_leaves_the_global_generator_alone():

@@ -97,6 +97,17 @@ def test_a_program_of_torch_is_loaded_without_us(run, tmp_path, capsys, monkeypa
     assert program(seen)[0].detach().numpy() == pytest.approx(load_policy(run / "policy")(seen), abs=1e-5)
 
 
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_program_says_nothing_of_the_machine_that_wrote_it(run, tmp_path, format):
+    """torch wrote the place in the source of every operation, so that two machines had two hashes of one policy."""
+    for name in ("a", "b"):
+        (made,) = palaestra.export(run, tmp_path / name, format=format)
+        for place in (Path(palaestra.__file__).parent, Path(torch.__file__).parent, Path(__file__).parents[2]):
+            assert str(place).encode() not in made.path.read_bytes()
+        assert str(Path.home()).encode() + b"/" not in made.path.read_bytes()
+    assert (tmp_path / "a" / made.path.name).read_bytes() == made.path.read_bytes()
+
+
 def test_a_memory_goes_in_and_out_and_ends_with_its_episode(tmp_path):
     """Step by step beside the policy in a plain loop."""
     policy = collected("ppo", "recurrent")[0].policy.eval()

@@ -117,6 +117,9 @@ def test_folders_and_addresses_that_were_typed_or_set_stay_out(tmp_path):
     assert (public.distributed.address, public.env.kwargs) == (None, {"map": "b"})
     plain = {"root": "/", "rate": "1/2", "at": "http://x/a/b", "kind": "/x"}
     assert placeless(plain) == plain
+    home = str(Path.home())
+    given = ["d4rl:/a/me/x.h5", "--data=d4rl:/a/my b/x y.h5", "R(a='/a/my b/x', b=\"/a b/c d\")", home, f"d4rl:{home}/"]
+    assert placeless(given) == ["d4rl:x.h5", "--data=d4rl:x y.h5", "R(a='x', b=\"c d\")", "~", "d4rl:~"]
     words = ["palaestra", "train", "--env.kwargs", "{'map': '/home/me/a'}", "--env.ip-address", "my home"]
     assert shlex.split(typed(words))[2:] == ["--env.kwargs", "{'map': 'a'}", "--env.ip-address", "my home"]
 

@@ -3,7 +3,8 @@
 import pytest
 
 from palaestra.core import ConfigError
-from palaestra.distributed import TrainerAllocator
+from palaestra.distributed import GradientWorkers, TrainerAllocator
+from tests.distributed.parts import local, several
 
 
 def sizes(allocation):
@@ -38,6 +39,18 @@ def test_every_policy_has_a_worker_and_every_worker_a_policy(workers, experience
 
 def test_without_experience_all_policies_are_alike():
     assert sizes(TrainerAllocator("by-experience", 4, ["a", "b"]).allocate()) == {"a": 2, "b": 2}
+
+
+def test_policies_that_learn_from_as_much_keep_their_workers():
+    """MARO-28: a window is cut after a round of all, and not after ten updates of three policies."""
+    algorithms, _ = several("ppo", "ppo", "ppo")
+    with local() as runtime:
+        allocator = TrainerAllocator("by-experience", 4, list(algorithms))
+        workers = GradientWorkers(algorithms, runtime, 4, allocator=allocator)
+        begun = workers.allocation
+        for name in [*algorithms] * 20:
+            workers.learned(name, 12)
+            assert workers.allocation == begun
 
 
 def test_mistakes_are_named():

@@ -51,10 +51,14 @@ def assert_weights_agree(mine, others, tolerance):
 
 def test_a_replica_computes_on_the_gpu_that_it_was_given(monkeypatch):
     """Ray shows a process only its own, as the first: the number of the driver's says nothing there."""
+    algorithm = collected("ppo", "discrete")[0]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert [_here(name) for name in ("cuda:0", "cuda:1", "cuda", "cpu")] == ["cuda:0", "cuda", "cuda", "cpu"]
+    assert [_here(name, 1) for name in ("cuda:0", "cuda:1", "cuda", "cpu")] == ["cuda:0", "cuda", "cuda", "cpu"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert _here("cuda:1") == "cuda:1"  # processes of one machine see all
+    assert [_here(name, 1) for name in ("cuda:0", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]  # which see all
+    assert [_here("cuda", number) for number in range(4)] == ["cuda:0", "cuda:1"] * 2
+    monkeypatch.setattr("palaestra.algorithms.algorithm.require_device", lambda name: torch.device("cpu"))
+    assert algorithm.to("cuda").asked_device == "cuda"
 
 
 @pytest.mark.parametrize("name", LEARNERS)

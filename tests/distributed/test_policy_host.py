@@ -25,7 +25,7 @@ def as_before():
 def test_a_host_has_the_kernels_of_the_process_that_made_its_factory(deterministic, as_before):
     """`run.deterministic` held for the driver alone; a host runs in a process that begins with the opposite here."""
     torch.use_deterministic_algorithms(deterministic)
-    make = host_factory(several("ppo")[0])
+    make = host_factory(several("ppo")[0])(0)
     torch.use_deterministic_algorithms(not deterministic)
     assert isinstance(make(), PolicyHost)
     assert torch.are_deterministic_algorithms_enabled() is deterministic
@@ -37,7 +37,7 @@ def test_a_host_on_a_gpu_multiplies_with_the_precision_of_that_process(products,
     """TF32 or not, of products and of convolutions."""
     algorithms = {name: one.to("cuda") for name, one in several("ppo")[0].items()}
     torch.set_float32_matmul_precision(products)
-    make = host_factory(algorithms)
+    make = host_factory(algorithms)(0)
     torch.set_float32_matmul_precision("highest" if rounds else "high")
     torch.backends.cudnn.allow_tf32 = not rounds
     make()

@@ -19,6 +19,7 @@ ENDLESS = "palaestra.envs.tiny:Endless"
 def few_steps(monkeypatch):
     """So that a test has more."""
     monkeypatch.setattr(episodes, "MOST_STEPS", 300)
+    monkeypatch.setattr(episodes, "_ALWAYS_KEPT", 100)
 
 
 def made(steps: int, **options):
@@ -28,6 +29,20 @@ def made(steps: int, **options):
     for _ in range(steps):
         env.step(torch.tensor([0, 1]))
     return env
+
+
+def test_the_actions_of_all_lanes_that_one_endless_episode_keeps_take_a_bounded_amount_of_memory(monkeypatch, caplog):
+    """D10: only its own actions are given up; what the others do is replayed."""
+    monkeypatch.setattr(episodes, "_MOST_BYTES", 150 * 2 * 8)
+    with made(200) as env:
+        env._log.due = [1]  # the other begins a new episode
+        env.step(torch.tensor([0, 1]))
+        for _ in range(99):
+            env.step(torch.tensor([0, 1]))
+        assert env.state_dict()["steps"].tolist() == [0, 99]
+        env.load_state_dict(env.state_dict())
+        assert "environment 0 after 300 steps: episodes" in caplog.text
+        assert env.step(torch.tensor([0, 0])).step_type.tolist() == [StepType.FIRST, StepType.MID]
 
 
 def test_an_endless_episode_takes_a_bounded_amount_of_memory(caplog):

@@ -1,12 +1,14 @@
 """Tests of `palaestra.envs.contract.environment`: one bare environment and its wrappers."""
 
+import dataclasses
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from palaestra import DQN, Collector, DQNConfig, EnvConfig, create_environment
-from palaestra.core import BoundedSpec, EnvError, RunSeeds, SpecError, StepType, episode_seed
+from palaestra.core import BoundedSpec, ConfigError, EnvError, RunSeeds, SpecError, StepType, episode_seed
 from palaestra.envs import (
     EnvironmentWrapper,
     GymEnvironment,
@@ -16,6 +18,7 @@ from palaestra.envs import (
     load,
     space_from_spec,
 )
+from palaestra.envs.create import decided
 from tests.envs.worlds import Counter, Doubled, Global, Nested, Reusing, counter
 
 
@@ -227,3 +230,22 @@ def test_alf_40_a_wrapper_above_the_converter_says_what_kind_of_end_it_is(discou
         batch = dqn.preprocess(dqn.draw(collector.buffer), collector.buffer)
     gamma = dqn.config.gamma
     assert batch.bootstrap.unique().tolist() == pytest.approx([gamma] if discount else [0.0, gamma])
+
+
+class Scanning(Counter):
+    """Reports more numbers than a metric each could be."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"sensors": {"lidar": np.ones(1080), "hit": 0}}
+
+
+@pytest.mark.parametrize("name", ["sensors/lidar", "sensors/lidar/7"])
+def test_a_large_array_that_info_names_is_refused_where_a_run_is_new(name, caplog):
+    config = EnvConfig(name=f"{__name__}:Scanning", info=(name,))
+    with pytest.raises(ConfigError, match=r"names 'sensors/lidar', an array of 1,080 numbers; only .* at most 16 are"):
+        decided(config)
+    with create_environment(config) as env:  # of an old run, which goes on with zeros
+        assert env.info == (name,)
+    assert "did not find as a number, or an array of at most 16" in caplog.text
+    decided(dataclasses.replace(config, info=("sensors", "*")))

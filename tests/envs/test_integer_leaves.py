@@ -70,3 +70,24 @@ def test_integers_of_every_dtype_and_bounds_arrive_and_are_seen_by_their_range(l
         wanted = expected(x, low, high, max(abs(low), abs(high)) <= LARGEST_RANGE)
         assert abs(found - wanted) <= 1e-5 * max(1.0, abs(wanted)), (x, low, high)
     assert torch.isfinite(code).all()
+
+
+def test_a_cast_that_loses_nothing_is_logged_once(caplog):
+    """F7."""
+
+    class Whole(gymnasium.Env):
+        observation_space, action_space = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.array([3]), {}
+
+        def step(self, action):
+            return np.array([4]), 0.0, False, False, {}
+
+    caplog.set_level("INFO", "palaestra")
+    with LaneEnvironment(SerialDriver([lambda: GymEnvironment(Whole())] * 2), lane_seeds=[1, 2]) as env:
+        seen = [env.reset(), *(env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(3))]
+    assert [(row.observation.dtype, row.observation[0].item()) for row in seen] == [
+        (torch.float32, n) for n in (3, 4, 4, 4)
+    ]
+    assert caplog.text.count("observation comes as int64 and its space says float32; it is cast in every step") == 1

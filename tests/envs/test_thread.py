@@ -1,16 +1,20 @@
 """Tests of `envs.stepping.thread`. Its stream is in the contract, its faults in `faults/test_environments.py`."""
 
 import functools
+import io
 import multiprocessing
 import os
+import pdb
 import signal
+import sys
 import threading
+import time
 
 import pytest
 import torch
 
 from palaestra.core import EnvError, SpecError
-from palaestra.envs import FaultPolicy, LaneEnvironment, ThreadDriver
+from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, ThreadDriver
 from tests.envs.worlds import Counter, counter, faulty, layered
 
 ZERO = torch.zeros(1, dtype=torch.int64)
@@ -25,8 +29,6 @@ class Where(Counter):
 
 
 def where():
-    from palaestra.envs import GymEnvironment
-
     return GymEnvironment(Where())
 
 
@@ -41,6 +43,33 @@ def test_one_environment_runs_in_a_thread_of_this_process(wait_until):
         assert int(info.thread) != threading.get_ident()
         assert not multiprocessing.active_children()
     wait_until(lambda: threading.active_count() <= before)  # the watchdog's ends a moment after the last environment
+
+
+class Debugged(Counter):
+    """Its step stops at a debugger's prompt until what `prompt` reads there."""
+
+    prompt = None
+
+    def step(self, action):
+        pdb.Pdb(stdin=self.prompt, stdout=io.StringIO(), nosigint=True, readrc=False).set_trace()
+        return super().step(action)
+
+
+def test_the_prompt_of_a_debugger_may_take_as_long_as_it_likes(monkeypatch, wait_until):
+    """ALF-01: `breakpoint()` in a step is no hang."""
+
+    class Prompt(io.StringIO):
+        def readline(self, size=-1):
+            begin = time.monotonic()
+            wait_until(lambda: time.monotonic() - begin > 0.5)  # the time was over several times
+            return "continue\n"
+
+    monkeypatch.setattr(Debugged, "prompt", Prompt())
+    faults, trace = FaultPolicy(timeout_s=0.1), sys.gettrace()
+    with LaneEnvironment(SerialDriver([lambda: GymEnvironment(Debugged())], faults=faults), lane_seeds=[1]) as env:
+        env.reset()
+        assert env.step(ZERO).step_type.tolist() == [1]
+    sys.settrace(trace)
 
 
 def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():

@@ -68,19 +68,21 @@ class Greedy(Callback):
         self.seen: list[tuple[float, list[int]]] = []
 
     def iteration_began(self, trainer):
-        trainer.collector.policy.exploration.epsilon = 0.0 if self.seen else 1.0
+        trainer.algorithm.policy.exploration.epsilon = 0.0 if self.seen else 1.0
 
     def iteration_ended(self, trainer, updates):
-        rows = trainer.collector.buffer[-20:]
+        rows = trainer.collector.sources["policy"][-20:]
         acted = rows.action[rows.step_type != StepType.LAST]
-        self.seen.append((trainer.collector.policy.exploration.epsilon, acted.tolist()))
+        self.seen.append((trainer.algorithm.policy.exploration.epsilon, acted.tolist()))
 
 
-def test_ts_28_train_fn_sets_epsilon(tmp_path):
+@pytest.mark.parametrize("distributed", [{}, {"distributed__runtime": "local", "distributed__num_workers": 1}])
+def test_ts_28_train_fn_sets_epsilon(distributed, tmp_path):
     """TS-28: what a hook sets is what the iteration acts with: at random, then always alike."""
     hook = Greedy()
     settings = {**SMALL, "run__directory": str(tmp_path), "algorithm__unroll_length": 20, "env__num_envs": 1}
     settings |= {"algorithm__learning_rate": 1e-9, "algorithm__learning_starts": 0, "trainer__total_env_steps": 60}
+    settings |= distributed
     palaestra.train("dqn", "palaestra.envs.tiny:Bandit", callbacks=[hook], **settings)
     assert [epsilon for epsilon, _ in hook.seen] == [1.0, *[0.0] * (len(hook.seen) - 1)]
     assert len(set(hook.seen[0][1])) > 1 and len(set(hook.seen[-1][1])) == 1

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from palaestra import train
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import scale
+from palaestra.experiments.elastic import FollowScale
 from palaestra.training import Callback
 from tests.faults.parts import differences, run_contents
 
@@ -69,3 +71,19 @@ def test_what_would_change_bits_is_refused(tmp_path, caplog):
         run(tmp_path, "none", 2, distributed__num_learners=2, distributed__gradient_shards=None)
     with pytest.raises(ConfigError, match=r"has no distributed\.gradient_shards"):  # which a resume does not change
         scale("none", learners=2, root=tmp_path)
+
+
+def test_whoever_asks_while_learners_join_is_heard_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("palaestra.experiments.elastic._PERIOD_S", 0.0)
+    follow, file, had = FollowScale(tmp_path), tmp_path / "scale.json", list[int]()
+
+    def resize(number: int) -> None:
+        had.append(number)
+        if number == 1:
+            file.write_text('{"learners": 4}')
+
+    trainer: Any = SimpleNamespace(learner=SimpleNamespace(gradient_workers=SimpleNamespace(resize=resize)))
+    file.write_text('{"learners": 2}')
+    for _ in range(3):
+        follow.iteration_began(trainer)
+    assert had == [1, 3] and not file.exists()

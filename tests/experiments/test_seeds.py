@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -60,7 +61,7 @@ def small_group(folder: Path, seeds, env: str = CHAIN, **settings):
 
 def seed_of(run: RunDirectory, **process: Any) -> Any:
     """One of a group, whose process has ended so."""
-    seed: Any = module._Seed(run)
+    seed: Any = module.SeedProcess(run)
     seed.process = SimpleNamespace(**process) if process else None
     return seed
 
@@ -100,14 +101,14 @@ def test_a_run_with_the_settings_of_a_seed_is_none_of_its_group(tmp_path):
 def test_a_failing_seed_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     """F1: with its exit code, and its error in words. As many run at a time as there are cores."""
     started, most = [], []
-    start = module._Seed.start
+    start = module.SeedProcess.start
 
     def counting(seed, others):
         started.append(start(seed, others))
         most.append(sum(one.running for one in started))
         return seed
 
-    monkeypatch.setattr(module._Seed, "start", counting)
+    monkeypatch.setattr(module.SeedProcess, "start", counting)
     monkeypatch.setattr(module, "num_cores", lambda: 1)
     group = small_group(tmp_path, [1, 0], "tests.experiments.test_seeds:Sometimes")
     assert most == [1, 1]
@@ -154,6 +155,27 @@ def test_a_resumed_seed_that_is_killed_has_no_numbers_of_the_session_before(tmp_
     result = seed.result()
     assert (result.status, result.env_steps, result.best_return) == ("killed", reached, best + 1)
     assert reached > before
+
+
+def test_the_newest_row_is_found_where_rows_are_long(tmp_path):
+    """Of 100 agents, say; only the last 16 KiB were looked at."""
+    run = RunDirectory(trained(tmp_path).directory)
+    rows = [{"env_steps": number, **{f"agent_{i}/return_mean": 0.5 for i in range(2_000)}} for number in (1, 2)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"env_ste')
+    seed = seed_of(run)
+    seed.refresh()
+    assert seed.metrics == rows[1]
+
+
+def test_a_script_without_a_guard_begins_no_second_run_in_a_new_process(tmp_path, monkeypatch):
+    """Where that process imports the script; the run would have had a directory of its own, and become `last`."""
+    run = trained(tmp_path).directory
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    begin = (lambda: trained(tmp_path, "other"), lambda: palaestra.resume(run), lambda: small_group(tmp_path, 2))
+    for one in begin:
+        with pytest.raises(ConfigError, match='under `if __name__ == "__main__":`'):
+            one()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [run.name]
 
 
 def test_a_group_without_runs_is_named(tmp_path):

@@ -168,6 +168,13 @@ def test_the_first_trial_has_values_that_no_power_of_two_gives(tmp_path, trained
     assert found.winners[0].settings[path] == 1000
 
 
+def test_any_seed_of_a_run_may_be_searched_with(tmp_path, trained):
+    """NumPy takes seeds below 2**32 alone, and each trial's is 100,003 times as large."""
+    search = Search(output=str(tmp_path), trials=2, fresh_seeds=2, top=1)
+    found = palaestra.tune("sac", "Pendulum-v1", search=search, space=LEARNING_RATE, run__seed=60_000)
+    assert found.complete == 2
+
+
 def test_trials_run_side_by_side(tmp_path, trained, monkeypatch):
     both = threading.Barrier(2)
 

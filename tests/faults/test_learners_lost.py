@@ -173,7 +173,7 @@ def test_a_learner_killed_by_sigkill_at_any_point_changes_no_bit(point, learners
     made = gradient_workers.host_factory
 
     def factory(algorithms: Any) -> Any:
-        return functools.partial(mortal, made(algorithms), point, victim, tmp_path / "killed")
+        return lambda number: functools.partial(mortal, made(algorithms)(number), point, victim, tmp_path / "killed")
 
     monkeypatch.setattr(gradient_workers, "host_factory", factory)
     with ProcessRuntime(QUICK) as runtime:

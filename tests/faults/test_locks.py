@@ -1,11 +1,13 @@
 """Two processes on one run directory (F26)."""
 
+import contextlib
 import errno
 import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -40,6 +42,64 @@ def run(tmp_path):
         run__name="run",
         run__tensorboard=False,
     ).directory
+
+
+FORKS = """
+import os, signal, sys
+from functools import partial
+import torch
+from palaestra.envs import LaneEnvironment, load
+from palaestra.envs.stepping.process import ProcessDriver
+from palaestra.experiments import RunDirectory
+run = RunDirectory(sys.argv[1])
+run.lock()
+driver = ProcessDriver([partial(load, "CartPole-v1")])
+env = LaneEnvironment(driver, lane_seeds=[1])
+env.reset()
+if not os.fork():
+    sys.exit()
+os.wait()
+env.step(torch.zeros(1, dtype=torch.int64))
+child = os.fork()
+if child:
+    print(child, *driver.worker_pids, flush=True)
+signal.pause()
+"""
+
+
+def is_free(run) -> bool:
+    directory = RunDirectory(run)
+    with contextlib.suppress(ConfigError):
+        directory.lock()
+        directory.unlock()
+        return True
+    return False
+
+
+@pytest.mark.fault
+def test_a_fork_of_an_environments_own_keeps_neither_the_run_nor_its_workers(run, wait_until):
+    """F26: one ends beside the run, which goes on; one outlives it."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FORKS, str(run)], env=child_environment(), **options) as holder:
+        child, worker = map(int, holder.stdout.readline().split())
+        try:
+            holder.kill()
+            wait_until(lambda: is_free(run), 10)
+            wait_until(lambda: not os.path.exists(f"/proc/{worker}"), 10)
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_who_looks_whether_a_run_is_in_use_keeps_nobody_from_it(run):
+    with (run / "run.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        looked = threading.Timer(0.02, file.close)
+        looked.start()
+        found = RunDirectory(run)
+        found.lock()
+        found.unlock()
+        looked.join()
 
 
 @pytest.mark.fault

@@ -17,10 +17,11 @@ from palaestra.core import (
     termination,
     transition,
 )
-from palaestra.distributed import AgentsFactory, AsynchronousConfig, DistributedConfig, worker_streams
+from palaestra.distributed import AgentsFactory, AsynchronousConfig, DistributedConfig, RolloutManager, worker_streams
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import (
     AgentSpec,
+    Meeting,
     MultiAgentCollector,
     MultiAgentEnv,
     MultiAgentEnvs,
@@ -178,6 +179,23 @@ def test_episodes_say_what_every_agent_and_policy_earned():
     assert (episode.length, episode.info["buyer/length"], episode.info["painter/length"]) == (11, 11, 4)
 
 
+@pytest.mark.parametrize("mapping", [{"*": "all"}, {"agent_0": "first", "*": "others"}])
+def test_replay_learns_after_each_of_several_unrolls_for_one_step(mapping):
+    """With an `unroll_length` of 1/4, four times for every row, as a policy of one agent does."""
+    envs = MultiAgentEnvs([Meeting], lane_seeds=[0])
+    policy_specs = assign_policies(envs.agents, mapping)
+    config = DQNConfig(network=SMALL, capacity=600, learning_starts=10, unroll_length=0.25)
+    learners = {name: DQN(spec.observation_spec, spec.action_spec, config) for name, spec in policy_specs.items()}
+    collector = MultiAgentCollector(envs, policy_specs, learners)
+    trainer = Trainer(collector, SimplePolicyManager(learners), TrainerConfig(total_env_steps=100))
+    while collector.env_steps <= 10:
+        trainer.train_iter()
+    before = {name: one.num_gradient_steps for name, one in learners.items()}
+    for _ in range(13):
+        trainer.train_iter()
+    assert {one.num_gradient_steps - before[name] for name, one in learners.items()} == {13}
+
+
 def test_a_policy_that_acts_at_random_obeys_the_masks():
     collector, _ = collector_of(lambda: RandomWorld(6), mapping=TWO_KINDS, algorithm="dqn")
     collector.unroll(60, random=["odd"])
@@ -281,3 +299,20 @@ def test_an_agent_that_acts_seldom_learns_as_soon_as_it_can(workers, shards, n_s
             collector = worker_streams(*given)
         Trainer(collector, manager, TrainerConfig(total_env_steps=240)).run()
     assert 0 < algorithms["seldom"].policy_version < algorithms["often"].policy_version
+
+
+def test_workers_of_many_agents_play_no_whole_episodes():
+    """Said before a worker begins, in the words of the command line."""
+    envs = MultiAgentEnvs([Meeting, Meeting], lane_seeds=[0, 1])
+    specs = assign_policies(envs.agents, {"*": "all"})
+    learners = {"all": PPO(specs["all"].observation_spec, specs["all"].action_spec, PPOConfig(network=SMALL))}
+    buffers = MultiAgentCollector(envs, specs, learners).buffers
+    config = EnvConfig(name="palaestra.multiagent:Meeting", num_envs=2)
+    factory = AgentsFactory(env=config, num_workers=1, actors=lambda: (specs, learners))
+    with LocalRuntime() as runtime:
+        settings = DistributedConfig(runtime="local", num_workers=1)
+        manager = RolloutManager(runtime, factory, {"all": learners["all"].policy}, buffers, settings, num_envs=2)
+        config = TrainerConfig(total_env_steps=100, episodes_per_iteration=4)
+        with pytest.raises(ConfigError, match=r"episodes_per_iteration sets, is 2, but .*:Meeting has many agents"):
+            Trainer(manager, SimplePolicyManager(learners), config).run()
+        assert not manager.group.workers

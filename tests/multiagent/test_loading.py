@@ -305,6 +305,40 @@ def test_tuples_and_a_list_of_rewards_are_several_agents(apart, returns):
     assert [parts[f"agent_{slot}/length"] for slot in range(3)] == ([1, 2, 3] if apart else [4, 4, 4])
 
 
+def reporting(kind):
+    """Each reports a cost in every step: its agents 1 and 2, or one number for all."""
+    if kind == "tuple":
+        made = Foragers(agents=2)
+        made.step = lambda action: (*Foragers.step(made, action)[:4], {"cost": 2.0})
+        return TupleAdapter(made)
+    if kind == "aec":
+        made = Turns()
+        made.reset = lambda **how: (Turns.reset(made), made.infos.update(b={"cost": 2.0, "return": 9.0}))
+        return from_pettingzoo(made)
+    made = pettingzoo.make("parallel", "classic/rps-v2", max_cycles=3)
+    step, infos = made.step, {"player_0": {"cost": 1, "won": np.bool_(True), "return": 9.0}, "player_1": {"cost": 2}}
+    made.step = lambda actions: (*step(actions)[:4], infos)
+    return from_pettingzoo(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("tuple", {"cost": 8.0, "cost@mean": 2.0, "cost@max": 2.0}),
+        ("aec", {"b/cost": 2.0, "b/cost@mean": 2.0, "b/return": 0.0}),
+        ("parallel", {"player_0/cost": 3.0, "player_1/cost": 6.0, "player_1/cost@max": 2.0, "player_0/won@mean": 1.0}),
+    ],
+)
+def test_numbers_that_agents_report_are_summed_up(kind, expected):
+    """ALF-20, ALF-57: as those of one agent; the library's own names, such as `<agent>/return`, stay."""
+    with MultiAgentEnvs([lambda: reporting(kind)], lane_seeds=[1]) as envs:
+        policy_specs = assign_policies(envs.agents, {"*": "all"})
+        policy = RandomPolicy(policy_specs["all"].observation_spec, policy_specs["all"].action_spec)
+        parts = evaluate_agents({"all": policy}, envs, policy_specs, episodes=2).parts
+    assert {name: parts[name] for name in expected} == expected
+    assert -3 <= parts.get("player_0/return", 0.0) <= 3
+
+
 def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so():
     """The registered time limit cuts them off."""
     assert is_multi_agent("agents/tests/Foragers-v0")

@@ -1,12 +1,15 @@
 """Matches of policies: Elo against chance and against snapshots, with games that both sides share evenly."""
 
+import dataclasses
+
 import pytest
 
 from palaestra import EnvConfig
 from palaestra.core import DiscreteSpec
 from palaestra.multiagent import assign_policies
 from palaestra.policies import RulePolicy
-from palaestra.runs.matches import Player, play_match, rated
+from palaestra.rollout import Evaluation
+from palaestra.runs.matches import Player, play_match, rated, says_nothing
 from tests.experiments.test_best_of_a_game import GAME, Duel
 
 
@@ -37,6 +40,17 @@ def test_what_players_draw_follows_from_the_seed_on_each_side():
     assert won[0] == won[1]
     assert len(set(won)) > 1
     assert set(won) != {20.0}, "sides that draw alike win as often as they lose"
+
+
+@pytest.mark.parametrize(
+    ("judged", "returns", "asked"), [(True, [0.0, 0.0], 1), (True, [0.0, 1.0], 0), (False, [0.0, 0.0], 0)]
+)
+def test_the_best_policies_are_read_only_where_they_are_needed(judged, returns, asked):
+    """All evaluations of a run and its policy are opened for it."""
+    specs = {name: dataclasses.replace(spec, judged=judged) for name, spec in player(1).policy_specs.items()}
+    calls, evaluation = [], Evaluation(0.0, 0.0, (0.0, 0.0), 1.0, 2, [], True, returns, {}, [0, 0], [])
+    assert says_nothing(evaluation, specs, lambda: calls.append(1) or 0.0) is bool(asked)
+    assert len(calls) == asked
 
 
 def test_games_that_all_go_alike_say_no_more_than_one():

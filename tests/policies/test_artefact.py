@@ -78,7 +78,9 @@ def saved(tmp_path):
 def test_a_loaded_policy_acts_alike(make, tmp_path):
     policy = trained(make)
     save_policy(policy, tmp_path / "new" / "policy")
+    generator = torch.random.get_rng_state()
     loaded = load_policy(tmp_path / "new" / "policy")
+    assert torch.equal(torch.random.get_rng_state(), generator)
     assert type(loaded) is type(policy)
     assert loaded.phase is Phase.EVAL
     assert (loaded.observation_spec, loaded.action_spec) == (policy.observation_spec, policy.action_spec)

@@ -278,3 +278,13 @@ def test_parl_20_another_thread_is_refused_and_the_agent_is_told(make):
     needed = r"learn of the task 'act' was called in the thread 'mine_0', .* learning='background'.* learning='agent'"
     with pytest.raises(ConfigError, match=needed):
         helper.predict(step)
+
+
+def test_a_task_that_stores_how_it_chose_refuses_the_choices_of_another():
+    task = ComputationTask(PPO(OBSERVATION, CHOICE, PPOConfig(unroll_length=4)))
+    helper, _, _ = helper_of(task)
+    helper.begin(restart(seen(0)))
+    with pytest.raises(
+        ConfigError, match=r"learns from its own choices: it stores their log_prob.*watch by a ModelTask"
+    ):
+        helper.store_data(transition(seen(1), 1.0), action=torch.zeros(1, dtype=torch.int64))

@@ -15,9 +15,12 @@ from gymnasium import spaces
 
 from palaestra import Trainer, TrainerConfig
 from palaestra.core import EnvError
-from palaestra.robots import Agent, AgentError, RobotConfig
+from palaestra.robots import Agent, AgentError, ComputationWrapper, RobotConfig
+from palaestra.robots.agent import AgentGroup
+from palaestra.rollout import RequestError
 from tests.robots.parts import QUICK, OneTaskConfig, OneTaskRobot, collector_of, env_maker, robot_of
 
+PATIENCE_S = 0.5  # in which what should wait would go on
 STOP_S = 30.0  # promised are 7 s, on a machine that has nothing else to do
 WORLD = "tests.robots.test_stops:World"
 released = threading.Event()
@@ -282,3 +285,75 @@ def test_what_failed_is_closed_before_it_is_made_again_and_a_failed_making_is_on
         assert (Exclusive.made, Exclusive.refused) == (3, 0)
         assert [fault.handled for fault in collector.faults] == ["restart"] * 2
     assert "agent 0 cannot be made again" in caplog.text
+
+
+def test_an_unroll_is_not_over_while_a_task_learns_for_an_agent_that_has_failed(caplog):
+    """Else a checkpoint had a half-made update, and an evaluation weights that change."""
+    begun, unrolled, order = threading.Event(), threading.Event(), []
+
+    class Failing(Agent):
+        def run_one_episode(self) -> None:
+            act, step = self.helpers["policy"], self.env.reset()
+            while not step.last:
+                step = self.env.step(act.predict(step))
+                if act.communicator.agent_id == 0:
+                    act.store_data(step)
+                    assert begun.wait(STOP_S)
+                    raise ValueError("broken")
+
+    class Background(OneTaskRobot):
+        agent_class = Failing
+        task_settings = {"learning": "background"}  # noqa: RUF012
+
+    def learn(requests):
+        begun.set()
+        unrolled.wait(PATIENCE_S)
+        order.append("learned")
+
+    make = env_maker(WORLD)
+    settings = (("learning_starts", 0), ("mini_batch_size", 4), ("unroll_length", 1))
+    robot = robot_of(Background, make, OneTaskConfig(settings=settings))
+    robot.tasks["policy"].learn = learn
+    config = dataclasses.replace(QUICK, learn_min_batch_size=1)
+    with collector_of(robot, make, 2, on_fault="drop", config=config) as collector:
+        collector.unroll(3)
+        order.append("unrolled")
+        unrolled.set()
+    assert order == ["learned", "unrolled"] and len(collector.faults) == 1
+
+
+def test_a_task_that_goes_on_learning_for_too_long_is_an_error():
+    released.clear()
+    robot = robot_of(OneTaskRobot, env_maker(WORLD), OneTaskConfig())
+    robot.tasks["policy"].learn = lambda requests: released.wait(STOP_S)
+    wrapper = ComputationWrapper("policy", robot.tasks["policy"], RobotConfig(timeout_s=0.1, learn_max_wait_s=0.0))
+    with wrapper:
+        wrapper.create_communicator(0).learn_later(None)
+        with pytest.raises(
+            RequestError, match=r"learning of the task 'policy' has not ended 0\.1 s \(robot.timeout_s\)"
+        ):
+            wrapper.settle()
+        released.set()
+        wrapper.settle()
+
+
+def test_an_agent_whose_allowance_is_taken_back_finishes_what_it_learns_before_it_pauses(wait_until):
+    looked, order = threading.Event(), []
+
+    class Allowance(dict):
+        def get(self, *place):
+            looked.set()
+            return super().get(*place)
+
+    group = AgentGroup(lambda *_: None, on_pause=lambda change: order.append("paused"))
+    group.allowance = Allowance({0: 1})
+    arguments = 0, True, lambda: order.append("finished")
+    thread = threading.Thread(target=group.wait_for_permission, args=arguments, daemon=True)
+    with group.changed:
+        thread.start()
+        looked.wait(PATIENCE_S)
+        group.allowance[0] = 0
+    wait_until(lambda: group.paused)
+    group.allow({0: 1})
+    thread.join(STOP_S)
+    assert order[:2] == ["finished", "paused"] and group.steps == 1

@@ -20,7 +20,17 @@ from palaestra.algorithms import (
     SACConfig,
 )
 from palaestra.buffers import HindsightSampler, UniformSampler
-from palaestra.core import Batch, BoundedSpec, ConfigError, DiscreteSpec, RunSeeds, TensorSpec, restart, transition
+from palaestra.core import (
+    Batch,
+    BoundedSpec,
+    ConfigError,
+    DiscreteSpec,
+    NonFiniteError,
+    RunSeeds,
+    TensorSpec,
+    restart,
+    transition,
+)
 from palaestra.nn import NetworkConfig
 from palaestra.robots import ComputationTask, Robot, TaskSpec, task_seeds
 from palaestra.robots.helpers import helper_for, time_step_row
@@ -258,3 +268,39 @@ def test_a_task_and_its_reference_copy_move_together():
     twin = dqn_task(sync_every_updates=2)
     twin.load_state({**state, "generator": torch.zeros(16, dtype=torch.uint8)})  # as CUDA has it
     assert twin.acting_policy.version == 2
+
+
+def test_an_update_that_is_not_finite_keeps_the_state_of_then(monkeypatch):
+    """F23: the task learns on before the run keeps what was wrong; only what the run keeps is copied."""
+    task = dqn_task()
+    name, weight = next(iter(task.algorithm.model.named_parameters()))
+
+    def failing(source):
+        raise NonFiniteError("the gradient is not finite")
+
+    monkeypatch.setattr(task.algorithm, "update", failing)
+    before = weight.detach().clone()
+    for _ in range(4):
+        task._update(None)
+        with torch.no_grad():
+            weight.add_(1.0)
+    states = [error.state for error in task.updates]
+    assert torch.equal(states[0]["model." + name], before) and states[3] is None
+    torch.testing.assert_close(states[2]["model." + name], before + 2)
+
+
+def test_the_state_of_a_robot_waits_for_an_update():
+    class OneTask(Robot):
+        agent_class = OneTaskAgent
+
+        def build(self, seeds):
+            return {"policy": dqn_task()}
+
+    robot, states = OneTask(OBSERVATION, CHOICE), []
+    thread = threading.Thread(target=lambda: states.append(robot.state()), daemon=True)
+    with robot.tasks["policy"].lock:
+        thread.start()
+        thread.join(0.2)
+        assert not states
+    thread.join(20)
+    assert states

@@ -10,6 +10,7 @@ import torch
 
 from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
 from palaestra.core import ConfigError, Linear, NonFiniteError, Offline, Replay, StepType, join_state, split_state
+from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit
 from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import collected, environment, make
 from tests.training.parts import Hooks
@@ -305,6 +306,19 @@ def test_numbers_of_episodes_may_be_of_any_kind_of_whole_numbers(number):
     env = create_environment(EnvConfig(num_envs=2), seed=0)
     collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
     assert len(collector.collect(n_episode=number).episodes) >= 3
+
+
+def test_an_environment_that_was_dropped_is_not_waited_for():
+    """One fails while its episodes are waited for, and plays none that are asked for later."""
+    worlds = [TimeLimit(GymEnvironment(Poisoned(value)), 4) for value in (1.0, np.nan)]
+    env = LaneEnvironment(SerialDriver(worlds, faults=FaultPolicy(on_fault="drop")))
+    collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
+    info = collector.collect(n_episode=[2, 1])
+    assert [(episode.env_id, episode.length) for episode in info.episodes] == [(0, 4), (0, 4)]
+    assert info.env_steps == 2 * 4 + 2
+    with pytest.warns(UserWarning, match=r"environments \[1\] were dropped and play none of the episodes"):
+        assert len(collector.collect(n_episode=[1, 1]).episodes) == 1
+    assert len(collector.collect(n_episode=[1, 0]).episodes) == 1
 
 
 @pytest.mark.parametrize("number", [3.0, -1, [1, -1], "3", [1, 2, 3], np.array([1.0, 2.0])])

@@ -242,12 +242,13 @@ def test_a_pause_neither_loses_nor_repeats_a_row_of_lanes_that_answer_on_their_o
 
 
 def test_preprocess_sees_every_time_step_before_it_is_acted_on_and_stored():
-    """TS-26: also the LAST rows of a step that resets, and FIRST rows."""
+    """TS-26: also the LAST rows of a step that resets, and FIRST rows, of which only the observation counts."""
     env, seen = Numbered(LENGTHS, same_step=True), []
 
     def preprocess(time_step):
         seen.extend(time_step.step_type.tolist())
-        return time_step._replace(observation=time_step.observation + 0.5, reward=time_step.reward * 2)
+        reward = time_step.reward * 2 + 100 * time_step.first
+        return time_step._replace(observation=time_step.observation + 0.5, reward=reward)
 
     algorithm = make("dqn", env)
     acted = []
@@ -299,12 +300,35 @@ def test_statistics_have_the_documented_names():
 
 def test_a_hundred_thousand_steps_without_an_episode_are_warned_of(monkeypatch):
     """TS-26: asked for episodes that never end."""
-    monkeypatch.setattr("palaestra.rollout.collector._PATIENCE_STEPS", 100)
-    monkeypatch.setattr("palaestra.rollout.collector._LONG_EPISODE", 50)
+    monkeypatch.setattr("palaestra.rollout.collection._PATIENCE_STEPS", 100)
+    monkeypatch.setattr("palaestra.rollout.collection._LONG_EPISODE", 50)
     env = Numbered([90, 90])
     collector = Collector.of(env, make("dqn", env))
     with pytest.warns(UserWarning, match=r"n_episode=1\) has taken 100 env steps and no episode has ended"):
         assert len(collector.collect(n_episode=1).episodes) >= 1
+    env = Numbered([30, 200])
+    collector = Collector.of(env, make("dqn", env))
+    with pytest.warns(UserWarning, match="160 env steps and no episode has ended in the last 100") as told:
+        collector.collect(n_episode=[1, 1])
+    assert len(told) == 1
+    collector.episodes = 1
+    with pytest.warns(UserWarning, match="an unroll of 1 whole episodes of each environment has taken 160 env steps"):
+        collector.unroll(1)
+
+
+class Failing(Numbered):
+    """The third step of each of lane 0's episodes fails, and its next one begins."""
+
+    def _advance(self, lane: int) -> tuple[int, float, int, int]:
+        return self._begin(lane) if lane == 0 and self._step[0] == 2 else super()._advance(lane)
+
+
+@pytest.mark.parametrize("num_ready", [1, 2])
+def test_a_step_that_failed_is_no_env_step(num_ready):
+    """Of `env.on_fault` restart and drop: the environment answers with a FIRST row, and has executed nothing."""
+    env = Failing([90, 90], num_ready=num_ready)
+    collector = Collector.of(env, make("ppo", env))
+    assert collector.unroll(8).env_steps == collector.env_steps == 6 + 8
 
 
 def test_random_actions_have_no_search():

@@ -37,10 +37,20 @@ def test_metrics_are_counts_and_averages_over_the_episodes_that_have_them():
 
 
 def test_only_the_newest_episodes_count():
-    """ALF-57: a buffer of so many episodes."""
+    """ALF-57: a buffer of so many episodes; of more at once some from all over them."""
     metric = AverageOf("r", lambda episode: episode.episode_return, window=2)
     metric.add(1, EPISODES)
+    assert metric.result() == {"r": 2.0}
+    metric.add(1, EPISODES[2:])
     assert metric.result() == {"r": 5.5}
+
+
+def test_of_many_episodes_at_once_those_of_every_worker_count():
+    """Four workers' fragments in a row: each has a quarter of the window."""
+    metric = AverageOf("r", lambda episode: episode.episode_return, window=8)
+    metric.add(1, [Episode(float(worker), 1, worker, {}) for worker in range(4) for _ in range(30)])
+    assert metric.result() == {"r": 1.5}
+    assert [values["r"] for values in metric.state()] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from palaestra.runs import records
 from palaestra.runs.records import write_evaluation
 from tests.experiments.parts import rows_of, written
 
@@ -39,3 +40,21 @@ def test_an_evaluation_of_the_session_before_does_not_count_again(tmp_path):
     write_evaluation(run.path, 2000, result(100.0, best=True))
     run.write_info({"best_return": 50.0, "resumed_at": 2000, "resumes": 1})
     assert run.kept_return == 50.0
+
+
+def test_a_fork_takes_the_policy_whose_return_it_says(tmp_path, monkeypatch):
+    """The run goes on: it finds a better policy while the one before is copied."""
+    run, child = written(tmp_path, rows_of([1.0])), tmp_path / "child"
+    write_evaluation(run.path, 1000, result(50.0, best=True))
+    (run.path / "policy").mkdir(exist_ok=True)
+    (run.path / "policy" / "policy.json").write_text("50")
+
+    def copy_while_the_run_goes_on(source, target):
+        (target / "policy.json").write_text((source / "policy.json").read_text())
+        if run.kept_return == 50.0:
+            (source / "policy.json").write_text("90")
+            write_evaluation(run.path, 2000, result(90.0, best=True))
+
+    monkeypatch.setattr(records, "copy_policy", copy_while_the_run_goes_on)
+    assert records.copy_policies(run.path, child, lambda: run.kept_return) == 90.0
+    assert (child / "policy" / "policy.json").read_text() == "90"

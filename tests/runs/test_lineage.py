@@ -311,7 +311,7 @@ def test_a_run_whose_process_is_gone_is_said_to_be_killed(tmp_path, caplog):
     run.unlock()
 
 
-def test_faults_are_files_that_can_be_read_back(tmp_path):
+def test_faults_are_files_that_can_be_read_back(tmp_path, monkeypatch):
     fault = FaultRecord("EnvError", "environment 2 died", env_steps=5, details={"seed": 7})
     path = write_fault(tmp_path, fault)
     assert path == tmp_path / "faults" / "0001.json"
@@ -320,6 +320,9 @@ def test_faults_are_files_that_can_be_read_back(tmp_path):
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"0001.json is no record of a fault"):
         read_faults(tmp_path)
+    (tmp_path / "faults" / "0003.json").touch()  # another process's
+    monkeypatch.setattr("pathlib.Path.glob", lambda *_: pytest.fail("every fault looks at all others"))
+    assert write_fault(tmp_path, fault).name == "0004.json"
 
 
 def test_the_error_that_ends_a_run_is_kept_with_its_traceback(tmp_path):

@@ -50,8 +50,7 @@ def stranger(made, tmp_path, monkeypatch):
     code.mkdir()
     mark = tmp_path / "mark"
     (code / "evil_code.py").write_text(EVIL.format(mark=str(mark)))
-    home = tmp_path / "home"
-    home.mkdir()
+    (home := tmp_path / "home").mkdir()
     monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(code)
     sys.modules.pop("evil_code", None)
@@ -83,6 +82,9 @@ def change(run, **settings):
 STRANGE = {
     "environment": {"env__name": "evil_code:run"},
     "registered environment": {"env__name": "evil_code:Evil-v0"},
+    "environment behind a prefix": {"env__variants": [{"name": "vector:evil_code:run"}]},
+    "bytes": {"env__name": b"evil_code:run"},
+    "set": {"env__wrappers": {"evil_code:run"}},
     "environment by a loader": {"env__name": "palaestra.envs:load", "env__kwargs": {"name": "evil_code:run"}},
     "wrapper's argument": {"env__wrappers": ["RewardMap(function='evil_code:run')"]},
     "wrapper": {"env__wrappers": ["evil_code:run"]},

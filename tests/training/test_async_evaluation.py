@@ -22,7 +22,7 @@ from palaestra.rollout import Evaluation, NoEpisodeError
 from palaestra.runs.build import TrainingEvaluation
 from palaestra.runtime import LocalRuntime, ProcessRuntime, RestartPolicy
 from palaestra.training import CheckpointStore
-from palaestra.training.async_evaluation import Evaluator
+from palaestra.training.async_evaluation import Evaluator, Work
 from tests.algorithms.parts import environment, make
 from tests.experiments.parts import config_of
 from tests.training.parts import Hooks, evaluation_in, trainer
@@ -39,7 +39,7 @@ class Elsewhere:
     def __call__(self, policy: Policy) -> Evaluation:
         raise AssertionError("not here")
 
-    def submit(self, policy: Policy) -> "Elsewhere":
+    def submit(self, work: Work) -> "Elsewhere":
         return self
 
     def done(self) -> bool:
@@ -61,7 +61,7 @@ def test_evaluations_that_take_longer_than_the_time_between_them_do_not_gather(p
     under_way: list[int] = []
 
     class Slow(Elsewhere):
-        def submit(self, policy: Policy) -> "Slow":
+        def submit(self, work: Work) -> "Slow":
             return Slow(30)
 
     evaluator = Evaluator(Slow(0), asynchronous=True)
@@ -94,9 +94,9 @@ class Gone(Elsewhere):
     def __call__(self, policy: Policy) -> Evaluation:
         return RESULT
 
-    def submit(self, policy: Policy) -> "Elsewhere":
+    def submit(self, work: Work) -> "Elsewhere":
         if self.left:
-            return super().submit(policy)
+            return super().submit(work)
         raise BrokenProcessPool("it was killed")
 
 
@@ -278,7 +278,47 @@ def test_an_evaluation_that_nobody_asked_for_in_time_is_not_late(policy, monkeyp
     """While a learner computes nobody listens."""
     with LocalRuntime() as runtime:
         evaluate = evaluation_in()
-        pending = EvaluationWorker(runtime, evaluate, timeout_s=50.0).submit(policy)
+        pending = EvaluationWorker(runtime, evaluate, timeout_s=50.0).submit(Work(evaluate, policy))
         now = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: now() + 60.0)
         assert pending.result().episodes
+
+
+class Opponents:
+    """Whom an evaluation plays against, as they are when it is sent."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __reduce__(self) -> Any:
+        return float, (self.now,)
+
+
+def _against(opponents: Any, policy: Policy) -> Evaluation:
+    return replace(RESULT, return_mean=float(getattr(opponents, "now", opponents)))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_evaluation_plays_against_those_who_were_there_when_it_began(dies, policy):
+    """However late it is made: also again, where the process that should make it died."""
+    opponents = Opponents()
+    evaluate = functools.partial(_against, opponents)
+    with LocalRuntime() as runtime:
+        worker: Any = Broken(1, evaluate) if dies else EvaluationWorker(runtime, evaluate)
+        evaluator = Evaluator(worker, asynchronous=True)
+        opponents.now = 1.0
+        evaluator.make(10, policy)
+        opponents.now = 2.0
+        ((_, evaluation, _),) = evaluator.made(wait=True) or ()
+    assert evaluation.return_mean == 1.0
+
+
+class Broken(Elsewhere):
+    """Another process dies before it answers."""
+
+    def __init__(self, questions: int, sent: Any) -> None:
+        super().__init__(questions)
+        self.sent = sent
+
+    def result(self) -> Evaluation:
+        raise BrokenProcessPool("it was killed")

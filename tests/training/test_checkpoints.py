@@ -207,3 +207,13 @@ def test_a_checkpoint_that_is_replaced_is_there_until_the_new_one_is_whole(tmp_p
     path.rename(tmp_path / f".tmp-{path.name}")  # killed between two renames
     assert not store.never_saved and store.steps() == []
     assert store.load_newest()[1]["trainer"] == state(2)["trainer"]
+
+
+def test_values_that_could_not_be_read_again_are_not_saved(tmp_path, monkeypatch):
+    """Every checkpoint with them would have been renamed to `.corrupt` by the resumed run."""
+    monkeypatch.setattr("palaestra.training.checkpoints._MOST_BYTES", 2_000)
+    store = CheckpointStore(tmp_path)
+    store.save(1, state(1))
+    with pytest.raises(CheckpointError, match=r"could not be read again: .* most of them in 'hook', and at most 2,000"):
+        store.save(2, state(2) | {"hook": [0.5] * 1_000})
+    assert store.load_newest()[0] == 1

@@ -254,6 +254,19 @@ def test_by_default_the_first_update_that_is_not_finite_ends_the_run(tmp_path):
     assert made.algorithm.policy_version == 2
 
 
+def test_what_is_kept_of_an_update_is_of_then_or_said_to_be_of_now(tmp_path, caplog):
+    """F23: robots learn on before the error is counted; compiled steps on a GPU hold no batch."""
+    algorithm = collected("dqn", "discrete")[0]
+    record, error = PolicyRecord(algorithm, 2, tmp_path), NonFiniteError("nan")
+    record.skip(error, 10)
+    assert "the parameters of now, but no batch, are in" in caplog.text
+    error.batch, error.state = {"x": torch.ones(1)}, {"weight": torch.zeros(2)}
+    record.skip(error, 20)
+    assert "the batch and the parameters are in" in caplog.text
+    (kept,) = tmp_path.glob("*_2/algorithm.safetensors")
+    assert load_tensors(kept).keys() == {"weight"}
+
+
 # -- what cannot be saved
 
 

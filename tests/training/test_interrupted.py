@@ -10,6 +10,7 @@ import torch
 from palaestra.policies import Phase
 from palaestra.rollout import evaluate
 from palaestra.training import CheckpointStore, StoppedError, StopSignals
+from palaestra.training.async_evaluation import Evaluator
 from tests.algorithms.parts import environment
 from tests.training.parts import Hooks, Recorder, evaluation_in, timeless, trainer
 
@@ -189,3 +190,32 @@ def test_sigterm_twice_stops_at_once_with_143(tmp_path):
     with pytest.raises(StoppedError) as caught:
         made.run()
     assert caught.value.exit_code == 143
+
+
+def test_a_second_signal_while_loggers_close_leaves_nothing_open(monkeypatch):
+    """F22: neither workers nor the process that evaluates."""
+    closed = list[str]()
+
+    class Stopped(Recorder):
+        def close(self) -> None:
+            raise StoppedError("at once, by a second signal", 130)
+
+    monkeypatch.setattr(Evaluator, "close", lambda self: closed.append("evaluator"))
+    made = trainer("ppo", total=30, loggers=[Stopped()], evaluate=evaluation_in())
+    monkeypatch.setattr(made.learner, "close", lambda: closed.append("learner"))
+    with pytest.raises(StoppedError):
+        made.run()
+    assert closed == ["learner", "evaluator"]
+
+
+def test_what_was_learned_without_new_env_steps_is_saved(tmp_path):
+    """F22: with a fractional `unroll_length` most iterations take none."""
+    store = CheckpointStore(tmp_path)
+    made = trainer("dqn", unroll_length=0.25, checkpoints=store)
+    while made.collector.env_steps < 30:
+        made.train_iter()
+    made.save()
+    made.train_iter()
+    made.save()
+    step, state = store.load_newest()
+    assert (step, state["trainer"]["iterations"]) == (30, made.state()["trainer"]["iterations"])

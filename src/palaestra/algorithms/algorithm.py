@@ -175,8 +175,8 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         self.rewards = _reward_weights(config, model)
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(config.optimizers)
-        self.device = torch.device("cpu")
-        """The device on which it learns."""
+        self.device, self.asked_device = torch.device("cpu"), "cpu"
+        """The device on which it learns, and as it was asked for: `cuda` leaves it open which GPU replicas take."""
         self._moves = False  # whether that is not the CPU
         self.num_gradient_steps = 0
         self.progress = 0.0
@@ -217,7 +217,7 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         target = require_device(str(device))
         for part in (self.model, self.policy, self.targets, self.numbers):
             part.to(target)
-        self.device, self._moves = target, target.type != "cpu"
+        self.device, self.asked_device, self._moves = target, str(device), target.type != "cpu"
         return self
 
     def set_precision(self, precision: Precision) -> None:

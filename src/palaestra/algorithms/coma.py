@@ -125,6 +125,7 @@ class COMA(GradientAlgorithm[TeamCategoricalPolicy, COMAConfig]):
 
     config_class = COMAConfig
     team = True
+    periods_begin_anew = True
 
     def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: COMAConfig) -> None:
         actor, critic = config.network.parts("actor", team="critic")

@@ -87,7 +87,9 @@ class DiscreteCQL(GradientAlgorithm[ValueGreedyPolicy, DiscreteCQLConfig]):
             )
         values, mask = self.policy.q_values(batch.observation), self.policy.action_mask(batch.observation)
         q = values.gather(-1, batch.action.long()[:, None]).squeeze(-1)
-        allowed = values if mask is None else torch.where(mask.bool(), values, torch.finfo(values.dtype).min)
+        if mask is not None:  # where no action is allowed all are, as in every maximum
+            mask = mask.bool() | ~mask.bool().any(-1, keepdim=True)
+        allowed = values if mask is None else torch.where(mask, values, torch.finfo(values.dtype).min)
         gap = (allowed.logsumexp(-1) - q).mean()
         error = huber(q - target, delta=self.config.huber_delta).mean()
         terms = {"q": error + self.value_of("conservative_cost") * gap}

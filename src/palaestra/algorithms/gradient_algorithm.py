@@ -70,6 +70,9 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     term_periods: Mapping[str, int] = {}
     """Gradient steps from one use of a loss term to the next, where it is not used in every one; see `is_due`."""
 
+    periods_begin_anew = False
+    """Whether they count from the beginning of each update, and not over all gradient steps."""
+
     # Hooks: `None`, or a method of the algorithm's file.
     after_step: Any = None
     """`()`: after each gradient step, when target networks have followed."""
@@ -86,7 +89,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         self.bonus = bonus_of(self.config, self.policy, self.model, self.plan, seeds)
         super()._begin(seeds)
         self._together: dict[tuple[str, ...], list[tuple[tuple[str, ...], list[str]]]] = {}
-        self._has_prepared = False  # and what `preprocess` and `noise` return was looked at
+        self._has_prepared, self._periods_began = False, 0  # and what `preprocess`, `noise` return was looked at
         self.mixes_rows = self.model.has_batch_norm
         """Whether rows of a minibatch depend on each other, so that it is learned from whole and not in parts."""
 
@@ -126,14 +129,14 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     def is_due(self, term: str, *, later: int = 0) -> bool:
         """Whether the next gradient step uses a loss term; `losses` leaves out those that are not due.
 
-        With a period of p a term is due in every p-th step, first in step p. Compiled code has a graph for each set of
-        terms that are due together.
+        With a period of p a term is due in every p-th step, first in step p: of all, or of an update where
+        `periods_begin_anew`. Compiled code has a graph for each set of terms that are due together.
 
         Args:
             term: by its name.
             later: steps from the next one to that which is asked about.
         """
-        return (self.num_gradient_steps + 1 + later) % self.term_periods.get(term, 1) == 0
+        return (self.num_gradient_steps + 1 + later - self._periods_began) % self.term_periods.get(term, 1) == 0
 
     @final
     def gradients(self, batch: Batch) -> Gradients:
@@ -260,6 +263,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         """
         stepper = stepper or self._stepper
         info = UpdateInfo(self.policy_version + 1)
+        self._periods_began = self.num_gradient_steps * self.periods_begin_anew
         with self.policy.in_phase(Phase.UPDATE), self.partly_updated(info):
             data = UpdateData(self, source, info)
             for step in stepper.steps(data.passes()):

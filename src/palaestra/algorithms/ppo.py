@@ -183,7 +183,7 @@ class PPO(GradientAlgorithm[StochasticPolicy, PPOConfig]):
                 "surrogate": surrogate,
                 "value_error": value_error,
                 "entropy": weighted_sum(policy.entropy()[:count], weight),
-                "kl": weighted_sum(log_ratio.expm1() - log_ratio, weight),
+                "kl": weighted_sum(torch.where(weight > 0, log_ratio.expm1() - log_ratio, 0), weight),
             }
         return Losses({"ppo": total}, metrics)
 

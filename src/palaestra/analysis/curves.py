@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -16,8 +16,8 @@ from rich.text import Text
 from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
-from palaestra.core.reading import opened, parse_json, read_lines
-from palaestra.runs import RunDirectory, changes_between, find_runs
+from palaestra.core.reading import LONGEST_LINE, opened, parse_json, read_lines
+from palaestra.runs import RunDirectory, changes_between, find_runs, read_evaluations
 from palaestra.runs.records import is_number, say_once
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ Statistic: TypeAlias = Literal["mean", "iqm"]
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
 _RESAMPLES = 2000
 _POINTS = 200
-_ROWS, _SMALL_BYTES, _LONGEST_LINE = 2_000, 2**23, 2**16  # a larger file of metrics is read at so many places
+_ROWS, _SMALL_BYTES, _MOST_BYTES = 2_000, 2**23, 2**26  # of a larger file of metrics so many rows or bytes are read
 _mean = functools.partial(np.mean, axis=-2)
 
 
@@ -58,22 +58,24 @@ class Curve:
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     """The rows of a run's `metrics.jsonl`; half a line at its end, of a process that was killed, is left out."""
-    return _rows(run, None)
+    return _rows(run)
 
 
 def thinned_metrics(run: str | Path, metric: str = "") -> list[dict[str, Any]]:
     """Rows of a run's `metrics.jsonl`, as many as a picture needs: of a large file, 2,000 spread over all of it.
 
+    Where rows are long, as of hundreds of agents, they are fewer.
+
     Args:
         metric: if the rows chosen lack it, those that have it are looked for in the whole file.
     """
-    rows = _rows(run, _ROWS)
+    rows = _rows(run, thinned=True)
     if not metric or any(metric in row for row in rows):
         return rows
-    return _rows(run, None, having=json.dumps(metric).encode()) or rows
+    return _rows(run, having=json.dumps(metric).encode()) or rows
 
 
-def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dict[str, Any]]:
+def _rows(run: str | Path, *, thinned: bool = False, having: bytes = b"") -> list[dict[str, Any]]:
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
@@ -81,32 +83,38 @@ def _rows(run: str | Path, at_most: int | None, having: bytes = b"") -> list[dic
     found, damaged = list[dict[str, Any]](), 0
     with opened(path) as file:
         size = path.stat().st_size
-        for line in read_lines(path) if at_most is None or size < _SMALL_BYTES else _spread(file, size, at_most):
+        thinned = thinned and size >= _SMALL_BYTES
+        for line in _spread(file, size) if thinned else read_lines(path):
             if having not in line:
                 continue
             try:
                 row = dict(parse_json(line))
-                if found and not row["env_steps"] >= found[-1]["env_steps"]:
-                    raise ValueError("env steps go back")
+                if not is_number(row["env_steps"]) or (found and row["env_steps"] < found[-1]["env_steps"]):
+                    raise ValueError("env steps are no number, or go back")
                 found.append(row)
             except (ValueError, TypeError, KeyError):
                 damaged += line.endswith(b"\n")  # half a last line is what a killed run leaves
+    if thinned and len(found) < 2:  # its lines are longer than any of ours, which is said by who reads them all
+        return _rows(run)
     if damaged:
         say_once(f"{path} is damaged: {damaged:,} of its lines are no rows of metrics in order, and are left out")
     return found
 
 
-def _spread(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
-    """Lines of a file at so many places, the first and the last whole one included."""
-    file.seek(0)
-    yield file.readline(_LONGEST_LINE)
-    for place in np.linspace(0, max(0, size - _LONGEST_LINE), count)[1:].astype(int).tolist():
+def _spread(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Whole lines of a file at so many places, the first and the last included."""
+    begin = file.seek(max(0, size - 2 * LONGEST_LINE))
+    last = begin + file.read().rpartition(b"\n")[0].rfind(b"\n") + 1
+    place = file.seek(0)
+    while file.tell() < last:
+        if (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+            yield line
+        place += 1 + max(size // _ROWS, size * len(line) // _MOST_BYTES)
         if place > file.tell():
             file.seek(place)
-            file.readline(_LONGEST_LINE)
-        yield file.readline(_LONGEST_LINE)
-    *_, last = file.read().rsplit(b"\n", 2)[:-1] or [b""]
-    yield last
+            file.readline(LONGEST_LINE)
+    file.seek(last)
+    yield file.readline(LONGEST_LINE)
 
 
 def shown_metric(runs: Sequence[RunDirectory]) -> str:
@@ -144,7 +152,7 @@ def curves_of(
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
         points = [point for row in rows if all(map(is_number, point := [row.get(name) for name in columns]))]
-        if points:
+        if points := (x == "steps" and metric.startswith("eval/") and _evaluated(run, metric)) or points:
             at_goal = "the goal was" in (run.info.get("reason") or "")
             groups.setdefault((label, run.config.unit), []).append((np.asarray(points, np.float64).T, at_goal))
         else:
@@ -157,6 +165,13 @@ def curves_of(
     if missing:
         _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
     return [dataclasses.replace(_curve(label, of, statistic), unit=unit) for (label, unit), of in groups.items()]
+
+
+def _evaluated(run: RunDirectory, metric: str) -> list[list[float]]:
+    """Points of a metric of evaluations where each was made, for rows of metrics repeat the newest until the next."""
+    name = metric.removeprefix("eval/").removeprefix("info/")
+    found = [(step, {**record, **record.get("parts", {})}.get(name)) for step, record in read_evaluations(run.path)]
+    return [[step, value, step] for step, value in found if is_number(value)]
 
 
 def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:
@@ -203,13 +218,16 @@ def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
     """
     flat = [flat_settings(config) for config in configs]
     names = [f"{config.algorithm_name} {config.env.name}" for config in configs]
-    labels = []
+    firsts: dict[str, dict[str, Any]] = {}
+    differ: dict[str, set[str]] = {}
     for name, settings in zip(names, flat, strict=True):
-        same = [other for other, other_name in zip(flat, names, strict=True) if other_name == name]
-        paths = [path for path in settings if any(other.get(path) != settings[path] for other in same)]
-        paths = [path for path in paths if not path.startswith("run.")]
-        labels.append(" ".join([name, *(f"{path}={settings[path]}" for path in paths)]))
-    return labels
+        first = firsts.setdefault(name, settings)
+        paths = {path for path in first.keys() | settings.keys() if first.get(path) != settings.get(path)}
+        differ.setdefault(name, set()).update(path for path in paths if not path.startswith("run."))
+    return [
+        " ".join([name, *(f"{path}={value}" for path, value in settings.items() if path in differ[name])])
+        for name, settings in zip(names, flat, strict=True)
+    ]
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
@@ -227,33 +245,6 @@ def iqm(values: np.ndarray) -> np.ndarray:
     count = values.shape[-2]
     cut = count // 4
     return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
-
-
-def mean_interval(values: Iterable[float]) -> tuple[float, float]:
-    """95% interval of a mean by Student's t, which holds for few values, too; one value has none but itself.
-
-    Args:
-        values: one for each run.
-    """
-    array = np.asarray(list(values), np.float64)
-    several = len(array) > 1
-    half = t_quantile(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)) if several else 0.0
-    return float(array.mean() - half), float(array.mean() + half)
-
-
-def t_quantile(degrees_of_freedom: float) -> float:
-    """97.5% quantile of Student's t, from |t| = √ν tan φ, where the density of φ is in proportion to cos(φ)^(ν − 1).
-
-    Args:
-        degrees_of_freedom: ν, at least 1.
-
-    Examples:
-        >>> round(t_quantile(1), 3), round(t_quantile(4), 3), round(t_quantile(1000), 3)
-        (12.706, 2.776, 1.962)
-    """
-    ends = np.linspace(0.0, np.pi / 2, 20_001)
-    mass = np.append(0.0, np.cumsum(np.cos((ends[1:] + ends[:-1]) / 2) ** (degrees_of_freedom - 1)))
-    return float(np.sqrt(degrees_of_freedom) * np.tan(np.interp(0.95 * mass[-1], mass, ends)))
 
 
 def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -287,18 +278,6 @@ def _curve(label: str, runs: Sequence[tuple[np.ndarray, bool]], statistic: Stati
         value[points] = summary(members)
         low[points], high[points] = _interval(members, summary)
     return Curve(label, grid, value, low, high, reached.sum(axis=0))
-
-
-def one_run(points: np.ndarray, unit: str) -> Curve:
-    """The curve of a single run, thinned where it has more points than a picture can show.
-
-    Args:
-        points: [n, 2], each (x, value); the first and the last stay.
-        unit: what x counts.
-    """
-    index = np.linspace(0, len(points) - 1, min(_POINTS, len(points))).round().astype(int)
-    x, y = points[index].T
-    return Curve("", x, y, y, y, np.ones(len(x), int), unit)
 
 
 def x_label(curves: Sequence[Curve], x: Axis = "steps") -> str:

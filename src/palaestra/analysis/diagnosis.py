@@ -1,7 +1,6 @@
 """Why a run does not learn: findings from what it logged and plays, with evidence, threshold, source and a way out."""
 
 import contextlib
-import csv
 import math
 from array import array
 from collections.abc import Callable, Iterator
@@ -14,10 +13,10 @@ import numpy as np
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.curves import thinned_metrics
-from palaestra.analysis.played import Symptom, play, played_symptoms, possible, too_many_threads
-from palaestra.config.config import ExperimentConfig
+from palaestra.analysis.played import Symptom, kept_update, play, played_symptoms, possible, too_many_threads
+from palaestra.config.config import ExperimentConfig, on_cpu
 from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise, schedule_value
-from palaestra.core.reading import opened_text
+from palaestra.core.reading import opened_text, read_json
 from palaestra.runs.records import is_number, read_evaluations
 from palaestra.runs.run_directory import RunDirectory, find_run
 from palaestra.training import opposed
@@ -64,17 +63,21 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     if episodes < 0:
         raise ConfigError(f"episodes is {episodes}; give a number of at least 0")
     directory = find_run(name, root)
-    log = _Log(directory)
+    log = _Log(directory, makes=True)
     if not log.rows:
         raise CheckpointError(f"{directory.path}/metrics.jsonl has no row of metrics yet; train on, and ask again")
     played = _played(directory, log, episodes) if episodes else ()
-    found = [*logged_symptoms(directory), *(possible(one, log.config) for one in (*_entropy(log), *played))]
+    others = (*kept_update(directory.path / "faults"), *played)
+    found = [*_logged(log), *(possible(one, log.config) for one in others)]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
 
 
 def logged_symptoms(directory: RunDirectory) -> list[Symptom]:
     """Symptoms that a run's log alone shows; nothing is made or imported."""
-    log = _Log(directory)
+    return _logged(_Log(directory))
+
+
+def _logged(log: "_Log") -> list[Symptom]:
     return [possible(finding, log.config) for check in _CHECKS for finding in check(log)] if log.rows else []
 
 
@@ -100,10 +103,14 @@ def _played(directory: RunDirectory, log: "_Log", episodes: int) -> Iterator[Sym
 
 
 class _Log:
-    """A run's configuration, metrics and episodes."""
+    """A run's configuration, metrics and episodes.
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.path = directory.path
+    Args:
+        makes: whether policies may be made to know their actions, where none is saved yet.
+    """
+
+    def __init__(self, directory: RunDirectory, *, makes: bool = False) -> None:
+        self.path, self._makes = directory.path, makes
         self.config: ExperimentConfig = directory.config
         self.rows = thinned_metrics(directory.path)
 
@@ -134,10 +141,26 @@ class _Log:
         path, found = self.path / "episodes.csv", array("d")
         if path.is_file():
             with opened_text(path, errors="replace") as file:
-                for row in csv.DictReader(file):
-                    with contextlib.suppress(ValueError):  # half a row, of a machine that went down
-                        found.append(float(row.get("return") or ""))
+                for line in file:
+                    with contextlib.suppress(
+                        ValueError, IndexError
+                    ):  # the head; half a row, of a machine that went down
+                        found.append(float(line.split(",", 2)[1]))
         return found
+
+    @cached_property
+    def num_actions(self) -> dict[str, Any]:
+        """How many actions each policy has to choose from; `None` where that is no number."""
+        from palaestra.runs.build import learner_of
+
+        files = [*self.path.glob("policy/**/policy.json")]
+        if self._makes and not files:
+            made = learner_of(on_cpu(self.config)).policies
+            return {name: getattr(getattr(one, "action_spec", None), "num", None) for name, one in made.items()}
+        saved = {POLICY if file.parent.name == "policy" else file.parent.name: file for file in files}
+        with contextlib.suppress(CheckpointError, KeyError, TypeError, AttributeError):  # of a damaged one
+            return {name: read_json(file)["action_spec"].get("num") for name, file in saved.items()}
+        return {}
 
 
 def _called(policy: str) -> str:
@@ -239,15 +262,9 @@ def _schedule(log: _Log) -> Iterator[Symptom]:
 
 
 def _entropy(log: _Log) -> Iterator[Symptom]:
-    from palaestra.config.config import on_cpu
-    from palaestra.runs.build import learner_of
-
-    logged = log.of_policies("entropy")
-    policies = learner_of(on_cpu(log.config)).policies if logged else {}
-    for policy, name in logged.items():
-        spec = getattr(policies.get(policy), "action_spec", None)  # none of a metric that is called like a policy's
-        entropy, actions = log.late(name), getattr(spec, "num", None)
-        if entropy is not None and actions is not None and actions > 1:
+    for policy, name in log.of_policies("entropy").items():
+        entropy, actions = log.late(name), log.num_actions.get(policy)  # none of what is only called like a policy
+        if entropy is not None and is_number(actions) and actions > 1:
             yield from _entropy_of(entropy, math.log(actions), _called(policy), log.last("gradient_steps") or 0)
 
 
@@ -293,7 +310,7 @@ def _learns_from_others(algorithm: Any) -> bool:
 
 def _rewards(log: _Log) -> Iterator[Symptom]:
     returns = log.returns
-    most = opposed(log.rows[-1])
+    most = opposed({name: value for name, value in log.rows[-1].items() if is_number(value)})
     if most and getattr(ALGORITHMS.get(log.config.algorithm_name), "team", False):
         yield Symptom(
             name="opponents_share_a_reward",
@@ -371,4 +388,4 @@ def _value(log: _Log) -> Iterator[Symptom]:
         )
 
 
-_CHECKS = (_not_finite, _no_updates, _schedule, _step_size, _horizon, _rewards, _fall, _value)
+_CHECKS = (_not_finite, _no_updates, _schedule, _step_size, _horizon, _rewards, _fall, _value, _entropy)

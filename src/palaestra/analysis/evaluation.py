@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import mean_interval
+from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import on_cpu
 from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra, readable
 from palaestra.core.files import whole_file

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ class Estimate:
     """What a run will take."""
 
     env_steps_per_s: float
-    """Env steps per second of collecting and learning; of an offline run, updates."""
+    """Env steps per second of collecting and learning; of an offline run, updates. Of a run that goes from updates on
+    data to env steps, the mean over its budget."""
     unit: str
     """Which of them: `env steps` or `updates`."""
     train_s: float
@@ -109,12 +110,17 @@ def dry_run(config: ExperimentConfig) -> Estimate:
             getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
             for buffer in [*made.collector.buffers.values(), *data.values()]
         )
+    budget, on_data = config.trainer.total_env_steps, config.offline.updates
+    if on_data:  # its first part was measured, and after it come env steps
+        online = dry_run(replace(config, offline=replace(config.offline, updates=0)))
+        speed = budget / (on_data / speed + (budget - on_data) / online.env_steps_per_s)
+        updates += online.updates
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     parameters = {id(p): p.numel() for one in algorithms.values() for p in one.model.parameters()}
     return Estimate(
         env_steps_per_s=speed,
         unit=config.unit,
-        train_s=config.trainer.total_env_steps / speed,
+        train_s=budget / speed,
         updates=updates,
         networks=networks_of(algorithms),
         num_parameters=sum(parameters.values()),

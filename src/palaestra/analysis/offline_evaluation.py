@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.analysis.curves import t_quantile
+from palaestra.analysis.stats import t_quantile
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, StepType, TimeStep, seeded_initialisation, spec_leaves, tree_map
 from palaestra.core.batch import Batch

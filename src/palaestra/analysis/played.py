@@ -1,17 +1,21 @@
-"""What a policy shows when it plays: units that are dead, values that are too high, actions that never change."""
+"""What a policy shows when it plays: units that are dead, values that are too high, actions that never change.
+
+And what is seen in the newest update that was not finite, of which its batch was kept.
+"""
 
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec, spec_leaves, tree_paths
+from palaestra.core import BoundedSpec, DiscreteSpec, StepType, TensorSpec, load_tensors, spec_leaves, tree_paths
 from palaestra.envs import Environment
 from palaestra.nn import MLP, IntegerCode
 from palaestra.ops import greedy_action
@@ -21,6 +25,7 @@ __all__ = ["Symptom", "play", "played_symptoms"]
 
 _SECONDS = 30.0
 _FEWEST_STEPS = 30  # fewer say nothing about what never happens
+_HUGE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,3 +294,49 @@ def _sizes(path: str, spec: TensorSpec, seen: Tensor) -> Iterator[Symptom]:
             "that normalised observations are needed in most tasks)",
             advice=("--algorithm.normalize-observation True", "observations that are scaled in the environment"),
         )
+
+
+def kept_update(faults: Path) -> Iterator[Symptom]:
+    """What was not finite, or huge, in the newest update that was skipped for its gradient.
+
+    Args:
+        faults: folder of a run, which has its minibatch and the algorithm's tensors.
+
+    Raises:
+        CheckpointError: a file is damaged; names it.
+    """
+    kept = sorted(faults.glob("**/non_finite_*/fault.json"), key=lambda file: (file.stat().st_mtime_ns, f"{file}"))
+    if not kept:
+        return
+    folder = kept[-1].parent  # non_finite_<gradient steps>_<number>
+    steps = folder.name.split("_")[2].lstrip("0") or "0"
+    batch, learned = (load_tensors(folder / f"{name}.safetensors") for name in ("batch", "algorithm"))
+    of_batch, of_learned = _not_usual(batch, _HUGE), _not_usual(learned, math.inf)
+    advice = ["a smaller --algorithm.learning-rate", "--algorithm.max-grad-norm 0.5"]
+    if of_learned:
+        advice = ["an earlier checkpoint or a new run: from these parameters nothing can be learned", *advice]
+    if of_batch:
+        advice = ["a look at the environment or wrapper that such numbers come from, and smaller ones there", *advice]
+    yield Symptom(
+        name="not_finite_update",
+        severity=3,
+        evidence=f"the update after {steps} gradient steps ({folder}). Its minibatch: "
+        f"{', '.join(of_batch) or ('all as usual' if batch else 'none was kept')}. What the algorithm had learned: "
+        f"{', '.join(of_learned) or 'all finite'}",
+        threshold=f"not finite (arithmetic), or beyond {_HUGE:.0e} in the minibatch (our choice)",
+        advice=tuple(advice),
+    )
+
+
+def _not_usual(tensors: Mapping[str, Any], most: float) -> list[str]:
+    """Of tensors with numbers that are not finite, or beyond a size: a few words each, of five at most."""
+    found = []
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            continue
+        bad, largest = int((~value.isfinite()).sum()), float(value.nan_to_num(0, 0, 0).abs().max())
+        if bad:
+            found.append(f"{name} has {bad:,} of {value.numel():,} numbers that are not finite")
+        elif largest > most:
+            found.append(f"{name} is of size {largest:.3g}")
+    return found if len(found) <= 5 else [*found[:5], f"{len(found) - 5} more"]

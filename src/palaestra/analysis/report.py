@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, one_run, short_number, thinned_metrics, x_label
+from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, short_number, thinned_metrics, x_label
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
@@ -27,7 +27,7 @@ __all__ = ["write_report"]
 _log = logging.getLogger(__name__)
 _MOST_CLIPPED = 0.4  # above it the chart says so; of other metrics the findings do, which know more
 _TIMES = ("env_steps", "time/train_s", "time/env_steps_per_s")
-_LARGEST_VIDEO_BYTES = 8_000_000
+_LARGEST_VIDEO_BYTES, _MOST_POINTS = 8_000_000, 200
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:1rem auto;max-width:75rem;padding:0 1rem;color:#1f2937;background:#fff}
 .facts{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:0}.facts dt{font-size:.8rem;color:#4b5563}
@@ -184,7 +184,8 @@ def _time(run: RunDirectory) -> Iterable[str]:
     rows = [row for row in rows if all(is_number(row.get(name)) for name in _TIMES)]
     if not rows:
         return
-    shares = acting_together({part: rows[-1].get(f"time/{part}") for part in PARTS})
+    parts = {part: rows[-1].get(f"time/{part}") for part in PARTS}
+    shares = acting_together({part: share for part, share in parts.items() if is_number(share)})
     yield "<h2>Time</h2>"
     if shares:
         total_s = rows[-1]["time/train_s"] / max(1e-9, 1 - shares.get("waiting", 0.0))  # which is no training
@@ -265,6 +266,18 @@ def run_html(run: RunDirectory) -> str:
     curves = _evaluated([run])
     chart = line_chart(curves, title="return of evaluations", size=(560, 220), points=True) if curves else ""
     return f"<div>{_summary([run])}{chart}<div><code>{escape(str(run.path))}</code></div></div>"
+
+
+def one_run(points: np.ndarray, unit: str) -> Curve:
+    """The curve of a single run, thinned where it has more points than a picture can show.
+
+    Args:
+        points: [n, 2], each (x, value); the first and the last stay.
+        unit: what x counts.
+    """
+    index = np.linspace(0, len(points) - 1, min(_MOST_POINTS, len(points))).round().astype(int)
+    x, y = points[index].T
+    return Curve("", x, y, y, y, np.ones(len(x), int), unit)
 
 
 def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (440, 240), points: bool = False) -> str:

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 _KEPT = ("observation_spec", "reward_spec", "env_info_spec", "untransformed_spec", "stack_num", "sample_avail")
 _TRANSITION = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
+_MOST_PACKED = 1032
+"""Bytes that gzip makes of one, at most."""
 _D4RL = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
@@ -209,19 +211,18 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     Raises:
         MissingExtraError: h5py is not installed.
         OSError: there is no such file, or it is no HDF5.
-        ShapeError: something is missing, or does not fit the specs or the number of transitions.
+        ShapeError: something is missing, is no array of numbers in the file itself, or does not fit the specs, the
+            number of transitions or the size of the file.
     """
     h5py = import_extra("h5py", "offline", "reading a file of D4RL")
     if not Path(path).is_file():  # a pipe would be waited for
         raise FileNotFoundError(f"there is no file {path} (looked in {Path.cwd()})")
     with h5py.File(path, "r") as file:
-        data = {key: np.atleast_1d(np.asarray(file[key])) for key in _D4RL if key in file}
-    lacking = [key for key in _D4RL[:4] if key not in data]
-    if lacking or len(data) == 4 or len({len(rows) for rows in data.values()}) > 1 or not len(data["rewards"]):
-        raise ShapeError(
-            f"{path} has {', '.join(f'{key} {rows.shape}' for key, rows in data.items()) or 'nothing'}; needed are "
-            f"{', '.join(_D4RL[:4])}, and timeouts or next_observations, as many of each, and one at least"
-        )
+        links = {key: link for key in _D4RL if (link := file.get(key, getlink=True)) is not None}
+        # other links may lead to another file, and are not followed
+        found = {key: file[key] if isinstance(link, h5py.HardLink) else link for key, link in links.items()}
+        _require_read(found, Path(path))
+        data = {key: np.asarray(rows) for key, rows in found.items()}
     seen, over = data["observations"], data["terminals"].astype(bool)
     cut = data["timeouts"].astype(bool) if "timeouts" in data else np.zeros_like(over)
     after, kept = data.get("next_observations"), np.ones_like(over)
@@ -236,6 +237,23 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
     buffer = from_arrays(dict(named), **specs, gaps_end="timeouts" not in data)
     buffer.origin = {"rewards": "of the task"}
     return buffer
+
+
+def _require_read(found: Mapping[str, Any], path: Path) -> None:
+    """Refuses, before any of it is read, what a file of D4RL says of its arrays and does not fit."""
+    for key, rows in found.items():
+        kind = getattr(getattr(rows, "dtype", None), "kind", "")
+        if kind not in tuple("biuf") or rows.external or rows.is_virtual:
+            raise ShapeError(f"{path} has {key} that are no array of numbers in the file itself: {rows}; copy them in")
+    counts = {rows.shape[:1] for rows in found.values()}
+    if {*_D4RL[:4]} - {*found} or len(found) == 4 or len(counts) > 1 or counts & {(), (0,)}:
+        raise ShapeError(
+            f"{path} has {', '.join(f'{key} {rows.shape}' for key, rows in found.items()) or 'nothing'}; needed are "
+            f"{', '.join(_D4RL[:4])}, and timeouts or next_observations, as many of each, and one at least"
+        )
+    size, most = sum(rows.nbytes for rows in found.values()), _MOST_PACKED * path.stat().st_size
+    if size > most:
+        raise ShapeError(f"{path} says that it holds {size:,} bytes; packed, a file of its size has at most {most:,}")
 
 
 def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, action_space: Any, **about: Any) -> Any:

@@ -226,6 +226,7 @@ class PackedLeaf(Leaf):
         self._codec, self._refused = library.lz4, (library.DecompressionError, ValueError)
         self._lanes, self._block_rows, self._shape, self._pinned = lanes, block_rows, shape, pinned
         self._blocks, self._which, self._open_rows = kept.blocks, kept.which.numpy(), kept.open_rows.numpy()
+        self._packed_bytes = sum(map(len, kept.blocks))
         self._bytes = self._open_rows.reshape(2, lanes, -1).view(np.uint8)  # the same, for the codec
         self._block_bytes = self._bytes.shape[-1]
         self._each = np.arange(lanes)
@@ -283,7 +284,7 @@ class PackedLeaf(Leaf):
             number, side = place * self._lanes + lane, 0
             for was, at in self._open_in(lane):
                 if was != number:
-                    self._blocks[was] = self._packed(at)
+                    self._keep(was, self._packed(at))
                     side = 1 - at[0]
             if number not in self._open:
                 self._read(number, self._bytes[side, lane])
@@ -291,6 +292,10 @@ class PackedLeaf(Leaf):
                     del self._open[was]
                 self._which[lane] = 1 + 2 * place + side
                 self._open[number] = (side, lane)
+
+    def _keep(self, number: int, block: bytes) -> None:
+        self._packed_bytes += len(block) - len(self._blocks[number])
+        self._blocks[number] = block
 
     def _packed(self, at: tuple[int, int]) -> bytes:
         """An open block compressed, or as it is where that is not shorter."""
@@ -312,7 +317,7 @@ class PackedLeaf(Leaf):
 
     @property
     def nbytes(self) -> int:
-        return self._open_rows.nbytes + sum(map(len, self._blocks))
+        return self._open_rows.nbytes + self._packed_bytes
 
     def saved(self) -> PackedRows:
         blocks = [bytes(block) for block in self._blocks]
@@ -327,7 +332,7 @@ class PackedLeaf(Leaf):
         self._which[:], self._place = 0, None
         self._open.clear()
         for number, block in enumerate(saved.blocks):
-            self._blocks[number] = block
+            self._keep(number, block)
 
     def take(self, index: np.ndarray) -> Tensor:
         rows, lanes = np.divmod(index.reshape(-1) % (self.rows * self._lanes), self._lanes)

@@ -22,6 +22,7 @@ __all__ = ["PrioritizedSampler", "SumTree", "sampler_of"]
 
 _SMALLEST = 1e-6  # is added to every priority, so that none stays out for ever
 _LARGEST = 1e15  # sums of a million such, squared, still fit into single precision
+_SIZES = (1e-30, 1e30)  # that leaves may have, whatever the power of a priority
 _SHIFT = 5
 _FAN_OUT = 1 << _SHIFT  # as many as an integer has bits: a draw packs one comparison with each sum into one
 _TOP = 1024  # sums of the highest level: so many are gone through by one cumulative sum
@@ -120,8 +121,8 @@ class SumTree:
             if level is not self._levels[-1]:
                 rest = level.take(node) - sums.take(base + place)
         size = self.leaves.take(node)
-        if np.minimum.reduce(size, initial=1.0) == 0 and size.any():  # rounding led astray: about one draw in 10^7
-            node = np.where(size > 0, node, node[size.argmax()])
+        if np.minimum.reduce(size, initial=1.0) == 0:  # rounding led astray, about one draw in 10^7, or all are 0
+            node = np.where(size > 0, node, node[size.argmax()] if size.any() else self.leaves.argmax())
             size = self.leaves.take(node)
         return node, size
 
@@ -176,7 +177,7 @@ class PrioritizedSampler(Sampler):
     rows costs nothing more than without priorities.
 
     Args:
-        settings: alpha and beta.
+        settings: alpha and beta; powers below 10^-30 and above 10^30 count as these.
     """
 
     def __init__(self, settings: Prioritized | None = None) -> None:
@@ -223,7 +224,7 @@ class PrioritizedSampler(Sampler):
         if not (lowest >= 0 and highest < _LARGEST):
             text = f"priorities must be finite and at least 0, below {_LARGEST}"
             raise NonFiniteError(f"{text}; given were {priority.tolist()}")
-        size = (priority + _SMALLEST) ** self.settings.alpha
+        size = self._power(priority)
         tree, belongs, held = self._tree, self._belongs, None
         positions = buffer.positions
         if tree and belongs and belongs[0] == positions.restarts and len(tree) == _size(positions):
@@ -232,8 +233,15 @@ class PrioritizedSampler(Sampler):
             tree = self._updated(buffer, 1 if belongs is None else abs(belongs[1]))
             held = tree.leaves.take(index)
             index, size = index[held > 0], size[held > 0]
-        self._highest = max(self._highest, (highest + _SMALLEST) ** self.settings.alpha)
+        self._highest = max(self._highest, float(self._power(highest)))
         tree.set(index, size)
+
+    def _power(self, priority: Any) -> Any:
+        """Sizes of leaves; up to a power of 2 they are within the limits of single precision by themselves."""
+        if self.settings.alpha <= 2:
+            return (priority + _SMALLEST) ** self.settings.alpha
+        nats = self.settings.alpha * np.log(np.asarray(priority, np.float64) + _SMALLEST)
+        return np.exp(np.clip(nats, *np.log(_SIZES)))
 
     def _updated(self, buffer: StreamReader, length: int) -> SumTree:
         """The tree with the rows that were written since the last draw."""

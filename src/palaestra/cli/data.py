@@ -31,7 +31,9 @@ class CollectOptions(ChanceOptions, RunOptions):
     env: EnvConfig = field(default_factory=EnvConfig)
     """Environment; by default that of the run, one at a time, or one of each variant."""
     which: str = "best"
-    """Which policy of a run: best (acts without exploration noise), last, or the env steps of a checkpoint."""
+    """Which policy of a run: best (without epsilon and action noise), last, or the env steps of a checkpoint."""
+    deterministic: bool = False
+    """Take the most probable or most valuable actions, as `eval` does; else act as while collecting."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
@@ -83,7 +85,8 @@ def collect(name: str, folder: str, options: CollectOptions) -> int:
     if options.agents != run.config.agents:
         raise ConfigError(f"who acts by which policy is settled in {run.path}; leave out --agents")
     learner, policies = experiments.policies_of_run(run, options.which)
-    return _made(learner.record(policies, options.env, folder, steps=options.steps, seed=options.seed), options)
+    how = {"seed": options.seed, "deterministic": options.deterministic}
+    return _made(learner.record(policies, options.env, folder, steps=options.steps, **how), options)
 
 
 def evaluate(name: str, folder: str, options: WorthOptions) -> int:

@@ -168,14 +168,19 @@ def _single_file(name: str) -> Path:
 
 
 _EXTRAS = {
-    "ray": "ray", "atari": "ale_py", "box2d": "Box2D", "mujoco": "mujoco", "dm-control": "dm_control",
-    "bsuite": "bsuite", "robotics": "gymnasium_robotics", "envpool": "envpool", "jax": "jax",
-    "multiagent": "pettingzoo", "offline": "minari", "plot": "matplotlib", "video": "imageio",
-    "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "tune": "optuna",
-    "export": "onnxscript", "serve": "uvicorn", "hub": "huggingface_hub",
-    "compression": "cramjam",
+    "ray": ("ray", "runs on a cluster"), "atari": ("ale_py", "Atari games"), "box2d": ("Box2D", "LunarLander etc."),
+    "mujoco": ("mujoco", "MuJoCo tasks"), "dm-control": ("dm_control", "tasks of dm_control"),
+    "bsuite": ("bsuite", "tasks of bsuite"), "robotics": ("gymnasium_robotics", "mazes, hands and arms"),
+    "envpool": ("envpool", "pools of environments in C++"), "jax": ("jax", "simulators in JAX"),
+    "multiagent": ("pettingzoo", "PettingZoo's games"), "offline": ("minari", "data sets of Minari and D4RL"),
+    "plot": ("matplotlib", "plots as PNG and SVG"), "video": ("imageio", "play, films"),
+    "tensorboard": ("tensorboard", "metrics in TensorBoard"), "wandb": ("wandb", "metrics in Weights & Biases"),
+    "mlflow": ("mlflow", "metrics in MLflow"), "trackio": ("trackio", "metrics in Trackio"),
+    "tune": ("optuna", "search for settings"), "export": ("onnxscript", "ONNX files"),
+    "serve": ("uvicorn", "policies over HTTP"), "hub": ("huggingface_hub", "policies on the Hugging Face Hub"),
+    "compression": ("cramjam", "pictures compressed in buffers"),
 }  # fmt: skip
-"""A module of each extra in pyproject.toml."""
+"""A module of each extra in pyproject.toml, and what it is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +249,10 @@ def doctor(options: JsonOptions) -> int:
         ("this folder can be written", *_writable(".")),
         ("temporary folder can be written", *_writable(tempfile.gettempdir())),
     ]
-    for extra, module in _EXTRAS.items():
+    for extra, (module, purpose) in _EXTRAS.items():
         present = importlib.util.find_spec(module) is not None
-        findings.append((f"extra {extra}", present or None, "" if present else f"pip install 'palaestra[{extra}]'"))
+        note = purpose if present else f"{purpose}: pip install 'palaestra[{extra}]'"
+        findings.append((f"extra {extra}", present or None, note))
     findings += [(f"MuJoCo for {package}", None, advice) for package, advice in mujoco_misfits().items()]
     if options.json:
         print(json.dumps([{"what": what, "ok": ok is not False, "note": note} for what, ok, note in findings]))

@@ -195,7 +195,8 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
     if setting.is_group or path.startswith(("run.", "trainer.", "distributed.")):
         return []
     bounds = [entry for entry in _metadata(setting.hint) if isinstance(entry, Range)]
-    top = min([1.0 for entry in bounds if entry.le == 1 or entry.lt == 1], default=math.inf)
+    ends = [entry.le if entry.lt is None else entry.lt for entry in bounds]
+    top = min([end for end in ends if end is not None], default=math.inf)
     bottom = max([max(entry.ge or 0.0, 1.01 * (entry.gt or 0.0)) for entry in bounds], default=0.0)
     if isinstance(value, Linear):
         parts = [_around(f"{path}.{part}", getattr(value, part), bottom, top) for part in ("start", "end")]

@@ -96,6 +96,8 @@ class NonFiniteError(PalaestraError, ArithmeticError):
     exit_code = 4
     batch: Any = None
     """The minibatch whose gradient it was, where there is one."""
+    state: Any = None
+    """A copy of the algorithm's `state_tensors` of then, where it learns on before this is looked at."""
 
 
 class CheckpointError(PalaestraError, RuntimeError):

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_NAMED = re.compile(r"(?<![\w.])([\w.]++):(\w[\w.]*)")  # also an id of a registry, such as my_package:2048-v0
+# Also an id of a registry, my_package:2048-v0, and what follows a prefix: both a:b and b:c of a:b:c.
+_NAMED = re.compile(r"(?<![\w.])([\w.]++):(?=(\w[\w.]*))")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 GIVEN = "__given__"
 """The module, in this process alone, of what has no name that another program could find."""
@@ -235,7 +236,7 @@ def is_trusted(name: str, directory: str | Path) -> bool:
         return _is_of_this_library(name)
     if code.is_relative_to(run) or in_run(code):
         return False
-    if any(place in _own for place in (run, *run.parents)):
+    if _is_own(run):
         return True
     if not code.is_relative_to(here) or {"site-packages", "dist-packages"} & set(code.parts):
         return False
@@ -243,19 +244,23 @@ def is_trusted(name: str, directory: str | Path) -> bool:
     return not (run.is_relative_to(here) and code.is_relative_to(Path(here, *run.relative_to(here).parts[:1])))
 
 
-def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[tuple[str, str]]:
+def strange_code(
+    data: Any, directory: str | Path, path: str = "", plain: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
+) -> Iterator[tuple[str, str]]:
     """The code that may not be imported because the data of a file name it (`is_trusted`).
 
-    Arguments count, too, for what is made may import what it is given.
+    Arguments count, too, for what is made may import what it is given. So does what JSON has no type for: bytes and
+    sets of YAML, of which settings make texts and lists.
 
     Args:
         path: of the data in the file, with dots.
+        plain: what a text at a path begins with where it names something of a library's, and no code.
 
     Yields:
         Where it is named, and its name.
     """
     if isinstance(data, str):
-        names = [] if _DEVICE.fullmatch(data) else _NAMED.findall(data)
+        names = [] if _DEVICE.fullmatch(data) or data.startswith(plain.get(path, ())) else _NAMED.findall(data)
         names = dict.fromkeys(f"{module}:{attribute}" for module, attribute in names)
         yield from ((path, name) for name in names if not is_trusted(name, directory))
         if "(" in data:  # a call, whose arguments are read as Python
@@ -263,10 +268,16 @@ def strange_code(data: Any, directory: str | Path, path: str = "") -> Iterator[t
                 yield from strange_code(parse_call(data, "", "")[1], directory, path)
     elif isinstance(data, Mapping):
         for key, value in data.items():
-            yield from strange_code(value, directory, f"{path}.{key}".lstrip("."))
+            yield from strange_code(value, directory, f"{path}.{key}".lstrip("."), plain)
     elif isinstance(data, list | tuple):
         for value in data:
-            yield from strange_code(value, directory, path)
+            yield from strange_code(value, directory, path, plain)
+    elif not (data is None or isinstance(data, int | float) or trusts(directory) or _is_own(Path(directory).resolve())):
+        yield path, repr(data)[:99]
+
+
+def _is_own(run: Path) -> bool:
+    return any(place in _own for place in (run, *run.parents))
 
 
 def _is_of_this_library(name: str) -> bool:
@@ -282,14 +293,14 @@ def _home(found: Any) -> str:
 
 
 def in_run(folder: Path) -> bool:
-    """Whether a folder is a run directory, or lies in one: what it holds may be a stranger's.
+    """Whether a folder is of a run, a group or a study, or lies in one: what it holds may be a stranger's.
 
     Args:
         folder: any.
     """
     parts = ("checkpoints", "policy/policy.json", "evals")
     return any(
-        any((place / mark).exists() for mark in ("run.json", "policy.json"))
+        any((place / mark).exists() for mark in ("run.json", "group.json", "study.json", "policy.json"))
         or ((place / "config.yaml").exists() and any((place / part).exists() for part in parts))
         for place in (folder, *folder.parents)
     )

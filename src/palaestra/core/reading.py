@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 26
 LONGEST_LINE = 1 << 20
 _DEEPEST = 100
 _PIECE = 1 << 20
+_TAIL_BYTES = 1 << 14
 MOST_DIGITS = 40  # a state of 128 bits, as random generators have, takes 39
 
 
@@ -115,12 +116,13 @@ class NewLines:
         self._read = path.stat().st_size if path.is_file() else 0
 
     def read(self) -> list[str]:
-        """Those that are whole and were not read before, a MiB of them at most."""
-        text = b""
+        """Those that are whole and were not read before, a MiB of them at most; a MiB without an end is passed over."""
+        piece = b""
         with contextlib.suppress(CheckpointError), opened(self._path) as file:
             file.seek(self._read)
-            text = b"".join(file.read(_PIECE).rpartition(b"\n")[:2])
-        self._read += len(text)
+            piece = file.read(_PIECE)
+        text = piece[: piece.rfind(b"\n") + 1]
+        self._read += len(text) or len(piece) // _PIECE * _PIECE
         return text.decode(errors="replace").splitlines()
 
 
@@ -151,6 +153,21 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
             if len(line) > LONGEST_LINE:
                 raise _unreadable(path, f"it has a line of more than {LONGEST_LINE:,} bytes")
             yield line
+
+
+def last_line(path: str | Path) -> bytes:
+    """The last line of a file that has an end, without it; nothing where there is none.
+
+    Raises:
+        CheckpointError: see `opened`.
+    """
+    lines, last_bytes = list[bytes](), _TAIL_BYTES
+    with opened(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        while len(lines) < 3 and last_bytes <= 2 * LONGEST_LINE:  # whole, with what is around it
+            file.seek(max(0, size_bytes - last_bytes))
+            lines, last_bytes = file.read(last_bytes).split(b"\n"), 2 * last_bytes
+    return lines[-2] if len(lines) > 1 else b""
 
 
 def parse_json(text: str | bytes) -> Any:

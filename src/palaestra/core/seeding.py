@@ -5,6 +5,7 @@ name, so adding a consumer never shifts the numbers that another one sees.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Literal, get_args
 
@@ -20,6 +21,7 @@ SeedName = Literal["initialisation", "acting", "minibatches", "noise", "evaluati
 
 _NAMES = get_args(SeedName)
 _MASK = (1 << 64) - 1
+_GLOBAL = threading.RLock()  # torch's global generator, which threads share
 
 
 class RunSeeds:
@@ -92,14 +94,17 @@ def episode_seed(lane_seed: int, episode: int) -> int:
 
 
 @contextlib.contextmanager
-def seeded_initialisation(seed: int) -> Iterator[None]:
+def seeded_initialisation(seed: int, *, gpus: bool = True) -> Iterator[None]:
     """Makes modules built inside draw from `seed`, and leaves torch's global generator as it was.
+
+    Other threads that come here wait, so that runs side by side build what they would have built alone.
 
     Args:
         seed: from `RunSeeds.integer("initialisation")`.
+        gpus: whether their generators draw from it, too.
     """
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
+    devices = range(torch.cuda.device_count() if gpus else 0)
+    with _GLOBAL, torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats a stack for every absent kind of device
         if devices:
             torch.cuda.manual_seed_all(seed)

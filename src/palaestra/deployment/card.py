@@ -24,7 +24,10 @@ OF_A_MACHINE = {
 }
 """Settings of one machine, and what they are for everybody."""
 _ADDRESSES = ("--address", "--distributed.address")
-_FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[\w.~+-]+)+/(?=[\w.~+-])")
+_WHOLE = re.compile(r"""\A((?:[\w.-]+=)?(?:d4rl:)?)/.+/(?=[^/]+\Z)|(?<=(['"]))/[^'"/\n][^'"\n]*/(?=[^'"/\n]+\2)""")
+"""Folders of what is an absolute path as a whole: a text, the value of an option, what is in quotes."""
+_BEGIN = r"(?:(?<![\w.:/-])|(?<=\bd4rl:))"
+_FOLDERS = re.compile(rf"{_BEGIN}(?:/[\w.~+-]+)+/(?=[\w.~+-])")
 """Of absolute paths, in a text that may have more."""
 
 
@@ -70,7 +73,7 @@ def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
 
 
 def placeless(value: Any) -> Any:
-    """A setting without the folders of this machine: of absolute paths, their names.
+    """A setting without the folders of this machine: of absolute paths, their names; `~` is the user's own folder.
 
     Args:
         value: text, or a nest with texts.
@@ -79,7 +82,16 @@ def placeless(value: Any) -> Any:
         return {key: placeless(one) for key, one in value.items()}
     if isinstance(value, list):
         return [placeless(one) for one in value]
-    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+    return _without_folders(value) if isinstance(value, str) else value
+
+
+def _without_folders(text: str) -> str:
+    try:
+        home = str(Path.home())
+    except RuntimeError:  # there is none
+        home = "~"
+    text = re.sub(rf"{_BEGIN}{re.escape(home)}/?(?![\w.~+/-])", "~", text) if home != "/" else text
+    return _FOLDERS.sub("", _WHOLE.sub(lambda found: found[1] or "", text))
 
 
 def public_changes(overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -301,16 +301,18 @@ def _torch(program: _Program, file: Path) -> Function:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say about their own insides, which is not for users."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
+    """Without what exporters say about their own insides, which is not for users, or write: paths of this machine."""
+    log, fx = logging.getLogger("torch.onnx"), cast("Any", torch.fx).config
+    level, traceless = log.level, fx.do_not_emit_stack_traces
     log.setLevel(logging.ERROR)
+    fx.do_not_emit_stack_traces = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)
+        fx.do_not_emit_stack_traces = traceless
 
 
 def _dynamic(program: _Program) -> Any:

@@ -20,7 +20,8 @@ class TrainerAllocator:
         mode: what shares are proportional to.
         num_trainers: gradient workers, at least 1.
         agents: number of agents by policy; needed by `by-agent`.
-        period: updates of any policy after which workers are shared out anew.
+        period: updates of any policy after which workers are shared out anew; rounded up to a whole round of all
+            policies, so that those that learn alike have learned from as much.
 
     Raises:
         ConfigError: the mode is unknown, there is no worker or no policy, or a policy's agents are missing.
@@ -52,7 +53,7 @@ class TrainerAllocator:
             raise ConfigError(f"by-agent needs the number of agents of every policy, at least 1; missing for {missing}")
         self.mode: AllocationMode = mode
         """What shares are proportional to."""
-        self.num_trainers, self.period = num_trainers, period
+        self.num_trainers, self.period = num_trainers, -(-period // len(policies)) * len(policies)
         """Gradient workers; updates after which they are shared out anew."""
         self._policies, self._agents = list(policies), dict(agents or {})
 

@@ -10,7 +10,7 @@ from typing import Any
 from palaestra.core import PalaestraError
 from palaestra.rollout import Evaluation, NoEpisodeError
 from palaestra.runtime import Call, Runtime, WorkerDiedError
-from palaestra.training.async_evaluation import Patience
+from palaestra.training.async_evaluation import Patience, Work
 
 __all__ = ["EvaluationWorker"]
 
@@ -30,7 +30,9 @@ class EvaluationWorker:
     """
 
     def __init__(self, runtime: Runtime, evaluate: Callable[[Any], Evaluation], *, timeout_s: float = math.inf) -> None:
-        self._runtime, self._evaluate, self._worker, self._timeout_s = runtime, evaluate, "", timeout_s
+        self._runtime, self._worker, self._timeout_s = runtime, "", timeout_s
+        self.sent = evaluate
+        """What a `Work` for the worker is made of."""
 
     def __call__(self, policy: Any) -> Evaluation:
         """Evaluates in this process.
@@ -38,18 +40,18 @@ class EvaluationWorker:
         Args:
             policy: to evaluate; all of them by name where there are several.
         """
-        return self._evaluate(policy)
+        return self.sent(policy)
 
     def close(self) -> None:
         """Closes what evaluating in this process has kept."""
-        if (close := getattr(self._evaluate, "close", None)) is not None:
+        if (close := getattr(self.sent, "close", None)) is not None:
             close()
 
-    def submit(self, policy: Any) -> _Pending:
+    def submit(self, work: Work) -> _Pending:
         """Evaluates elsewhere.
 
         Args:
-            policy: to evaluate; it must not change until that is over.
+            work: the evaluation.
 
         Returns:
             Says by `done()` whether it is over, and by `result()` what came of it.
@@ -57,15 +59,15 @@ class EvaluationWorker:
         if not self._worker:
             beside = {"CPU": 0.0}  # else on a cluster whose CPUs the other workers have it would wait for ever
             self._worker = self._runtime.start(_Evaluator, name="evaluation", resources=beside)
-        return _Pending(self._runtime, self._worker, (self._evaluate, policy), self._timeout_s)
+        return _Pending(self._runtime, self._worker, work, self._timeout_s)
 
 
 class _Evaluator:
     """Worker that evaluates."""
 
-    def evaluate(self, function: Callable[[Any], Evaluation], policy: Any) -> Evaluation | NoEpisodeError:
+    def evaluate(self, work: Work) -> Evaluation | NoEpisodeError:
         try:
-            return function(policy)
+            return work()
         except NoEpisodeError as error:  # an answer, and no fault of the worker
             return error
 
@@ -73,9 +75,9 @@ class _Evaluator:
 class _Pending:
     """An evaluation on its way."""
 
-    def __init__(self, runtime: Runtime, worker: str, arguments: tuple[Any, Any], timeout_s: float) -> None:
-        self._runtime, self._worker, self._arguments, self._patience = runtime, worker, arguments, Patience(timeout_s)
-        self._call: Call | None = runtime.call(worker, "evaluate", *arguments)
+    def __init__(self, runtime: Runtime, worker: str, work: Work, timeout_s: float) -> None:
+        self._runtime, self._worker, self._work, self._patience = runtime, worker, work, Patience(timeout_s)
+        self._call: Call | None = runtime.call(worker, "evaluate", work)
         self._value: Evaluation | None = None
         self._error: PalaestraError | None = None
 
@@ -105,7 +107,7 @@ class _Pending:
                 except WorkerDiedError as error:
                     self._error = error
                 else:
-                    self._call = self._runtime.call(self._worker, "evaluate", *self._arguments)
+                    self._call = self._runtime.call(self._worker, "evaluate", self._work)
                     self._patience = Patience(self._patience.most_s)
         if self._call is not None and self._patience.is_over():
             what = f"did not answer within {self._patience.most_s:g} s"

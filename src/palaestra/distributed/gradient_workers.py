@@ -335,8 +335,15 @@ class GradientWorkers:
 
     def _started(self, numbers: range, resources: Mapping[str, float] | PlacementGroup) -> list[str]:
         factory = host_factory(self._algorithms)
-        roles = [f"learner {number + 2} of {numbers.stop + 1}" for number in numbers]  # the run is the first
-        return [self.runtime.start(factory, name="grad-worker", resources=resources, role=role) for role in roles]
+        return [
+            self.runtime.start(
+                factory(number + 1),  # the run is the first
+                name="grad-worker",
+                resources=resources,
+                role=f"learner {number + 2} of {numbers.stop + 1}",
+            )
+            for number in numbers
+        ]
 
     def metrics(self) -> dict[str, float]:
         """Learners that are there, their learner included, and ends of them so far."""

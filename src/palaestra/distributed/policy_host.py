@@ -3,7 +3,7 @@
 import copy
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,35 +17,44 @@ from palaestra.nn import Precision, set_deterministic, set_products
 __all__ = ["PolicyHost"]
 
 
-def host_factory(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Any:
-    """What makes a host, with copies of algorithms on the devices that they are on.
+def host_factory(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Callable[[int], Any]:
+    """What makes a host of some number, with copies of algorithms on the devices that they are on, see `_here`.
 
     They are sent as they are on the CPU, and so is everything that follows; a host places what arrives. It computes
     with as many threads as this process, for sums of another number are rounded otherwise, and with its kernels.
     """
     sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
-    devices = {name: str(one.device) for name, one in algorithms.items()}
+    devices = {name: one.asked_device for name, one in algorithms.items()}
     products: Precision = "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
     kernels = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), products
-    return functools.partial(_placed, sent, devices, kernels)
+    return lambda number: functools.partial(_placed, sent, devices, number, kernels)
 
 
 def _placed(
-    algorithms: Mapping[str, Algorithm[Any, Any]], devices: Mapping[str, str], kernels: tuple[int, bool, Precision]
+    algorithms: Mapping[str, Algorithm[Any, Any]],
+    devices: Mapping[str, str],
+    number: int,
+    kernels: tuple[int, bool, Precision],
 ) -> Any:
     threads, deterministic, products = kernels
     torch.set_num_threads(threads)
     set_deterministic(deterministic)
     for name, algorithm in algorithms.items():
-        if algorithm.to(_here(devices[name])).device.type == "cuda":
+        if algorithm.to(_here(devices[name], number)).device.type == "cuda":
             set_products(products, algorithm.device)
     return PolicyHost(algorithms)
 
 
-def _here(device: str) -> str:
-    """The device of this name; where fewer GPUs are to be seen, as on Ray, the one that is this process's."""
+def _here(device: str, host: int) -> str:
+    """The device of this name, and of `cuda`, which leaves it open, the GPUs in turn.
+
+    Where fewer are to be seen, as on Ray, the one that is this process's.
+    """
     kind, _, number = device.partition(":")
-    return kind if kind == "cuda" and number and int(number) >= torch.cuda.device_count() else device
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if number:
+        return device if int(number) < count else kind
+    return f"cuda:{host % count}" if count > 1 else device
 
 
 class HostTask(NamedTuple):

@@ -84,7 +84,7 @@ class DistributedPolicyManager(PolicyManager):
         for number in range(count):
             mine = {name: self._algorithms[name] for name in list(self._algorithms)[number::count]}
             role = f"policy host {number + 1} of {count}"
-            host = runtime.start(host_factory(mine), name="policy-host", resources=resources, role=role)
+            host = runtime.start(host_factory(mine)(number), name="policy-host", resources=resources, role=role)
             self.hosts |= dict.fromkeys(mine, host)
         self.lost = 0
         """Hosts that died or were silent so far; each is replaced, as often as the runtime allows."""

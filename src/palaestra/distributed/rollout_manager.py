@@ -17,11 +17,11 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import Batch, ConfigError, DataSource
 from palaestra.distributed.config import DistributedConfig
 from palaestra.distributed.replay_shards import ShardedReplay
-from palaestra.distributed.worker import ActingParts, ActingWeights, Fragment, RolloutWorker, shared_out
+from palaestra.distributed.worker import ActingParts, ActingWeights, AgentsFactory, Fragment, RolloutWorker, shared_out
 from palaestra.distributed.worker_group import Worker, WorkerGroup
 from palaestra.envs import EventLog
 from palaestra.envs.contract.attributes import as_json, require_lanes
-from palaestra.multiagent import with_opponents
+from palaestra.multiagent import refuse_whole_episodes, with_opponents
 from palaestra.policies import Policy
 from palaestra.rollout import CollectInfo, Episode, Quota
 from palaestra.runtime import Call, Runtime, Shared
@@ -328,9 +328,13 @@ class RolloutManager(WorkerStreams):
             random: names of the policies that act at random.
 
         Raises:
+            ConfigError: whole episodes are asked for, and there are many agents.
             WorkersLostError: there are too few workers.
             RemoteError: a worker's environment or policy failed.
         """
+        if isinstance(self._make, AgentsFactory):
+            asked = "RolloutManager.episodes, which trainer.episodes_per_iteration sets,"
+            refuse_whole_episodes(self.episodes, asked, self._make.env.name)
         began, info = time.perf_counter(), CollectInfo(0)
         self.begin()
         if rows := self._quota.begin(self.episodes or length):

@@ -21,7 +21,7 @@ from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
 from palaestra.envs.contract.nest import neutral_rows, to_batched
-from palaestra.envs.contract.rows import chosen_entries
+from palaestra.envs.contract.rows import chosen_entries, require_small
 from palaestra.envs.contract.spaces import OLD_GYM
 from palaestra.envs.env_config import EnvConfig, is_environment
 from palaestra.envs.simulators.mujoco_tasks import TASKS, gymnasium_mujoco
@@ -133,8 +133,7 @@ def load_lane(config: EnvConfig, lane: int, *, first_id: int = 0) -> SingleEnvir
     """
     rules = chaos_of(config.chaos, range(lane, lane + 1)).replace("#0", "")
     chaos = (functools.partial(ChaosEnv, rules=rules),) if rules else ()
-    config = config.of_lane(lane)
-    last = (Untransformed,) if config.untransformed else ()
+    config, last = config.of_lane(lane), (Untransformed,) if config.untransformed else ()
     return load(
         config.name,
         env_id=first_id + lane,
@@ -252,12 +251,20 @@ def decided(config: EnvConfig) -> EnvConfig:
     Args:
         config: of the environments.
 
+    Raises:
+        ConfigError: `info` names an array that is too large to be reported.
+
     Examples:
         >>> decided(EnvConfig(name="Hopper-v5", num_envs=8)).vectorization
         'batch'
         >>> decided(EnvConfig(name="Hopper-v5", num_envs=8, gym_wrappers=("ClipReward",))).vectorization
         'auto'
     """
+    if config.info:
+        spec, lane = {}, functools.partial(load_lane, config.alone(1), 0)
+        with contextlib.suppress(PalaestraError), LaneEnvironment(SerialDriver([lane]), lane_seeds=[0]) as env:
+            spec = env.get_attr("env_info_spec")[0]  # what cannot be made says so elsewhere
+        require_small(config.info, spec)
     plain = config.faults == FaultPolicy() and "render_mode" not in config.all_kwargs
     if config.vectorization == "auto" and config.num_envs > 1 and config.name in TASKS and plain:
         with contextlib.suppress(PalaestraError):
@@ -410,9 +417,8 @@ def _batched(config: EnvConfig, maker: Callable[..., Any], lane_seeds: Sequence[
             f"env.strict, and look at them once: palaestra check-env {config.name}"
         )
     kwargs: dict[str, Any] = {**config.all_kwargs, "batch_size": config.num_envs}
-    parameters = inspect.signature(maker).parameters
+    parameters, limit = inspect.signature(maker).parameters, config.max_episode_steps
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    limit = config.max_episode_steps
     # it resets its lanes itself, so it may know where they end
     if limit is not None and (takes_all or "max_episode_steps" in parameters):
         kwargs["max_episode_steps"], limit = limit, None

@@ -33,7 +33,8 @@ class EnvConfig:
     vectorization: Vectorization = "auto"
     """In this process, one in a thread, in worker processes, or the environment's own vectorised version (of
     `my_package:MyVectorEnv`, a `gymnasium.vector.VectorEnv` that is made with `num_envs`), or, for MuJoCo's tasks of
-    version 5, MuJoCo's own batch, with the bits of `serial`. `auto` is `serial`; a new run of several of those tasks
+    version 5, MuJoCo's own batch, with the bits of `serial`. `auto` steps pools, tensors,
+    `vector:` and `jax:` as one, for they exist so only, and all else as `serial`; a new run of several of those tasks
     takes `batch`, where wrappers and settings allow it, and records that."""
     num_workers: AtLeastOne[int | None] = None
     """Worker processes of `process`; as many as there are cores if left out."""
@@ -42,7 +43,8 @@ class EnvConfig:
     num_ready: AtLeastOne[int | None] = None
     """Time steps that `process` waits for; a multiple of the environments of a worker, all of them if left out."""
     max_episode_steps: Annotated[int | None, Range(ge=0, note=" (0: no time limit)")] = None
-    """Time limit in env steps; the registered one if left out, 0 for none."""
+    """Time limit in steps of the environment inside `wrappers`; the registered one if left out, 0 for none. Beside
+    `ActionRepeat` it counts every repetition; `TimeLimit(duration=N)` after that in `wrappers` counts env steps."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
     train_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -67,8 +67,10 @@ class FollowScale(Callback):
             return
         self._look_at_s = now_s + _PERIOD_S
         try:
-            wanted = int(read_json(self._file)["learners"])
-            workers.resize(wanted - 1)
+            try:
+                asked = read_json(self._file)
+            finally:
+                self._file.unlink(missing_ok=True)  # whoever asks while learners join is heard next
+            workers.resize(int(asked["learners"]) - 1)
         except (CheckpointError, ConfigError, KeyError, ValueError) as error:
             _log.warning("the number of learners stays as it is: %s", error)
-        self._file.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork
 from palaestra.runs.records import KeepFaults, NoteLeaks, crashes_told, kind_of, networks_of, process_info, write_lost
 from palaestra.runs.records import now as time_now
 from palaestra.runtime import entitled
+from palaestra.runtime.messages import require_guard
 from palaestra.training import Callback, Logger, StopSignals, Trainer, TrainingRun, TrainResult, acting_policy
 
 __all__ = ["RunResult", "require_same_task", "resume", "run", "train"]
@@ -179,8 +180,10 @@ def run(
         on_start: called with the run directory once it exists.
 
     Raises:
-        ConfigError: the settings do not fit together; no environment has been stepped then.
+        ConfigError: the settings do not fit together, or a new process imports the script; no environment has been
+            stepped then.
     """
+    require_guard()
     require_hooks(loggers, callbacks)
     learner = make_learner(for_new_run(config))
     begin_from(learner)  # what does not fit is said before there is a directory
@@ -218,8 +221,10 @@ def resume(
 
     Raises:
         CheckpointError: there is no such run, or its checkpoints are damaged.
-        ConfigError: another process has the run, or a setting cannot change in a run that continues.
+        ConfigError: another process has the run, a new process imports the script, or a setting cannot change in a run
+            that continues.
     """
+    require_guard()
     require_hooks(loggers, callbacks)
     directory, *others = find_runs([name], root)
     if others:

@@ -21,13 +21,14 @@ from palaestra.config.config import ExperimentConfig
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
-from palaestra.core.importing import GIVEN
-from palaestra.core.reading import NewLines, opened, parse_json, read_json, read_text
+from palaestra.core.importing import GIVEN, trusts
+from palaestra.core.reading import NewLines, last_line, parse_json, read_json, read_text
 from palaestra.runs.build import make_learner
 from palaestra.runs.lineage import begin_from, for_new_run
 from palaestra.runs.records import pass_on, provenance
 from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
 from palaestra.runs.together import member_configs
+from palaestra.runtime.messages import require_guard
 from palaestra.training import DrawnInPlace, StopSignals
 from palaestra.training.console import PipedConsole
 
@@ -35,7 +36,6 @@ __all__ = ["GroupResult", "SeedResult", "resume_seeds", "train_seeds"]
 
 _LEAST_TOGETHER = 4
 """Members of a process, before there is another one."""
-_TAIL_BYTES = 16_384
 _STOPPED = (130, 143)
 
 _PROCESS = "import sys; from palaestra.experiments.together import seed_process as p; sys.exit(p(*sys.argv[1:]))"
@@ -101,8 +101,10 @@ def train_seeds(
         ended: asked several times a second; once it is true, the seeds save and end as after SIGTERM.
 
     Raises:
-        ConfigError: the settings do not fit together; nothing has been started then.
+        ConfigError: the settings do not fit together, or a new process imports the script; nothing has been started
+            then.
     """
+    require_guard()
     chosen = seeds_of(config, seeds)
     if config.run.together:
         return train_members([config], [chosen], progress=progress, on_start=on_start, ended=ended)[0]
@@ -183,7 +185,7 @@ def resume_members(
         progress: see `train_seeds`.
         ended: see `train_seeds`.
     """
-    groups = [[_Seed(directory, selection) for directory in find_runs([path])] for path in paths]
+    groups = [[SeedProcess(directory, selection) for directory in find_runs([path])] for path in paths]
     members = [seed for group in groups for seed in group]
     count = 1 if selection else max(1, min(num_cores(), len(members) // _LEAST_TOGETHER))  # who copies must be there
     parts = [members[len(members) * i // count : len(members) * (i + 1) // count] for i in range(count)]
@@ -226,14 +228,14 @@ def resume_seeds(
     group = directories[0].path.parent
     if not (group / "group.json").is_file():
         raise ConfigError(f"{name} is a single run, no group of seeds; continue it with `palaestra resume {name}`")
-    seeds = [_Seed(directory) for directory in directories]
+    seeds = [SeedProcess(directory) for directory in directories]
     _require_all(group, seeds)
     _train_parts([[seed] for seed in seeds], str(group), progress=progress, ended=ended)
     return GroupResult(group, tuple(seed.result() for seed in seeds))
 
 
 def _train_parts(
-    parts: Sequence[Sequence["_Seed"]], title: str, *, progress: bool, ended: Callable[[], bool] | None
+    parts: Sequence[Sequence["SeedProcess"]], title: str, *, progress: bool, ended: Callable[[], bool] | None
 ) -> None:
     """Trains each part in a process of its own."""
     seeds = [seed for part in parts for seed in part]
@@ -246,7 +248,7 @@ def _train_parts(
                 seed.kill()
 
 
-def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
+def _require_all(group: Path, seeds: Sequence["SeedProcess"]) -> None:
     """Refuses a group that lacks a seed, which would count as trained to the end."""
     try:
         named = set(read_json(group / "group.json")["seeds"])
@@ -259,7 +261,7 @@ def _require_all(group: Path, seeds: Sequence["_Seed"]) -> None:
         )
 
 
-class _Seed:
+class SeedProcess:
     """One seed of a group: its run, its process, and the newest row of its metrics."""
 
     def __init__(self, directory: RunDirectory, selection: Mapping[str, Any] | None = None) -> None:
@@ -272,14 +274,15 @@ class _Seed:
         self.metrics: dict[str, Any] = {}
         self.output = NewLines(directory.path / "output.txt")
 
-    def start(self, others: Sequence["_Seed"] = ()) -> Self:
+    def start(self, others: Sequence["SeedProcess"] = ()) -> Self:
         """Starts its process, in which others train together with it."""
         # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
-            asked = {"runs": [str(one.directory.path) for one in (self, *others)], "selection": self.selection}
-            code, runs = (_TOGETHER, json.dumps(asked)) if others else (_PROCESS, str(self.directory.path))
-            command = [sys.executable, "-c", code, runs, *filter(None, sys.path)]
+            runs, code = [str(one.directory.path) for one in (self, *others)], _TOGETHER if others else _PROCESS
+            asked = json.dumps({"runs": runs, "trusted": [*filter(trusts, runs)], "selection": self.selection})
+            path = [entry or str(Path.cwd()) for entry in sys.path]
+            command = [sys.executable, "-P", "-c", code, asked, *path]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -304,9 +307,8 @@ class _Seed:
     def refresh(self) -> None:
         """Reads the newest row of metrics, where there is one."""
         path = self.directory.path / "metrics.jsonl"
-        with contextlib.suppress(CheckpointError, ValueError, IndexError), opened(path) as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            self.metrics = parse_json(file.read(_TAIL_BYTES).split(b"\n")[-2])
+        with contextlib.suppress(CheckpointError, ValueError):
+            self.metrics = parse_json(last_line(path))
 
     @property
     def env_steps(self) -> int:
@@ -343,7 +345,7 @@ def _is_finished(directory: RunDirectory) -> bool:
 class _Panel:
     """A live table on a terminal, a line whenever a seed's state changes elsewhere, and the joint curve at the end."""
 
-    def __init__(self, title: str, seeds: Sequence[_Seed]) -> None:
+    def __init__(self, title: str, seeds: Sequence[SeedProcess]) -> None:
         self._title, self._seeds, config = title, seeds, seeds[0].directory.config
         self._total, self._unit = config.trainer.total_env_steps, config.unit
         self._console = PipedConsole(emoji=False)
@@ -399,7 +401,7 @@ def _number(value: float | None, form: Callable[[float], str] = readable) -> str
 
 
 def _supervise(
-    parts: Sequence[Sequence[_Seed]], stop: StopSignals, panel: _Panel | None, ended: Callable[[], bool] | None
+    parts: Sequence[Sequence[SeedProcess]], stop: StopSignals, panel: _Panel | None, ended: Callable[[], bool] | None
 ) -> None:
     """Keeps as many processes running as there are cores until all seeds have ended, or a signal ends them."""
     seeds = [seed for part in parts for seed in part]

@@ -251,7 +251,8 @@ def _asked(study: Any, known: Any, seed: int, space: tuple[Dimension, ...], jobs
     optuna = import_extra("optuna", "tune", "searching for settings")
     number = _number_asked(study) if known is None else known.number
     # What a trial draws depends on its number and on those before it, not on how often the search was ended.
-    study.sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + number, constant_liar=jobs > 1)
+    own = (seed * 100_003 + number) % 2**32
+    study.sampler = optuna.samplers.TPESampler(seed=own, constant_liar=jobs > 1)
     trial = study.ask() if known is None else optuna.Trial(study, known._trial_id)
     values = {one.path: one.suggest(trial) for one in space}
     if "settings" not in trial.user_attrs:

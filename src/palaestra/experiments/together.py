@@ -70,35 +70,36 @@ def train_together(
     return train_members(configs, [seeds_of(config, seeds)] * len(configs), progress=progress)
 
 
-def seed_process(run: str, *path: str) -> int:
+def seed_process(asked: str, *path: str) -> int:
     """Trains one seed of a group, or continues it, in a process of its own; returns the exit code.
 
     Args:
-        run: its run directory, which exists.
-        path: entries of the Python path that the parent had; the user's environment may lie there.
+        asked: its run directory, which exists, and whether it was trusted, as for `members_process`.
+        path: the Python path of the parent; the user's environment may lie there.
     """
+    given = json.loads(asked)
 
     def train_it(directory: RunDirectory) -> int:
         learner, resumed = make_learner(directory.config), directory.status != "created"
         with active(directory, learner, learner.load_data(), resumed=resumed) as trainer:
             return ended(directory, trainer, trainer.run()).result.exit_code
 
-    return child_process(lambda: train_it(RunDirectory(Path(run))), [run], path)
+    return child_process(lambda: train_it(RunDirectory(Path(given["runs"][0]))), given["trusted"], path)
 
 
-def child_process(train_them: Callable[[], int], runs: Sequence[str], path: Sequence[str]) -> int:
+def child_process(train_them: Callable[[], int], trusted: Sequence[str], path: Sequence[str]) -> int:
     """A process that trains runs for its parent, from the beginning to the exit code.
 
     Args:
         train_them: returns the exit code.
-        runs: their run directories.
-        path: entries of the Python path that the parent had.
+        trusted: run directories that the parent trusts; others are refused here as there.
+        path: the Python path of the parent.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s  %(message)s")
-    sys.path += [entry for entry in path if entry not in sys.path]
+    sys.path[:] = path
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for run in runs:
-        trust(run)  # the parent has read it
+    for run in trusted:
+        trust(run)
     try:
         with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
             return train_them()
@@ -121,8 +122,9 @@ def members_process(asked: str, *path: str) -> int:
     """Trains runs of a group together, or goes on with them, in a process of their own; returns the exit code.
 
     Args:
-        asked: their run directories, which exist, and the selection of population-based training or none, as JSON.
-        path: entries of the Python path that the parent had.
+        asked: as JSON, their run directories, which exist; those that the parent trusts; and the selection of
+            population-based training or none.
+        path: the Python path of the parent.
     """
     given = json.loads(asked)
     selection = given["selection"] and Selection.from_json(given["selection"])
@@ -130,7 +132,7 @@ def members_process(asked: str, *path: str) -> int:
     def train_them() -> int:
         return train_directories([RunDirectory(Path(run)) for run in given["runs"]], selection)
 
-    return child_process(train_them, given["runs"], path)
+    return child_process(train_them, given["trusted"], path)
 
 
 def train_directories(runs: Sequence[RunDirectory], selection: Selection | None = None) -> int:

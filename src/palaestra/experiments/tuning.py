@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.analysis.curves import mean_interval
 from palaestra.analysis.evaluation import evaluate_run
+from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config, saved_config
 from palaestra.config.dimensions import Dimension, with_values
 from palaestra.config.presets import preset

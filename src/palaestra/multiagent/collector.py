@@ -69,6 +69,8 @@ class MultiAgentCollector:
         self.envs, self.policy_specs = envs, policy_specs
         self.env_steps = 0
         """Steps executed so far, over all environments."""
+        self.deterministic = False
+        """Whether policies take their most probable or most valuable actions, and do not explore."""
         self.num_lanes = envs.batch_size
         """Environments stepped side by side."""
         self._mapped = {
@@ -86,6 +88,9 @@ class MultiAgentCollector:
             elif records and name in records:
                 self._streams[name] = Stream(self._mapped[name], records[name])
         self._rules = [name for name, one in algorithms.items() if not isinstance(one, Algorithm)]
+        learners = [(name, one.plan) for name, one in algorithms.items() if isinstance(one, Algorithm)]
+        self._replaying = [name for name, plan in learners if plan.data == "replay"]
+        self._rows_of: dict[str, int] = {}  # in the newest unroll that had rows
         self.buffers: dict[str, ReplayBuffer] = {name: stream.buffer for name, stream in self._streams.items()}
         """The buffer of every policy that learns, and of those that are recorded."""
         self.sources: dict[str, DataSource] = {**self.buffers}
@@ -155,8 +160,11 @@ class MultiAgentCollector:
                 self._step(info, random)
                 quota.left -= 1
                 info.rows += 1
-            if not quota.left:
-                info.rows_of = {name: stream.complete() for name, stream in self._streams.items()}
+            if not quota.left and info.rows:
+                self._rows_of = {name: stream.complete() for name, stream in self._streams.items()}
+                info.rows_of = self._rows_of
+            elif not quota.left:  # between two rows: who replays goes on as after the one before
+                info.rows_of = {name: self._rows_of.get(name, 0) for name in self._replaying}
         # not where a signal cut the unroll: a run that goes on there reports the same episodes at the same steps
         if not self.unfinished and len(self._episodes) >= _FLUSH_EPISODES:
             info.episodes = self._episodes.finished()
@@ -190,7 +198,7 @@ class MultiAgentCollector:
         begin = time.perf_counter()
         actions: list[dict[str, Any]] = [{} for _ in range(self.num_lanes)]
         for name, mapped in self._mapped.items():
-            mapped.act(Phase.COLLECT, random=name in random, actions=actions)
+            mapped.act(Phase.COLLECT, deterministic=self.deterministic, random=name in random, actions=actions)
         if self._self_play is not None:
             self._self_play.act(actions)
         acted = time.perf_counter()
@@ -264,6 +272,7 @@ class MultiAgentCollector:
         state: dict[str, Any] = {
             "env_steps": self.env_steps,
             **self._quota.state(),
+            "rows_of": self._rows_of,
             "began": self._began,
             "over": self._over,
             "episodes": self._episodes.state(),
@@ -285,6 +294,7 @@ class MultiAgentCollector:
         """
         self.env_steps = state["env_steps"]
         self._quota.load_state(state)
+        self._rows_of = dict(state.get("rows_of", {}))
         self._began, self._over = state["began"], list(state["over"])
         self._episodes.load_state(state["episodes"])
         for name, generator in state["rules"].items():

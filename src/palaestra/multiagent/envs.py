@@ -23,7 +23,7 @@ from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
 from palaestra.multiagent.loading import load_multi_agent_env
 from palaestra.multiagent.rules import ActionLog, StepCheck, require_state, step_digest
 
-__all__ = ["MultiAgentEnvs", "create_multi_agent_envs"]
+__all__ = ["MultiAgentEnvs", "create_multi_agent_envs", "refuse_whole_episodes"]
 
 _log = logging.getLogger(__name__)
 _MOST_EMPTY = 100
@@ -405,6 +405,24 @@ def create_multi_agent_envs(
         lane_seeds = [RunSeeds(seed).integer("environments", lane) for lane in range(config.num_envs)]
     factories = [functools.partial(load_multi_agent_env, lane.name, lane.all_kwargs) for lane in lanes]
     return MultiAgentEnvs(factories, lane_seeds=lane_seeds, faults=config.faults, first_id=first_id)
+
+
+def refuse_whole_episodes(number: int | None, asked: str, env: str) -> None:
+    """Refuses unrolls of whole episodes, which many agents' environments do not play.
+
+    Args:
+        number: of episodes; `None` asks for none.
+        asked: the setting.
+        env: name of the environment.
+
+    Raises:
+        ConfigError: some are asked for.
+    """
+    if number is not None:
+        raise ConfigError(
+            f"{asked} is {number}, but {env} has many agents, whose environments are stepped by time steps; leave it "
+            "out"
+        )
 
 
 def _require_settings(config: EnvConfig) -> None:

@@ -13,11 +13,10 @@ from typing import Any, final
 import gymnasium
 import numpy as np
 
-from palaestra import core
+from palaestra import core, rollout
 from palaestra.core import ACTION_MASK, ConfigError, EnvError, TimeStep
-from palaestra.envs import spec_from_space
-from palaestra.envs.contract.nest import copied, neutral
-from palaestra.envs.create import is_environment
+from palaestra.envs import create, spec_from_space
+from palaestra.envs.contract import nest, rows
 from palaestra.envs.suites import gym
 from palaestra.multiagent.attributes import is_many_agents
 from palaestra.multiagent.env import AgentSpec, MultiAgentEnv, MultiAgentStep
@@ -50,12 +49,35 @@ class _Foreign(MultiAgentEnv):
 
     def __init__(self, env: Any, agents: Mapping[str, AgentSpec]) -> None:
         self._env, self._agents = env, dict(agents)
+        self._gathered: dict[str, dict[str, tuple[float, float, int]]] = {}  # of `info` in this episode, by agent
         self.metadata = getattr(env, "metadata", {})
         """What it says of itself, such as `render_fps`."""
 
     @property
     def agents(self) -> Mapping[str, AgentSpec]:
         return self._agents
+
+    def _gather(self, infos: Mapping[str, Any]) -> None:
+        """Takes what a step reports of agents that acted; under an empty name, of all together."""
+        if not any(infos.values()):
+            return
+        names = list(infos)
+        read = (info if isinstance(info, dict) and not rows.wrong_info(info) else {} for info in infos.values())
+        unmasked = ({key: value for key, value in info.items() if key != ACTION_MASK} for info in read)
+        for place, numbers in (rows.numeric_infos(unmasked) or {}).items():
+            gathered = self._gathered.setdefault(names[place], {})
+            for key, value in numbers.items():
+                if abs(value) < np.inf:
+                    total, largest, count = gathered.get(key, (0.0, -np.inf, 0))
+                    gathered[key] = total + value, max(largest, value), count + 1
+
+    def _told(self) -> dict[str, float]:
+        """What the episode that ends has gathered, as `<agent>/<entry>`."""
+        return {
+            f"{name}/{key}" if name else key: value
+            for name, gathered in self._gathered.items()
+            for key, value in rollout.info_summary(gathered).items()
+        }
 
     def render(self) -> np.ndarray:
         try:
@@ -125,6 +147,7 @@ class ParallelAdapter(_PettingZooAdapter):
     """
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
+        self._gathered.clear()
         observations, infos = self._env.reset(seed=seed)
         agents = self._env.agents
         return MultiAgentStep({str(name): core.restart(self._of(name, observations, infos)) for name in agents})
@@ -132,6 +155,7 @@ class ParallelAdapter(_PettingZooAdapter):
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
         given = {self._keys[name]: action for name, action in actions.items()}
         observations, rewards, ends, cuts, infos = self._env.step(given)
+        self._gather({str(name): infos.get(name, {}) for name in given})
         time_steps: dict[str, TimeStep] = {}
         for name in given:
             observation = self._of(name, observations, infos)
@@ -150,7 +174,8 @@ class ParallelAdapter(_PettingZooAdapter):
             if name not in given:  # it has just appeared
                 time_steps[str(name)] = core.restart(self._of(name, observations, infos))
         unearned = {str(name): float(reward) for name, reward in rewards.items() if name not in given and reward}
-        return MultiAgentStep(time_steps, not self._env.agents, unearned_rewards=unearned)
+        over = not self._env.agents
+        return MultiAgentStep(time_steps, over, info=self._told() if over else {}, unearned_rewards=unearned)
 
     def _of(self, name: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
         return self._observed(observations[name], infos.get(name, {}), self.agents[str(name)])
@@ -172,6 +197,7 @@ class AECAdapter(_PettingZooAdapter):
     """
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
+        self._gathered.clear()
         self._env.reset(seed=seed)
         self._began: set[str] = set()
         return self._selected()
@@ -189,9 +215,10 @@ class AECAdapter(_PettingZooAdapter):
             name = str(self._env.agent_selection)
             seen, reward, termination, truncation, info = self._env.last()
             observation, dead = self._observed(seen, info, self.agents[name]), termination or truncation
-            observation = copied(observation) if dead else observation  # for the environment goes on
+            observation = nest.copied(observation) if dead else observation  # for the environment goes on
             if name in self._began:
                 time_steps[name] = _ended(observation, float(reward), termination, truncation)
+                self._gather({name: info})
             else:
                 unearned[name] = float(reward)
                 if not dead:
@@ -202,7 +229,7 @@ class AECAdapter(_PettingZooAdapter):
             self._env.step(None)
         cut_off = [name for name, step in time_steps.items() if step.truncated]
         first = cut_off[:1] or None  # the value after the cut is that of who was selected first
-        return MultiAgentStep(time_steps, True, next_agents=first, unearned_rewards=unearned)
+        return MultiAgentStep(time_steps, True, info=self._told(), next_agents=first, unearned_rewards=unearned)
 
 
 @final
@@ -234,18 +261,20 @@ class TupleAdapter(_Foreign):
         self._limit = max_episode_steps
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
+        self._gathered.clear()
         seen, info = self._env.reset(seed=seed)
         _require_read_mask(info, self.agents.values(), _INTO)
         self._steps = 0
         return MultiAgentStep({name: core.restart(one) for name, one in zip(self.agents, seen, strict=True)})
 
     def advance(self, actions: Mapping[str, Any]) -> MultiAgentStep:
-        given = tuple(actions.get(name, neutral(spec.action)) for name, spec in self.agents.items())
+        given = tuple(actions.get(name, nest.neutral(spec.action)) for name, spec in self.agents.items())
         answer: Any = self._env.step(given)
         seen, rewards, ends, cuts, info = answer
         _require_read_mask(info, self.agents.values(), _INTO)
         if np.shape(rewards) != (len(given),):
             raise EnvError(f"{self._env} gave the rewards {rewards!r}; one for each of {len(given)} agents is needed")
+        self._gather({"": info})
         self._steps += 1
         cuts = np.asarray(cuts, np.bool_) | (0 < self._limit <= self._steps)
         ends, cuts = (np.broadcast_to(flags, len(given)).tolist() for flags in (ends, cuts))  # one for all, or for each
@@ -257,7 +286,7 @@ class TupleAdapter(_Foreign):
             else:
                 unearned[name] = float(rewards[slot])
         over = all(step.last for step in time_steps.values())
-        return MultiAgentStep(time_steps, over, unearned_rewards=unearned)
+        return MultiAgentStep(time_steps, over, info=self._told() if over else {}, unearned_rewards=unearned)
 
 
 def from_pettingzoo(env: Any) -> MultiAgentEnv:
@@ -335,7 +364,7 @@ def load_multi_agent_env(name: str, kwargs: Mapping[str, Any] | None = None) -> 
     if name.startswith(TUPLE_PREFIX):
         made = gym.single(name.removeprefix(TUPLE_PREFIX), given, None)
         return TupleAdapter(made.env, made.duration)
-    maker = core.import_maker(name, "an environment", lambda kind: is_many_agents(kind) or is_environment(kind))
+    maker = core.import_maker(name, "an environment", lambda kind: is_many_agents(kind) or create.is_environment(kind))
     try:
         inspect.signature(maker).bind(**given)
     except TypeError as error:

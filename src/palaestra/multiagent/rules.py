@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.core import ACTION_MASK, NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, TimeStep, errors
+from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, TensorSpec, TimeStep, errors
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.boundary import PERIOD, ActionReader, Boundary
 from palaestra.envs.contract.nest import flatten, leaf_arrays, leaf_dtypes, problem, unflatten
@@ -81,13 +81,9 @@ class StepCheck:
                 raise SpecError(f"the action of agent {name!r} has {wrong}")
 
     def _unfit(self, name: str, action: Any) -> str | None:
-        """What is wrong with an action, read as a batch of one; `None` if nothing."""
-        spec, reader = self._agents[name].action, self._readers[name]
-        if reader.masked and self.newest is not None and name in self.newest.time_steps:
-            reader.mask = np.asarray(self.newest.time_steps[name].observation[ACTION_MASK], np.bool_)[None]
-        rows = reader.read(unflatten((np.asarray(leaf)[None] for leaf in flatten(action, spec)), spec))
-        wrong = reader.refused(rows)
-        return None if wrong is None else wrong[1]
+        """What is wrong with an action; `None` if nothing."""
+        newest = None if self.newest is None else self.newest.time_steps.get(name)
+        return self._readers[name].unfit(action, None if newest is None else newest.observation)
 
     def take(self, outcome: MultiAgentStep) -> None:
         """Refuses a step that breaks a rule.

@@ -39,7 +39,7 @@ def rmsprop(p: Tensor, g: Tensor, old: _State, settings: dict[str, Any]) -> tupl
     variance = new["square_avg"]
     if settings["centered"]:
         new["grad_avg"] = old["grad_avg"].lerp(g, 1 - settings["alpha"])
-        variance = variance - new["grad_avg"] ** 2
+        variance = (variance - new["grad_avg"] ** 2).clamp(min=0)  # rounding may leave less than nothing
     change = g / (variance.sqrt() + settings["eps"])
     if settings["momentum"]:
         change = new["momentum_buffer"] = settings["momentum"] * old["momentum_buffer"] + change

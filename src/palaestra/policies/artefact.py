@@ -15,6 +15,7 @@ from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean
 from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.importing import code_of, strange_code
 from palaestra.core.reading import read_json
+from palaestra.core.seeding import seeded_initialisation
 from palaestra.nn import EncoderOption, NetworkConfig, encoder_name, module_maker
 from palaestra.policies.given import parts_of, require_parts
 from palaestra.policies.latent import LatentPolicy
@@ -402,7 +403,8 @@ def _require_trust(data: dict[str, Any], path: Path, own: EncoderOption) -> None
 def _built(cls: type[NetworkPolicy], data: dict[str, Any], config: NetworkConfig, path: Path) -> NetworkPolicy:
     try:
         observation_spec, options = spec_from_json(data["observation_spec"]), data.get("options", {})
-        policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
+        with seeded_initialisation(0, gpus=False):  # of weights that those of the file replace
+            policy = cls.build(observation_spec, spec_from_json(data["action_spec"]), config, **options)
         if data["normalizer"] is not None:
             policy.normalizer = ObservationNormalizer(observation_spec, float(data["normalizer"]["clip"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

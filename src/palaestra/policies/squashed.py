@@ -44,6 +44,11 @@ class SquashedPolicy(NetworkPolicy):
     def action_head(cls, observation_spec: SpecTree, action_spec: SpecTree) -> Head:
         return BoxHead(require_box(cls.__name__, action_spec), squashed=True)
 
+    @property
+    def most_entropy(self) -> float:
+        """Nats that raw actions have if they are uniform in [-1, 1]; no distribution there has more."""
+        return float(np.log(2)) * self.raw_action_spec.size
+
     def choose(self, observation: Any, state: Any, explore: bool, deterministic: bool) -> PolicyStep:
         features, state = self.features(observation, state)
         return PolicyStep(self._explored(self._action(features, explore, deterministic), explore), state)

@@ -285,6 +285,11 @@ class TeamSquashedGaussianPolicy(SquashedPolicy):
         count = team_size(observation_spec, action_spec)
         return TeamNetwork(observation_spec, count, 2 * action_spec.size // count, config)
 
+    @property
+    def most_entropy(self) -> float:
+        """Nats, as of one member."""
+        return super().most_entropy / self.action_spec.shape[0]
+
     def distribution(self, observation: Any) -> SquashedGaussian:
         """What every member's raw action is drawn from, with gradients; log-probabilities are [..., G].
 

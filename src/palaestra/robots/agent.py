@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 import torch
 
-from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, StepType, TimeStep, computing_thread, episode_seed
+from palaestra.core import NonFiniteError, PalaestraError, RunSeeds, SpecError, TimeStep, computing_thread, episode_seed
 from palaestra.envs import Fault, SingleEnvironment
 from palaestra.envs.contract.attributes import with_carried
-from palaestra.envs.contract.boundary import Boundary
+from palaestra.envs.contract.boundary import ActionReader, Boundary
 from palaestra.envs.contract.nest import leaf_arrays
-from palaestra.envs.contract.rows import batched_info, numeric_infos
+from palaestra.envs.contract.rows import Specs, batched_info, numeric_infos
 from palaestra.envs.supervision.faults import Incident
 from palaestra.robots.helpers import AgentHelper, helper_for
 from palaestra.robots.serving import Communicator
@@ -70,6 +70,8 @@ class AgentEnvironment:
         self._tracker = EpisodeTracker(1)
         self._spec, self._steps = env.observation_spec, 0  # of the episode
         self._boundary = Boundary(self._spec, env.reward_spec.size, 1, strict=False, first=agent_id)
+        self._reader = ActionReader(Specs(self._spec, env.action_spec, env.reward_spec), 1)
+        self._newest: Any = None  # observation, which says by its mask what is allowed
 
     def reset(self) -> TimeStep:
         """Begins an episode.
@@ -90,10 +92,15 @@ class AgentEnvironment:
             action: as the environment's spec says.
 
         Raises:
+            SpecError: the action is NaN, outside its space, or forbidden by its mask.
+            ShapeError: the action has another shape than its space.
             EnvError: the environment failed.
             NonFiniteError: its observation or reward is NaN or infinite.
             AgentStopped: the robot stops.
         """
+        if wrong := self._reader.unfit(action, self._newest):
+            place = f"step {self._steps + 1} of its episode {self.episodes}"
+            raise SpecError(f"the action of agent {self._agent_id} in {place} has {wrong}")
         self.wait(acts=True)
         self.env_steps += 1
         return self._seen(self.env.step(action))
@@ -115,7 +122,7 @@ class AgentEnvironment:
             helper.finish()
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
-        self._steps = 0 if time_step.step_type == StepType.FIRST else self._steps + 1
+        self._steps = 0 if time_step.first else self._steps + 1
         reward = np.array(time_step.reward, np.float32)[None]
         arrays = [leaf[None] for leaf in leaf_arrays(time_step.observation, self._spec)]
         for failure in self._boundary.not_finite(arrays, reward):  # before an agent, a task or a buffer sees it
@@ -123,14 +130,16 @@ class AgentEnvironment:
             number = int(state["episode"][0])
             place = number, episode_seed(int(state["lane_seed"][0]), number), self._steps, time_step.prev_action
             raise Fault.of(Incident(failure), place, handled="raise", first_id=self._agent_id).error()
+        if self.env_steps % self._boundary.period == 0:
+            self._boundary.out_of_place(arrays)
+        self._newest = time_step.observation
         row = TimeStep(
             step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
             reward=torch.from_numpy(reward),
             env_info=batched_info(numeric_infos([time_step.env_info]), 1),
         )
         self._tracker.add(row)
-        over = time_step.step_type == StepType.LAST
-        episodes = self._tracker.finished() if over else self._tracker.reported()
+        episodes = self._tracker.finished() if time_step.last else self._tracker.reported()
         self.finished.extend(episode._replace(env_id=self._agent_id) for episode in episodes)
         return time_step
 
@@ -244,22 +253,27 @@ class AgentGroup:
 
     # -- for the agents' threads
 
-    def _wait_for_permission(self, agent_id: int, acts: bool, before_pause: Callable[[], None]) -> None:
+    def wait_for_permission(self, agent_id: int, acts: bool, before_pause: Callable[[], None]) -> None:
         """Pauses an agent that has used up its allowance; counts the action that follows."""
-        if self.allowance.get(agent_id, 0) <= 0:
+        finished = False
+        while True:
+            with self.changed:
+                pauses = self.allowance.get(agent_id, 0) <= 0 and not self._stopping
+                if pauses and finished:
+                    self.paused.add(agent_id)
+                    self._on_pause(+1)
+                    self.changed.notify_all()
+                    while agent_id in self.paused and not self._stopping:
+                        self.changed.wait()
+                if self._stopping:
+                    raise AgentStopped
+                if finished or not pauses:
+                    if acts:
+                        self.allowance[agent_id] -= 1
+                        self.steps += 1
+                    return
             before_pause()  # a paused agent learns nothing in the background
-        with self.changed:
-            if self.allowance.get(agent_id, 0) <= 0 and not self._stopping:
-                self.paused.add(agent_id)
-                self._on_pause(+1)
-                self.changed.notify_all()
-                while agent_id in self.paused and not self._stopping:
-                    self.changed.wait()
-            if self._stopping:
-                raise AgentStopped
-            if acts:
-                self.allowance[agent_id] -= 1
-                self.steps += 1
+            finished = True
 
     def _run(self, number: int, agent: Agent) -> None:
         error: AgentFailure | None = None
@@ -297,7 +311,7 @@ class AgentGroup:
         """
         made: list[int] = []
         for number, incarnation in incarnations.items():
-            permission = partial(self._wait_for_permission, number)
+            permission = partial(self.wait_for_permission, number)
             before = self.agents.get(number)
             try:
                 self.agents[number] = self._make_agent(number, incarnation, permission)

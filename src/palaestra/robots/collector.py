@@ -143,6 +143,7 @@ class RobotCollector(Closeable):
         Raises:
             AgentError: an agent failed, or none has moved for `timeout_s`, and `on_fault` does not help.
             NonFiniteError: an agent's environment emitted NaN or infinity, and `on_fault` does not help.
+            RequestError: a task goes on computing for `timeout_s` after all agents have paused or failed.
         """
         self._pausing = False
         group, began = self._start(), time.perf_counter()
@@ -233,6 +234,8 @@ class RobotCollector(Closeable):
                 if self.on_fault == "raise" or isinstance(group, AgentGroup):
                     raise AgentError(why)
                 group.give_up(group.busy, why)  # they count as failed where their workers can be ended; threads cannot
+        for wrapper in self.wrappers.values():
+            wrapper.settle()
 
     def _unsettled(self, group: AgentGroup | RemoteAgentGroup) -> bool:
         with group.changed:

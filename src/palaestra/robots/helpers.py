@@ -119,14 +119,20 @@ class AgentHelper(ABC):
 
         Args:
             time_step: bare; what followed, with the reward of the choice.
-            action: [1, ...] instead of the task's own choice, for a task that only watches.
+            action: [1, ...] instead of the task's own choice, for a task that only watches; see `ModelTask`.
 
         Raises:
-            ConfigError: nothing was chosen since the last one, or on another observation than that one's; or another
-                thread uses this helper.
+            ConfigError: nothing was chosen since the last one, or on another observation than that one's; an action is
+                given to a task that stores how it chose; or another thread uses this helper.
             RequestError: learning failed.
         """
         self._require_own_thread("store_data")
+        if action is not None and (stored := ", ".join(self.spec.info_spec)):
+            raise ConfigError(
+                f"store_data of the task {self.spec.name!r} was given an action, but its algorithm learns from its own "
+                f"choices: it stores their {stored}. Leave the action out; or watch by a ModelTask, or an algorithm "
+                "that replays"
+            )
         choice = self._choice if action is None else {"action": action, "version": torch.zeros(1, dtype=torch.int64)}
         if choice is None:
             why = "was called without a prediction since the last call; call predict before it, or give the action"

@@ -154,8 +154,11 @@ class Robot(ABC):
 
     def state(self) -> dict[str, Any]:
         """Everything that tasks know, for a checkpoint; replay buffers are saved beside it."""
-        tasks = self.tasks.items()
-        return {name: {"algorithm": task.algorithm.state_tensors(), "task": task.state()} for name, task in tasks}
+        states: dict[str, Any] = {}
+        for name, task in self.tasks.items():
+            with task.lock:
+                states[name] = {"algorithm": task.algorithm.state_tensors(), "task": task.state()}
+        return states
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave.

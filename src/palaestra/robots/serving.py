@@ -214,6 +214,19 @@ class ComputationWrapper:
         self.prediction.start()
         self.training.start()
 
+    def settle(self) -> None:
+        """Waits until nothing is predicted or learned, for agents that have failed, too.
+
+        Raises:
+            RequestError: it takes longer than `timeout_s`.
+        """
+        for server in (self.prediction, self.training):
+            if not any(server.idle(self.config.timeout_s / _WAITS) for _ in range(_WAITS)):
+                raise RequestError(
+                    f"{server.name} has not ended {self.config.timeout_s:g} s (robot.timeout_s) after all agents "
+                    "paused or failed; look at what it computes, or give it more time"
+                )
+
     def stop(self, timeout_s: float = 2.0) -> None:
         """Answers what waits, then ends both loops.
 

@@ -21,6 +21,7 @@ __all__ = ["ComputationTask", "TaskSpec"]
 
 LearningMode: TypeAlias = Literal["store", "background", "agent"]
 """What makes a task learn: `store_data`, which waits for it; the same without waiting; or the agent, by `learn`."""
+_MOST_STATES = 3  # kept of updates that were not finite, until these are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +290,8 @@ class ComputationTask:
         try:
             info = self.algorithm.update(source)
         except NonFiniteError as error:
+            if sum(isinstance(one, NonFiniteError) for one in self.updates) < _MOST_STATES:
+                error.state = copy.deepcopy(self.algorithm.state_tensors())
             self.updates.append(error)
             return None
         self.updates.append(info)

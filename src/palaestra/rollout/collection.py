@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import operator
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,6 +122,39 @@ class Quota:
             state: with its two entries, and possibly others.
         """
         self.left, self._carry = state["rows_left"], state["carry"]
+
+
+_PATIENCE_STEPS, _LONG_EPISODE = 100_000, 10_000  # env steps of all environments, and of each
+
+
+class EpisodePatience:
+    """Warns where many env steps are taken and no episode ends.
+
+    Args:
+        asked: what is collected, for the message.
+        num_envs: environments.
+    """
+
+    def __init__(self, asked: str, num_envs: int) -> None:
+        self._asked, self._most = asked, max(_PATIENCE_STEPS, _LONG_EPISODE * num_envs)
+        self._warn_at = self._most
+
+    def look(self, env_steps: int, *, ended: bool) -> None:
+        """Takes what has happened.
+
+        Args:
+            env_steps: since collection began.
+            ended: whether an episode has ended since the last call.
+        """
+        if ended:
+            self._warn_at = env_steps + self._most
+        elif env_steps >= self._warn_at:
+            self._warn_at += self._most
+            warnings.warn(
+                f"{self._asked} has taken {env_steps:,} env steps and no episode has ended in the last "
+                f"{self._most:,}; set a time limit (env.max_episode_steps), or ask for time steps",
+                stacklevel=3,
+            )
 
 
 def origin_of(env: EnvConfig) -> dict[str, str]:
@@ -396,7 +430,7 @@ def require_compression(algorithm: Algorithm[Any, Any], compression: str) -> Non
 
 
 def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:
-    """Whole episodes that all environments together are to play, or each: int64 [B].
+    """Whole episodes that all environments together are to play, or each: int64 [B], 0 for those that were dropped.
 
     Args:
         env: the environments.
@@ -422,6 +456,9 @@ def episodes_of_lanes(env: Environment, given: Any) -> int | np.ndarray:
             "a number of whole episodes of each environment is for environments that are stepped together on the "
             f"CPU, and these are {where}; ask for time steps"
         )
+    if dropped := [lane for lane in sorted(env.dropped) if left[lane]]:
+        warnings.warn(f"environments {dropped} were dropped and play none of the episodes asked of them", stacklevel=3)
+        left[dropped] = 0
     return left
 
 

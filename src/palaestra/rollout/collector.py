@@ -5,7 +5,6 @@ It knows nothing of learning: whoever learns reads the buffer.
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -19,15 +18,14 @@ from palaestra.core.errors import require_kind
 from palaestra.envs import Environment
 from palaestra.policies import Phase, Policy, PolicyStep, RandomPolicy, SearchPolicy
 from palaestra.rollout import collection
-from palaestra.rollout.collection import CollectInfo, Quota, episodes_of_lanes
+from palaestra.rollout.collection import CollectInfo, EpisodePatience, Quota, episodes_of_lanes
 from palaestra.rollout.compiled import CompiledStep, Unroller
 from palaestra.rollout.episodes import Episode, EpisodeTracker
 from palaestra.rollout.rows import RowWriter, put_rows, require_finite
 
 __all__ = ["Collector"]
 
-_PATIENCE_STEPS, _LONG_EPISODE = 100_000, 10_000  # env steps of all environments, and of each
-_LAST = int(StepType.LAST)
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 
 
 class Collector:
@@ -71,6 +69,8 @@ class Collector:
         """Environments stepped side by side."""
         self.env_steps = 0
         """Actions executed so far."""
+        self.deterministic = False
+        """Whether the policy takes its most probable or most valuable actions, and does not explore."""
         self.source: DataSource = buffer
         """What is learned from: the buffer, unless you set a mixture of it with loaded data."""
         self.stepped: Callable[[TimeStep, TimeStep | None], None] | None = None
@@ -161,7 +161,8 @@ class Collector:
         Args:
             n_step: env steps, over all environments.
             n_episode: episodes, over all environments; or a number for each environment, which is met exactly: new
-                episodes begin, and steps of an environment that has its number are neither stored nor counted.
+                episodes begin, and steps of an environment that has its number are neither stored nor counted. One that
+                was dropped (`env.on_fault`) plays no more.
             random: whether actions are drawn uniformly from the action space (or the action mask).
 
         Raises:
@@ -176,23 +177,18 @@ class Collector:
         while n_step is not None and info.env_steps < n_step and not self._pausing:
             self._run(math.ceil((n_step - info.env_steps) / num_envs), info, random)
         asked = None if n_episode is None else episodes_of_lanes(self.env, n_episode)
+        patience = EpisodePatience(f"collect(n_episode={n_episode})", num_envs)
         if isinstance(asked, np.ndarray):
             self._begin_episodes(asked)
-            self._run_episodes(info, random)
+            self._run_episodes(info, random, patience)
             self._left[:], self._apart = 0, True  # what a signal cut short is not continued
         info.episodes += self.tracker.finished()
         asked = len(info.episodes) + asked if isinstance(asked, int) else 0  # besides those that had ended before
-        warn_at = patience = max(_PATIENCE_STEPS, _LONG_EPISODE * num_envs)
         while len(info.episodes) < asked and not self._pausing:
             self._run(1, info, random)
-            info.episodes += self.tracker.finished()
-            if not info.episodes and info.env_steps >= warn_at:
-                warn_at += patience
-                warnings.warn(
-                    f"collect(n_episode={n_episode}) has taken {info.env_steps:,} env steps and no episode has ended; "
-                    "set a time limit (env.max_episode_steps), or ask for n_step",
-                    stacklevel=2,
-                )
+            ended = self.tracker.finished()
+            info.episodes += ended
+            patience.look(info.env_steps, ended=bool(ended))
         self._writer.write_log_probs()
         info.total_s = time.perf_counter() - began
         return info
@@ -224,7 +220,8 @@ class Collector:
         if self.episodes is not None:
             if not self.unfinished:
                 self._begin_episodes(episodes_of_lanes(self.env, [self.episodes] * self.num_lanes))
-            self._run_episodes(info, bool(random))
+            asked = f"an unroll of {self.episodes} whole episodes of each environment"
+            self._run_episodes(info, bool(random), EpisodePatience(asked, self.num_lanes))
         elif rows := self._quota.begin(length):
             self._quota.left -= self._run(rows, info, bool(random))
         if not self.unfinished:
@@ -265,7 +262,7 @@ class Collector:
         return time_step if self.preprocess is None else self.preprocess(time_step)
 
     def _act(self, time_step: TimeStep, state: Any, random: bool) -> PolicyStep:
-        step = self.policy.act(time_step, state, phase=Phase.COLLECT)
+        step = self.policy.act(time_step, state, phase=Phase.COLLECT, deterministic=self.deterministic)
         if not random:
             return step
         self._chance = self._chance or RandomPolicy.of_raw_actions(self.policy)
@@ -288,15 +285,14 @@ class Collector:
         """The hot loop: steps all environments together; of all, or only of `lanes`, rows are stored and counted."""
         env, policy, preprocess, clock = self.env, self.policy, self.preprocess, time.perf_counter
         write, stepped = self._writer.write, self.stepped
-        env_s, inference_s, resets, done = 0.0, 0.0, 0, 0
+        how: Any = {"phase": Phase.COLLECT, "deterministic": self.deterministic}
+        env_s, inference_s, resets, done = 0.0, 0.0, 0, 0  # a reset executes no action, and answers with FIRST
         time_step, state = self.current(), self._state
         while done < rows and not self._pausing:
-            # the action on a LAST row is not executed
-            resets += (time_step.step_type if lanes is None else time_step.step_type[lanes]).tolist().count(_LAST)
             begin = clock()
             if type(state) is not tuple:
                 state = policy.begun(state, time_step.first)  # what acts on a FIRST row is what is stored with it
-            step = self._act(time_step, state, True) if random else policy.act(time_step, state, phase=Phase.COLLECT)
+            step = self._act(time_step, state, True) if random else policy.act(time_step, state, **how)
             action = policy.env_action(step.action)
             acted = clock()
             time_step = env.step(action)
@@ -311,6 +307,9 @@ class Collector:
                 write(*tree_select((step.action, time_step, state), lanes), lanes=lanes, ended=ended)
             state = step.state
             done += 1
+            resets += (time_step.step_type if lanes is None else time_step.step_type[lanes]).tolist().count(_FIRST)
+            if ended is not None:  # within a step that was executed
+                resets -= len(ended.reward) if lanes is None else int(np.isin(np.asarray(ended.env_id), lanes).sum())
             if stepped is not None:
                 stepped(time_step, ended)
         self._time_step, self._state = time_step, state
@@ -346,7 +345,6 @@ class Collector:
                     hidden = policy.begun(hidden, ready.first)
                 step = self._act(ready, hidden, random)
                 inference_s += clock() - begin
-                env_steps += int((np.asarray(ready.step_type) != _LAST).sum())
                 actions = step.action if actions is None else put_rows(actions, lanes, step.action)
                 before = put_rows(before, lanes, hidden)
                 state = put_rows(state, lanes, step.state)
@@ -362,6 +360,7 @@ class Collector:
             lanes = np.asarray(ready.env_id)
             on_the_way -= len(lanes)
             ended = None if env.ended is None else self._seen(env.ended)
+            env_steps += int((ready.step_type != _FIRST).sum()) + (0 if ended is None else len(ended.reward))
             self._writer.write(tree_select(actions, lanes), ready, tree_select(before, lanes), lanes, ended)
             latest = put_rows(latest, lanes, _without_info(ready))
             if self.stepped is not None:
@@ -375,7 +374,7 @@ class Collector:
         with torch.inference_mode():
             self._time_step, self._left = self._start(), left
 
-    def _run_episodes(self, info: CollectInfo, random: bool) -> None:
+    def _run_episodes(self, info: CollectInfo, random: bool, patience: EpisodePatience) -> None:
         """Steps all environments until each has its episodes; of one that has them, nothing more is stored."""
         if random:
             self._refuse_random()
@@ -390,6 +389,8 @@ class Collector:
                 if self.env.ended is not None:
                     ended[np.asarray(self.env.ended.env_id)] = True
                 left[lanes] -= ended[lanes]
+                left[[*self.env.dropped]] = 0
+                patience.look(info.env_steps, ended=bool(ended[lanes].any()))
             self._check()
         self._apart = not left.any()
 

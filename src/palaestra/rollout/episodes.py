@@ -22,6 +22,7 @@ __all__ = [
     "Metric",
     "NumberOfEpisodes",
     "default_metrics",
+    "info_summary",
     "reported",
 ]
 
@@ -190,7 +191,7 @@ class EpisodeTracker:
                 if inside.any():
                     _gather(gathered, key, values[done[env] : row + 1, env][inside])
             done[env] = row + 1
-            infos.append(_summary(gathered) if gathered else {})
+            infos.append(info_summary(gathered) if gathered else {})
             if gathered:
                 self._gathered[env] = {}
         for key, (values, counts) in columns.items():
@@ -307,7 +308,12 @@ def _exact(values: Any) -> Any:
     return values.double() if isinstance(values, torch.Tensor) else values.astype(np.float64)
 
 
-def _summary(info: Mapping[str, _Gathered]) -> dict[str, float]:
+def info_summary(info: Mapping[str, tuple[float, float, int]]) -> dict[str, float]:
+    """What an episode's `info` has of entries that were gathered over its env steps; see `Episode`.
+
+    Args:
+        info: sum, largest and number of its values, by the name of the entry.
+    """
     summary: dict[str, float] = {}
     for key, (total, largest, count) in info.items():
         mean = total / count
@@ -424,6 +430,9 @@ class NumberOfEpisodes(_Count):
 class AverageOf(Metric):
     """The mean of a number, or of several, over the newest episodes. Values that are not finite are skipped.
 
+    Of more episodes at once than the window has, it takes some from all over them: those of workers come one worker
+    after another.
+
     Args:
         name: of the metric; of several, what comes before their own names.
         value: gives the number of an episode, or numbers by name.
@@ -443,8 +452,10 @@ class AverageOf(Metric):
         self._newest: deque[dict[str, float]] = deque(maxlen=window)
 
     def add(self, env_steps: int, episodes: Sequence[Episode]) -> None:
-        for episode in episodes[-(self._newest.maxlen or len(episodes)) :]:
-            value = self.value(episode)
+        number, window = len(episodes), self._newest.maxlen
+        count = number if window is None else min(number, window)
+        for place in range(count):
+            value = self.value(episodes[place * number // count])
             named = {self.name + key: float(x) for key, x in value.items()} if isinstance(value, Mapping) else None
             self._newest.append({self.name: float(value)} if named is None else named)  # pyright: ignore[reportArgumentType]
 

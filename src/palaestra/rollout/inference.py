@@ -258,6 +258,17 @@ class InferenceServer:
             self._thread = computing_thread(self._serve, name=self.name)
             self._thread.start()
 
+    def idle(self, timeout_s: float) -> bool:
+        """Waits until nothing is asked or computed; returns whether that is so, or the server ends.
+
+        Args:
+            timeout_s: how long it may take.
+        """
+        with self.clients.changed:
+            return self.clients.changed.wait_for(
+                lambda: self._stopping or self._thread is None or not (self._queue or self._current), timeout_s
+            )
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """Answers what waits, then ends the thread. Stopping twice is fine.
 
@@ -289,36 +300,40 @@ class InferenceServer:
     def _serve(self) -> None:
         try:
             while not self._ended:
-                self._current, left = self._next_batch()
+                left = self._next_batch()
                 for request in left:
                     request.answer.set_exception(RequestError(f"{self.name}: client {request.client} was disconnected"))
                 if self._current:
                     self._compute(self._current)
-                self._current = []
+                with self.clients.changed:
+                    self._current = []
+                    self.clients.changed.notify_all()
         except BaseException as error:  # no client may wait for a thread that is gone
             with self.clients.changed:
                 self._stopping = True
+                self.clients.changed.notify_all()
             self._fail([*self._current, *self._take_all()], error)
             raise
 
-    def _next_batch(self) -> tuple[list[_Request], list[_Request]]:
-        """Waits until a batch is closed; returns it, or requests whose clients have left, or notes the end."""
+    def _next_batch(self) -> list[_Request]:
+        """Waits until a batch is closed, and notes it, or the end; or returns requests whose clients have left."""
         changed = self.clients.changed
         with changed:
             while True:
                 if left := self._without_clients():
-                    return [], left
+                    return left
                 if not self._queue:
                     if self._stopping:
                         self._ended = True
-                        return [], []
+                        return []
                     changed.wait()
                     continue
                 since_s = self._queue[0].since_s
                 left_s = since_s + self._max_wait_s - time.monotonic()
                 alone, rows = since_s <= self.clients.all_waited_s, sum(request.rows for request in self._queue)
                 if left_s <= 0 or alone or self._stopping or rows >= self._least:
-                    return self._taken(), []
+                    self._current = self._taken()
+                    return []
                 changed.wait(left_s)
 
     def _taken(self) -> list[_Request]:

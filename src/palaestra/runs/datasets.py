@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from palaestra.buffers import ReplayBuffer, to_minari, with_actions
-from palaestra.core import POLICY, RunSeeds
-from palaestra.core.errors import ConfigError, refuses
+from palaestra.core import POLICY, ConfigError, RunSeeds, refuses
 from palaestra.envs import EnvConfig, Environment, create_environment, space_from_spec
 from palaestra.multiagent import AgentsConfig, MultiAgentCollector, PolicySpec, create_multi_agent_envs, is_multi_agent
 from palaestra.policies import Policy, RandomPolicy
@@ -56,7 +55,13 @@ def summary_of(path: str | Path, buffer: ReplayBuffer) -> DataSummary:
 
 
 def collect_data(
-    policy: Policy | None, env: EnvConfig, directory: str | Path, *, steps: int, seed: int = 0
+    policy: Policy | None,
+    env: EnvConfig,
+    directory: str | Path,
+    *,
+    steps: int,
+    seed: int = 0,
+    deterministic: bool = False,
 ) -> DataSummary:
     """Lets a policy act, as it does while it collects, and saves its steps as a data set.
 
@@ -66,6 +71,7 @@ def collect_data(
         directory: must not exist yet.
         steps: env steps, at least; several environments are stepped together.
         seed: of the environments and of the policy's choices.
+        deterministic: whether it takes its most probable or most valuable actions, as in evaluations.
 
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
@@ -77,7 +83,9 @@ def collect_data(
         actor = RandomPolicy(made.observation_spec, made.action_spec) if policy is None else policy
         actor.generator.manual_seed(RunSeeds(seed).integer("acting"))
         buffer = _unbounded(actor, made, env.num_envs)
-        Collector(made, actor, buffer).collect(n_step=steps)
+        collector = Collector(made, actor, buffer)
+        collector.deterministic = deterministic
+        collector.collect(n_step=steps)
     return save_data({POLICY: (buffer, actor)}, directory, plain)
 
 
@@ -89,6 +97,7 @@ def collect_agents(
     *,
     steps: int,
     seed: int = 0,
+    deterministic: bool = False,
 ) -> DataSummary:
     """Lets policies act in environments, as they do while they collect, and saves a data set for each of them.
 
@@ -97,6 +106,7 @@ def collect_agents(
         directory: must not exist yet; gets a folder for every policy.
         steps: env steps, at least; several environments are stepped together.
         seed: of the environments and of the policies' choices.
+        deterministic: whether they take their most probable or most valuable actions.
 
     Raises:
         ConfigError: the folder exists, or `steps` is less than 1.
@@ -110,6 +120,7 @@ def collect_agents(
         lanes = {name: envs.batch_size * spec.lanes_per_env for name, spec in policy_specs.items()}
         records = {name: _unbounded(policies[name], spec, lanes[name]) for name, spec in policy_specs.items()}
         collector = MultiAgentCollector(envs, policy_specs, policies, records=records)
+        collector.deterministic = deterministic
         while collector.env_steps < steps:
             collector.unroll(-(-(steps - collector.env_steps) // envs.batch_size))
     return save_data({name: (records[name], policies[name]) for name in policy_specs}, directory, plain)

@@ -191,6 +191,13 @@ class Learner(ABC):
             ConfigError: says what.
         """
         for algorithm in self.algorithms.values():
+            most = getattr(algorithm.policy, "most_entropy", np.inf)
+            if (wanted := getattr(algorithm, "target_entropy", -np.inf)) >= most:
+                yield (
+                    f"the target of the entropy is {wanted:.3g} nats, and actions between two bounds have less than "
+                    f"{most:.3g} whatever is learned, so the temperature would rise for ever; give a smaller "
+                    "algorithm.target_entropy (or algorithm.target_std)"
+                )
             constrained = algorithm.rewards is not None and algorithm.rewards.learns
             if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
                 yield (
@@ -296,7 +303,7 @@ class Learner(ABC):
 
     @abstractmethod
     def record(
-        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, **options: Any
     ) -> Any:
         """Lets policies act and saves what they do as a data set.
 
@@ -304,7 +311,7 @@ class Learner(ABC):
             env: where.
             directory: must not exist yet.
             steps: env steps, at least.
-            seed: of the environments and of the policies' choices.
+            options: `seed` and `deterministic` of `collect_data`.
 
         Returns:
             A `DataSummary`.

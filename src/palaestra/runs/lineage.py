@@ -19,7 +19,7 @@ from palaestra.core.importing import GIVEN
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import decided
 from palaestra.multiagent import AgentsConfig, SelfPlayConfig, is_multi_agent
-from palaestra.policies import RandomPolicy, copy_policy, load_weights, require_order
+from palaestra.policies import RandomPolicy, load_weights, require_order
 from palaestra.robots import RobotConfig
 from palaestra.runs import records
 from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
@@ -217,10 +217,7 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
 def copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     """What a run has come to until some step."""
     child.checkpoints().take_over(parent.checkpoints(), step)
-    for described in (parent.path / "policy").glob("**/policy.json"):
-        folder = child.path / described.parent.relative_to(parent.path)
-        folder.mkdir(parents=True, exist_ok=True)
-        copy_policy(described.parent, folder)
+    kept_return = records.copy_policies(parent.path, child.path, lambda: parent.kept_return)
     for file in ("metrics.jsonl", "episodes.csv"):
         if (parent.path / file).exists():
             shutil.copyfile(parent.path / file, child.path / file)
@@ -230,7 +227,7 @@ def copy_results(parent: RunDirectory, child: RunDirectory, step: int) -> None:
     names = ("sessions", "resumed_at", "policy_lost_at", *OF_SESSION)  # as the child is
     names += ("overrides", "began_from", *(["config_sha256"] if parent.edited else []))
     taken = {name: value for name, value in parent.info.items() if name in names}
-    child.write_info({"best_return": parent.kept_return, **taken})
+    child.write_info({"best_return": kept_return, **taken})
 
 
 def go_on(directory: RunDirectory, trainer: Trainer, config: ExperimentConfig, reporter: Reporter | None) -> None:

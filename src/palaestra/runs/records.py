@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -21,13 +21,13 @@ from typing import Any, Protocol, TypeGuard
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
 from palaestra.core.errors import told_once
-from palaestra.core.files import replace_text
+from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.reading import NewLines, read_json, read_text
 from palaestra.envs import EventLog
 from palaestra.envs.supervision.places import place_of, places_kept
 from palaestra.envs.supervision.watchdog import guarded
 from palaestra.nn import model_summary, without_mask
-from palaestra.policies import RandomPolicy, load_policy
+from palaestra.policies import RandomPolicy, copy_policy, load_policy
 from palaestra.runs.computed import computed_by
 from palaestra.runtime import LOOK_PERIOD_S, LeakWatch, RemoteError
 from palaestra.training import Callback, TrainingRun, policy_folder
@@ -37,6 +37,7 @@ __all__ = ["FaultRecord", "read_evaluations", "read_faults"]
 _log = logging.getLogger(__name__)
 CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
 _HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
+_newest: dict[Path, int] = {}  # number of the last fault, by the folder that this process writes to
 _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
 
 
@@ -44,6 +45,21 @@ _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large networ
 def say_once(text: str) -> None:
     """Warns, once in a process, however often a file is read."""
     _log.warning("%s", text)
+
+
+def fingerprint_of(file: Path) -> dict[str, Any]:
+    """Hash and size of a file, which is read again only when it has changed: reports and plots ask many times.
+
+    Args:
+        file: its path.
+    """
+    state = file.stat()
+    return _fingerprint(file, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+@functools.lru_cache(1024)
+def _fingerprint(file: Path, *state: int) -> dict[str, Any]:
+    return fingerprint(file)
 
 
 def pass_on(output: NewLines, who: str, said: set[str]) -> None:
@@ -161,8 +177,14 @@ def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
     """
     folder = Path(directory) / "faults"
     folder.mkdir(exist_ok=True)
-    number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0) + 1
-    return _written(folder / f"{number:04d}.json", fault)
+    number = _newest.get(folder.resolve())
+    if number is None:
+        number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
+    while (path := folder / f"{number + 1:04d}.json").exists():  # another process has written, too
+        number += 1
+    _written(path, fault)
+    _newest[folder.resolve()] = number + 1
+    return path
 
 
 def write_lost(directory: str | Path, fault: FaultRecord) -> Path:
@@ -241,7 +263,11 @@ def read_faults(directory: str | Path) -> list[FaultRecord]:
     faults = []
     for path in sorted((Path(directory) / "faults").glob("*.json"), key=lambda path: (len(path.name), path.name)):
         try:
-            faults.append(FaultRecord(**read_json(path)))
+            fault = FaultRecord(**read_json(path))
+            texts = (fault.kind, fault.message, fault.time, fault.action, fault.trace)
+            if not all(isinstance(one, str) for one in texts) or not isinstance(fault.env_steps, int | None):
+                raise TypeError("its env steps must be a number or null, and all else but `details` text")
+            faults.append(fault)
         except (CheckpointError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is no record of a fault: {error}; delete it, nothing depends on it"
@@ -373,6 +399,27 @@ def policies_are_kept(run: Path, algorithms: Mapping[str, Algorithm[Any, Any]]) 
     return True
 
 
+def copy_policies(run: Path, target: Path, kept_return: Callable[[], float | None]) -> float | None:
+    """Copies the policies that a run has kept; it may go on meanwhile, and keep others.
+
+    Args:
+        run: its directory.
+        target: another run's.
+        kept_return: says what those that are kept now have earned.
+
+    Returns:
+        What those that were copied have.
+    """
+    while True:
+        earned = kept_return()
+        for described in (run / "policy").glob("**/policy.json"):
+            folder = target / described.parent.relative_to(run)
+            folder.mkdir(parents=True, exist_ok=True)
+            copy_policy(described.parent, folder)
+        if kept_return() == earned:
+            return earned
+
+
 def _info(run: str | Path, name: str) -> Any:
     """What a directory says of its run, such as its `id`; `None` where that is not known."""
     try:
@@ -405,8 +452,11 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             record = read_json(path)
             numbers = [record["return_mean"], record["length_mean"], record["episodes"], *record["returns"]]
-            if not record["returns"] or not all(map(is_number, [*numbers, *record["return_ci95"]])):
+            low, high = record["return_ci95"]
+            if not record["returns"] or not all(map(is_number, [*numbers, low, high])):
                 raise ValueError("numbers are needed")
+            if not isinstance(record.get("parts", {}), dict):
+                raise ValueError("`parts` must be an object")
             if own and record.get("run") not in (own, None):
                 raise ValueError(f"it is of the run {record['run']}, this one is {own}")
             found.append((int(path.stem), record))

@@ -153,7 +153,7 @@ class RobotLearner(Learner):
             yield Scene(film[-1], [], [float(earned) for earned in returns[number : number + 1]])
 
     def record(
-        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, **options: Any
     ) -> NoReturn:
         raise ConfigError(
             f"{self.config.algorithm_name} is a robot, whose tasks see and do other things than a policy of its "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import hashlib
 import json
@@ -10,7 +9,7 @@ import logging
 import os
 import re
 import shlex
-import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +18,12 @@ from typing import IO, Any, NoReturn
 
 from palaestra.config.config import ExperimentConfig, as_yaml, read_config, saved_config
 from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable, require_kind
-from palaestra.core.files import damaged_files, fingerprint, replace_text, whole_folder
+from palaestra.core.files import fingerprint, replace_text, whole_folder
 from palaestra.core.importing import GIVEN
 from palaestra.core.reading import opened, parse_json, read_text
-from palaestra.runs.records import crash_of, is_number, provenance, read_evaluations, say_once
+from palaestra.runs.records import crash_of, fingerprint_of, is_number, provenance, read_evaluations, say_once
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
+from palaestra.runtime import when_forked
 from palaestra.training.checkpoints import CheckpointStore, step_of
 
 __all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups", "list_runs"]
@@ -31,6 +31,10 @@ __all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups",
 _log = logging.getLogger(__name__)
 _LOGS = ("metrics.jsonl", "episodes.csv")
 _OF_CONFIG = ("signature", "config_sha256")
+_LOOKED_AT_S = 0.1  # longer than who looks whether a run is locked has its lock
+_NUMBERS = ("env_steps", "train_s", "best_return", "resumed_at")
+_KINDS = {**dict.fromkeys(_NUMBERS, float | int | None), "policy_lost_at": int, "reason": str | None, "overrides": list}
+"""Of entries of `run.json` that readers compute with."""
 _ESCAPED = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])", re.IGNORECASE)  # control characters in JSON
 
 
@@ -129,13 +133,16 @@ class RunDirectory:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `run.json` says; nothing where it is damaged, since nothing depends on it."""
+        """What `run.json` says; nothing where it is damaged, since nothing depends on it, or without such entries."""
         file = self.path / "run.json"
         try:
-            return dict(parse_json(_ESCAPED.sub("?", read_text(file)))) if file.exists() else {}
+            info = dict(parse_json(_ESCAPED.sub("?", read_text(file)))) if file.exists() else {}
         except (CheckpointError, ValueError, TypeError) as error:
             _log.warning("%s is damaged (%s) and is begun anew", file, error)
             return {}
+        for name in [name for name, kind in _KINDS.items() if name in info and not isinstance(info[name], kind)]:
+            say_once(f"{file} is damaged: its {name} is {info.pop(name)!r}, which is left out")
+        return info
 
     def checkpoints(self, *, keep: int = 3, copies: int = 2) -> CheckpointStore:
         """Its checkpoints; those of other runs are refused.
@@ -227,9 +234,12 @@ class RunDirectory:
 
     def say_changed_logs(self) -> None:
         """Warns of logs that are not those that the run has left, once in a process."""
-        known = self.info.get("logs")
-        for name in damaged_files(self.path, known) if isinstance(known, dict) else ():
-            say_once(f"{self.path / name} is not what the run has left: it is damaged, another run's, or was edited")
+        logs: Any = self.info.get("logs")
+        known = logs if isinstance(logs, dict) else {}
+        for name in (name for name in _LOGS if name in known):
+            file = self.path / name
+            if not file.is_file() or fingerprint_of(file) != known[name]:
+                say_once(f"{file} is not what the run has left: it is damaged, another run's, or was edited")
 
     def write_info(self, values: Mapping[str, Any]) -> None:
         """Adds entries to `run.json`.
@@ -262,7 +272,10 @@ class RunDirectory:
             ConfigError: another process has it.
         """
         file = (self.path / "run.lock").open("a+b", buffering=0)
-        if not lock_file(file):
+        deadline = time.monotonic() + _LOOKED_AT_S
+        while not (free := lock_file(file)) and time.monotonic() < deadline:
+            time.sleep(_LOOKED_AT_S / 20)
+        if not free:
             file.seek(0)
             holder = file.read().decode(errors="replace").strip() or "another process"
             file.close()
@@ -273,13 +286,18 @@ class RunDirectory:
             _log.warning("%s was held by %s, which is gone; %s", self.path, holder, lost)
         file.truncate(0)
         with suppress(OSError):  # on a full disk nobody reads who has it
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
         self._lock = file
+        when_forked(self, RunDirectory._close_lock)
 
     def unlock(self) -> None:
         """Lets the run go."""
         if self._lock is not None:
             self._lock.truncate(0)
+            self._close_lock()
+
+    def _close_lock(self) -> None:
+        if self._lock is not None:
             self._lock.close()
             self._lock = None
 
@@ -341,10 +359,9 @@ def _refuse_taken(path: Path) -> NoReturn:
 def _claimed(config: ExperimentConfig, suffix: str) -> Path:
     """An empty directory; of a name that was given it may be one that a killed process has left."""
     root = Path(config.run.directory)
-    time = datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     env = config.env.name.removeprefix(f"{GIVEN}:")
     names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, env)]
-    stem = config.run.name or "_".join([time, *names, suffix])
+    stem = config.run.name or "_".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *names, suffix])
     path, number = root / stem, 1
     while True:
         try:
@@ -423,8 +440,9 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 runs = sorted(path.glob("*/config.yaml"), key=_natural)
                 if not runs:
                     raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
-                for folder in (path, *(config.parent for config in runs)):
-                    require_plain(folder)
+                require_plain(path, [config.parent for config in runs])
+                for config in runs:
+                    require_plain(config.parent)
                 found += [RunDirectory(config.parent) for config in runs]
                 break
             if (path / "config.yaml").exists():  # what is there and no file is named by who reads it

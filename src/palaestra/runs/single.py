@@ -14,8 +14,7 @@ import torch
 from palaestra.algorithms import Algorithm
 from palaestra.buffers import HindsightSampler, ReplayBuffer
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec
-from palaestra.core.errors import refuses
+from palaestra.core import POLICY, ConfigError, MissingExtraError, RunSeeds, SpecTree, StepType, TensorSpec, refuses
 from palaestra.core.plan import Offline, Replay
 from palaestra.distributed import CollectorFactory, ShardedReplay
 from palaestra.envs import EnvConfig, Environment, SingleEnvironment, describe, gym_env_of, row_specs, space_from_spec
@@ -93,6 +92,10 @@ class SingleLearner(PolicyLearner):
                 f"{name} asks for a return and is told rewards as it acts, which evaluations do not change; leave out "
                 "env.train_wrappers and env.train_kwargs"
             )
+        standardizes = getattr(self.config.algorithm, "standardize_advantage", name == "reinforce")
+        rows = getattr(self.config.algorithm, "unroll_length", 2) * env.num_envs
+        if standardizes and rows <= 1 and self.config.trainer.episodes_per_iteration is None:
+            yield f"{name} standardises the advantages of an unroll, that of one step to 0; give unroll_length=2 or so"
         given = getattr(self.algorithm.plan, "returns", False) or isinstance(policy, SearchPolicy)
         if self.config.hindsight.share and given:
             yield (
@@ -167,9 +170,9 @@ class SingleLearner(PolicyLearner):
                 raise
 
     def record(
-        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, **options: Any
     ) -> DataSummary:
-        return collect_data(policies[POLICY], env, directory, steps=steps, seed=seed)
+        return collect_data(policies[POLICY], env, directory, steps=steps, **options)
 
 
 def _going_online(algorithm: Algorithm[Any, Any], config: ExperimentConfig, name: str) -> None:

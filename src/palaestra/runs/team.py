@@ -17,7 +17,7 @@ from palaestra.core import ConfigError, RunSeeds, did_you_mean, import_object
 from palaestra.distributed import AgentsFactory
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import MultiAgentCollector, PolicySpec, evaluate_agents, play_multi_agent_envs, snapshot_of
-from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs
+from palaestra.multiagent.envs import MultiAgentEnvs, create_multi_agent_envs, refuse_whole_episodes
 from palaestra.policies import Policy, PopulationPolicy, RandomPolicy, RulePolicy
 from palaestra.rollout import Evaluation, returns_of_variants
 from palaestra.runs import learner, making
@@ -63,11 +63,8 @@ class TeamLearner(PolicyLearner):
         super().require()
         self.config.agents.self_play.require(self.policy_specs)
         making.refuse_eval_vectorization(self.config, "many agents are")
-        if (number := self.config.trainer.episodes_per_iteration) is not None:
-            raise ConfigError(
-                f"trainer.episodes_per_iteration is {number}, but {self.config.env.name} has many agents, whose "
-                "environments are stepped by time steps; leave it out"
-            )
+        setting = "trainer.episodes_per_iteration"
+        refuse_whole_episodes(self.config.trainer.episodes_per_iteration, setting, self.config.env.name)
         self.refuse_hindsight(f"{self.config.env.name} has many agents, and hindsight is for one policy")
         for name, one in self.algorithms.items():
             if one.policy.reads_reward or isinstance(one.policy, PopulationPolicy):
@@ -152,9 +149,9 @@ class TeamLearner(PolicyLearner):
                     return
 
     def record(
-        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, seed: int
+        self, policies: Mapping[str, Policy], env: EnvConfig, directory: str | Path, *, steps: int, **options: Any
     ) -> DataSummary:
-        return collect_agents(self.policy_specs, policies, env, directory, steps=steps, seed=seed)
+        return collect_agents(self.policy_specs, policies, env, directory, steps=steps, **options)
 
 
 def _evaluate(
@@ -174,12 +171,12 @@ def _evaluate(
         evaluation = evaluate_agents(actors, envs, policy_specs, episodes=episodes, **options)
     evaluation.seeds.extend(lanes)
     limit_s, plays_itself = config.trainer.eval_time_limit_s, bool(config.agents.self_play.pool_size)
-    best, before, kept_at = opponents.kept()
-    if best and (plays_itself or says_nothing(evaluation, policy_specs, before)):
+    kept = functools.cache(opponents.kept)  # which reads all of the run's evaluations
+    if (plays_itself or says_nothing(evaluation, policy_specs, lambda: kept()[1])) and (best := kept()[0]):
         games, player = 2 * math.ceil(episodes / 2), Player(policy_specs, actors)
         rival = Player(policy_specs, {**rules.policies, **best})
         match = play_match(player, rival, config.env, games=games, seed=seed, time_limit_s=limit_s)
-        evaluation = dataclasses.replace(evaluation, against_best=match.won / games, rival_at=kept_at)
+        evaluation = dataclasses.replace(evaluation, against_best=match.won / games, rival_at=kept()[2])
     evaluation.parts.update(returns_of_variants(evaluation, len(config.env.variants)))
     if plays_itself:
         ((name, policy),) = actors.items()

@@ -1,11 +1,11 @@
 """Whether a run directory may have the code imported that its configuration names."""
 
-import hashlib
+import contextlib
 import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.errors import printable, refuses
 from palaestra.core.importing import code_of, strange_code, trust_own, trusts
 from palaestra.core.reading import read_bytes, read_json
-from palaestra.envs.suites import envpool
+from palaestra.envs.suites import envpool, jax
 from palaestra.multiagent import loading
 
 _KEY_SIZE = 32
+_CONNECT = ("distributed.address", "run.loggers")
 _INSTEAD = "If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
-_LIBRARIES = {"env.name": (envpool.PREFIX, loading.PREFIX), "offline.data": ("minari:", "d4rl:")}
+_ENVS = (envpool.PREFIX, jax.PREFIX, loading.PREFIX)
+_LIBRARIES = {"env.name": _ENVS, "env.variants.name": _ENVS, "offline.data": ("minari:", "d4rl:")}
 """What a setting begins with where it names something of a library's, and no code."""
 
 
@@ -37,8 +39,7 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
     """
     if own := _signed(directory):
         trust_own(directory)
-    strange = strange_code(config, directory)
-    names = [(path, name) for path, name in strange if not name.startswith(_LIBRARIES.get(path, ()))]
+    names = [*strange_code(config, directory, plain=_LIBRARIES)]
     if not (own or trusts(directory)) and (reaches := [*_reaches(config)]):
         yield (
             f"the run {directory} was not made by you on this machine, and would write files of its choice or connect "
@@ -59,27 +60,27 @@ def require_trust(config: Mapping[str, Any], directory: Path) -> Iterator[str]:
 
 
 @refuses(ConfigError)
-def require_plain(directory: Path) -> Iterator[str]:
+def require_plain(directory: Path, members: Sequence[Path] = ()) -> Iterator[str]:
     """Refuses a folder with pipes, devices or links in it: through these, files elsewhere would be read and written.
 
     A run of this user may have links: they may lead to a larger disk, and services leave some.
 
     Args:
-        directory: of a run; or of a group, whose own files are looked at.
+        directory: of a run; or of a group, of which what lies beside its runs is looked at.
+        members: the runs of a group, which is this user's if they are.
 
     Raises:
         ConfigError: names the first one.
     """
-    own = trusts(directory) or _signed(directory)
-    folders, group = [directory], (directory / "group.json").exists()
+    folders, own = [directory], trusts(directory) or all(map(_signed, members or [directory]))
     for folder in folders:
         try:
             entries = [*os.scandir(folder)]
         except OSError:
             continue  # a run that goes on removes folders, and what cannot be read is missed where it is needed
         for entry in entries:
-            if entry.is_dir(follow_symlinks=group):
-                folders += [] if group else [Path(entry.path)]
+            if entry.is_dir(follow_symlinks=False):
+                folders += [] if members else [Path(entry.path)]
             elif entry.is_symlink() and not own:
                 yield (
                     f"{printable(entry.path)} is a link, through which a stranger's run could reach your files. "
@@ -90,14 +91,14 @@ def require_plain(directory: Path) -> Iterator[str]:
 
 
 def _reaches(data: Any, path: str = "") -> Iterator[str]:
-    """Settings that write files or open connections."""
+    """Settings that write files or open connections, those of services with the reader's account."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _reaches(value, f"{path}.{key}".lstrip("."))
     elif isinstance(data, list | tuple):
         for value in data:
             yield from _reaches(value, path)
-    elif isinstance(data, str) and ("RecordVideo" in data or re.split(r"\.|__", path) == ["distributed", "address"]):
+    elif isinstance(data, str) and ("RecordVideo" in data or ".".join(re.split(r"\.|__", path)) in _CONNECT):
         yield f"{path} = {data!r}"
 
 
@@ -114,12 +115,19 @@ def sign(config: bytes) -> str | None:
         key = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "palaestra/key"
         if not key.exists() or key.stat().st_size != _KEY_SIZE:  # a full disk may have left an empty one
             key.parent.mkdir(parents=True, exist_ok=True)
-            key.touch(mode=0o600)
-            key.write_bytes(secrets.token_bytes(_KEY_SIZE))
+            (fresh := key.with_name(f"key.{secrets.token_hex(8)}")).touch(mode=0o600)
+            try:
+                fresh.write_bytes(secrets.token_bytes(_KEY_SIZE))
+                if key.exists() and key.stat().st_size != _KEY_SIZE:
+                    key.unlink()
+                with contextlib.suppress(FileExistsError):  # another process was first, and its key is the one
+                    os.link(fresh, key)
+            finally:
+                fresh.unlink()
         secret = read_bytes(key)
         if len(secret) != _KEY_SIZE:
             return None
-        return hmac.new(secret, config, hashlib.sha256).hexdigest()
+        return hmac.new(secret, config, "sha256").hexdigest()
     except (OSError, RuntimeError, CheckpointError):
         return None  # no home: such runs are trusted when told to
 

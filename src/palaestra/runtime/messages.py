@@ -15,7 +15,7 @@ import re
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import spawn
+from multiprocessing import current_process, spawn
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -389,6 +389,19 @@ def require_script() -> None:
     script = running_script().get("init_main_from_path")
     if script is not None and not os.path.exists(script):
         raise ConfigError(IN_A_SCRIPT.format(f"each process imports the script that runs, and {script} is no file"))
+
+
+def require_guard() -> None:
+    """Refuses to train where a new process of a run imports the script that began it.
+
+    Raises:
+        ConfigError: says so.
+    """
+    if getattr(current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a new process of this run imports your script, which begins to train again there; put the code that "
+            'trains under `if __name__ == "__main__":`'
+        )
 
 
 class Request(NamedTuple):

@@ -18,10 +18,10 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection as mp_connection
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ __all__ = [
     "signals_blocked",
     "spin_acquire",
     "stop_all",
+    "when_forked",
 ]
 
 Context = Literal["spawn", "forkserver"]
@@ -51,6 +52,7 @@ _PULSE_S = 0.1
 _SEND_S = 60.0
 # Length of the busy part of a wait. Longer than a step of a cheap environment, shorter than anybody notices.
 _SPIN_TRIES = 300
+_in_forks = weakref.WeakKeyDictionary[Any, Callable[[Any], None]]()
 
 
 class WorkerDiedError(PalaestraError):
@@ -63,8 +65,29 @@ class WorkerTimeoutError(PalaestraError):
     """A worker process did not answer in time."""
 
 
+def when_forked(owner: Any, let_go: Callable[[Any], None]) -> None:
+    """Has every process that is forked from this one, by an environment say, let go of what stays its parent's.
+
+    A fork has all of its parent's open files: a lock and the pipes of workers would outlive their run in it.
+
+    Args:
+        owner: of the files; while it lives.
+        let_go: called with it, in the fork.
+    """
+    _in_forks[owner] = let_go
+
+
+def _let_go_of_all() -> None:
+    for owner, let_go in list(_in_forks.items()):
+        let_go(owner)
+    _in_forks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)
+
+
 class SupervisedProcess:
-    """A worker process and a connection to it.
+    """A worker process and a connection to it; in a fork of the process that made it, it counts as ended.
 
     Args:
         target: a function of a module, called in the worker with the other end of the connection and `args`.
@@ -113,6 +136,17 @@ class SupervisedProcess:
             stacks.close()
         os.set_blocking(self.connection.fileno(), False)  # our end: every wait has a deadline
         self._torn = False
+        when_forked(self, SupervisedProcess._leave)
+
+    def _leave(self) -> None:
+        """In a fork: the worker is the parent's, and ends with it."""
+        self.connection.close()
+        self._stacks.close()
+        process: Any = self._process
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            for file in process._popen.finalizer._args:  # by which the worker notices its parent's end
+                os.close(file)
+        self._process = _ParentsProcess()
 
     @property
     def pid(self) -> int:
@@ -283,6 +317,17 @@ class SupervisedProcess:
         self._stacks.close()
 
 
+class _ParentsProcess:
+    """What a fork has in place of a worker's process: one that has ended, and is not the fork's to end."""
+
+    pid = sentinel = -1
+    exitcode = 0
+
+    def join(self, timeout_s: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def _give(line: int, file: int) -> int:
     with socket.socket(fileno=os.dup(line)) as sender:
         return socket.send_fds(sender, [b"F"], [file])
@@ -422,8 +467,8 @@ def ignore_sigterm() -> None:
 
 def _main(
     target: Callable[..., None],
-    connection: Connection,
-    stacks: Connection,
+    connection: mp_connection.Connection,
+    stacks: mp_connection.Connection,
     environment: dict[str, str],
     args: tuple[Any, ...],
 ) -> None:

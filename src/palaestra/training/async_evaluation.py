@@ -18,7 +18,7 @@ from palaestra.core import ConfigError
 from palaestra.core.computing import prefer_onednn, prefers_onednn
 from palaestra.policies import Policy
 from palaestra.rollout import BrokenOffError, Evaluation, NoEpisodeError, breakable, continue_evaluation
-from palaestra.runtime import WorkerDiedError, entitle
+from palaestra.runtime import Parcel, WorkerDiedError, entitle
 from palaestra.runtime.supervision import end_with_parent
 from palaestra.training.config import TrainerConfig
 from palaestra.training.parts import named_policies
@@ -51,6 +51,23 @@ class Patience:
         return self._waited_s > self.most_s
 
 
+class Work:
+    """An evaluation of a policy, with everything as it is when this is made; to be made later, elsewhere or again.
+
+    Args:
+        evaluate: evaluates the policy it is given.
+        policy: to evaluate; it must not change until that is over.
+    """
+
+    def __init__(self, evaluate: Callable[[Any], Evaluation], policy: Acting) -> None:
+        self._both = Parcel((evaluate, policy))
+
+    def __call__(self) -> Evaluation:
+        """Makes it."""
+        evaluate, policy = self._both.open()
+        return evaluate(policy)
+
+
 class Pending(Protocol):
     """An evaluation that is being made elsewhere."""
 
@@ -68,9 +85,9 @@ class Evaluator:
 
     Args:
         evaluate: evaluates the policy it is given. For asynchronous evaluation it is a function of a module or a
-            `functools.partial` of one, or has a method `submit` that returns a future of the evaluation. It may have a
-            method `close`, and `timeout_s`: another process that takes longer is ended, and of that evaluation nothing
-            comes.
+            `functools.partial` of one, or has a method `submit` that is given a `Work` and returns a future of the
+            evaluation, and `sent`, which such a work is made of. It may have a method `close`, and `timeout_s`: another
+            process that takes longer is ended, and of that evaluation nothing comes.
         asynchronous: evaluate a copy of the policy where `submit` does so, or in another process, while training
             continues.
     """
@@ -80,8 +97,8 @@ class Evaluator:
         """Env steps of the newest evaluation that was begun."""
         self._evaluate, self._asynchronous = evaluate, asynchronous
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting: list[tuple[int, Acting, Pending]] = []
-        self._to_begin: list[tuple[int, Acting]] = []
+        self._waiting: list[tuple[int, Acting, Work, Pending]] = []
+        self._to_begin: list[tuple[int, Acting, Work | None]] = []  # without one that is of a checkpoint
         self._made: list[Made] = []
         self._broken_off = self._has_waited = False
 
@@ -133,7 +150,7 @@ class Evaluator:
     def state(self) -> list[dict[str, Any]]:
         """Env steps and weights of policies whose evaluation was not handed out yet."""
         made = [(env_steps, policy) for env_steps, _, policy in self._made]
-        under_way = [*made, *self._to_begin, *(waiting[:2] for waiting in self._waiting)]
+        under_way = [*made, *(one[:2] for one in (*self._to_begin, *self._waiting))]
         return [{"env_steps": env_steps, "policy": policy.state_dict()} for env_steps, policy in under_way]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], policy: Acting) -> None:
@@ -147,7 +164,7 @@ class Evaluator:
             snapshot = copied(policy).to("cpu")
             snapshot.load_state_dict(one["policy"])
             self.begun_at = one["env_steps"]
-            self._to_begin.append((self.begun_at, snapshot))
+            self._to_begin.append((self.begun_at, snapshot, None))
 
     def break_off(self) -> None:
         """Ends evaluations of this process before their next step, until `close`; for the handler of a signal."""
@@ -162,7 +179,7 @@ class Evaluator:
                     if not self._begun_elsewhere(*one):
                         self._begin_those_left()  # that waited for a process that died
                         self._made += self._over(*one)
-                while self._waiting and (wait or self._waiting[0][2].done()):
+                while self._waiting and (wait or self._waiting[0][-1].done()):
                     self._take_next()
         except BrokenOffError:
             return None
@@ -190,32 +207,33 @@ class Evaluator:
                 self._made += self._over(*one)
             del self._to_begin[0]
 
-    def _begun_elsewhere(self, env_steps: int, policy: Acting) -> bool:
+    def _begun_elsewhere(self, env_steps: int, policy: Acting, work: Work | None = None) -> bool:
         if not self._asynchronous:
             return False
         snapshot = copied(policy).to("cpu")  # other processes evaluate on the CPU
+        work = work or Work(getattr(self._evaluate, "sent", self._evaluate), snapshot)
         try:
-            self._waiting.append((env_steps, snapshot, self._submit(snapshot)))
+            self._waiting.append((env_steps, snapshot, work, self._submit(work)))
         except (BrokenProcessPool, WorkerDiedError) as error:
             self._go_on_here(error)
         return self._asynchronous
 
-    def _submit(self, policy: Acting) -> Pending:
+    def _submit(self, work: Work) -> Pending:
         if (submit := getattr(self._evaluate, "submit", None)) is not None:
-            return submit(policy)
+            return submit(work)
         if self._pool is None:
             spawn, begin = multiprocessing.get_context("spawn"), functools.partial(_begin, onednn=prefers_onednn())
             self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=begin)
         patience = Patience(getattr(self._evaluate, "timeout_s", math.inf))
-        return _InProcess(self._pool.submit(self._evaluate, policy), patience)
+        return _InProcess(self._pool.submit(work), patience)
 
     def _take_next(self) -> None:
-        env_steps, policy, future = self._waiting[0]
+        env_steps, policy, work, future = self._waiting[0]
         while not future.done():
             continue_evaluation()
             time.sleep(_POLL_S)
         try:
-            self._made += self._over(env_steps, policy, future)
+            self._made += self._over(env_steps, policy, work, future)
         except (BrokenProcessPool, WorkerDiedError) as error:
             self._go_on_here(error)
             self._begin_those_left()
@@ -228,18 +246,25 @@ class Evaluator:
             del self._waiting[0]
 
     def _go_on_here(self, error: Exception) -> None:
-        _log.warning("the process that evaluates died (%s); the main process does it from now on", error)
+        _log.warning(
+            "the process that evaluates died (%s); the main process does it from now on. If its own output shows that "
+            'it ran your script again, put the script\'s code under `if __name__ == "__main__":`',
+            error,
+        )
         self._asynchronous = False
         self._begin_again()
 
     def _begin_again(self) -> None:
-        self._to_begin = [*(waiting[:2] for waiting in self._waiting), *self._to_begin]
+        self._to_begin = [*(waiting[:3] for waiting in self._waiting), *self._to_begin]
         self._waiting = []
 
-    def _over(self, env_steps: int, policy: Acting, future: Pending | None = None) -> list[Made]:
+    def _over(
+        self, env_steps: int, policy: Acting, work: Work | None = None, future: Pending | None = None
+    ) -> list[Made]:
         """An evaluation, made elsewhere or now; none, which ends no run, where no episode ended in time."""
         try:
-            evaluation = self._evaluate(policy) if future is None else future.result()
+            here = functools.partial(self._evaluate, policy) if work is None else work
+            evaluation = here() if future is None else future.result()
         except NoEpisodeError as error:
             _log.warning("there is no evaluation at %d env steps: %s", env_steps, error)
             return []

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.buffers import MixtureSource, ReplayBuffer
-from palaestra.core import Batch, files
-from palaestra.core.errors import CheckpointError, ConfigError, RunLostError
+from palaestra.core import Batch, CheckpointError, ConfigError, RunLostError, files
 from palaestra.core.reading import read_json
 from palaestra.rollout import OfflineFirst
 from palaestra.training.parts import DataCollector
@@ -23,7 +22,7 @@ FORMAT_VERSION = 1
 """Version of the checkpoint format; it rises when older code could not read a newer checkpoint."""
 
 _ASIDE = ".tmp-"
-_MOST_BYTES = 1 << 28  # of values that are no tensors
+_MOST_BYTES = 1 << 30  # of values that are no tensors: parsed they take some times as much memory
 _READ_EVERY = 4  # saves after which a shared segment is read again; its size is compared each time
 
 _log = logging.getLogger(__name__)
@@ -67,8 +66,8 @@ class CheckpointStore:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission); older checkpoints are untouched. Where
-                there is clearly no room, nothing is begun.
+            CheckpointError: it cannot be written (disk full, no permission), or not be read again for its size; older
+                checkpoints are untouched. Where there is clearly no room, nothing is begun.
             RunLostError: the directory was there, and is gone.
         """
         if self._there and not self.directory.is_dir():
@@ -99,6 +98,13 @@ class CheckpointStore:
                     files.save_tensors(temporary / f"{name}.safetensors", tensors)
             files.copy_newest(temporary, self.copies, shared)
             files.write_json(temporary / "state.json", values)
+            if (size_bytes := (temporary / "state.json").stat().st_size) > _MOST_BYTES:
+                largest = max(values, key=lambda name: len(repr(values[name])))
+                raise CheckpointError(
+                    f"the checkpoint at {target} could not be read again: its values that are no tensors have "
+                    f"{size_bytes:,} bytes, most of them in {largest!r}, and at most {_MOST_BYTES:,} are read; give "
+                    "what is large there as tensors or arrays, or keep less of it"
+                )
             whose = {"run": self.run_id} if self.run_id else {}
             prints = {name: fingerprint for name, (_, fingerprint) in known.items()}
             files.seal(temporary, FORMAT_VERSION, prints, step=step, **whose)

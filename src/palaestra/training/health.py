@@ -58,7 +58,7 @@ class Health(Callback):
     | KL | the mean KL of an update's policies exceeds 0.2 |
     | entropy | within 2% of 0, measured by what it was at first, unless learning works |
     | explained variance | below -0.5, unless learning works or returns are 0: equal ones have no variance to explain |
-    | gradient norm | above 100 times its median so far, unless learning works |
+    | gradient norm | above 100 times its median of the last 100 rows, unless learning works |
     | action values | beyond 20 times the largest discounted return so far, and 100; not of other rewards |
     | episodes | none has ended in 100,000 env steps, and 10,000 of each environment |
 

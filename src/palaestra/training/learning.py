@@ -156,7 +156,7 @@ class PolicyRecord:
         """An update was not applied.
 
         Args:
-            error: that says why; its `batch` is kept.
+            error: that says why; its `batch` and `state` are kept, and without the latter what the algorithm has now.
             env_steps: when.
 
         Raises:
@@ -166,7 +166,8 @@ class PolicyRecord:
         self.skipped_in_a_row += 1
         self.skipped += 1
         kept = self._dump(error, env_steps) if self.skipped <= _MAX_DUMPS else None
-        text = f"{error}; the batch and the parameters are in {kept}" if kept else f"{error}"
+        held = "batch and the parameters" if error.batch is not None else "parameters of now, but no batch,"
+        text = f"{error}; the {held} are in {kept}" if kept else f"{error}"
         if self.skipped_in_a_row > self._most_skipped:
             raise NonFiniteError(
                 f"{text}. {self.skipped_in_a_row} update(s) in a row were not finite and "
@@ -183,7 +184,7 @@ class PolicyRecord:
         try:
             path.mkdir(parents=True, exist_ok=True)
             values: dict[str, Any] = {}
-            for name, part in {"algorithm": algorithm.state_tensors(), "batch": error.batch}.items():
+            for name, part in {"algorithm": error.state or algorithm.state_tensors(), "batch": error.batch}.items():
                 values[name], tensors = split_state(part)
                 save_tensors(path / f"{name}.safetensors", tensors)
             fault = {

@@ -83,8 +83,8 @@ class Trainer:
         """The best mean return of all evaluations so far."""
         self.result: Any = None
         """How it ended."""
-        # outdated: whether a checkpoint of this env step lacks what was made since
-        self._saved_step, self._failed_saves, self._outdated = -1, 0, False
+        # saved: env steps, and iterations, of which some take none; outdated: whether that lacks what was made since
+        self._saved, self._failed_saves, self._outdated = (-1, 0), 0, False
         # the last: env steps of the best evaluation, if it is of this session
         self._finished, self._stopping, self._stop_reason, self._best_at = False, False, "", None
 
@@ -143,10 +143,9 @@ class Trainer:
             self.save(final=True)
         finally:
             self._stopping = False
-            not_logged = self._loggers.close()
-            self.learner.close()
-            if self._evaluator is not None:
-                self._evaluator.close()
+            evaluator = contextlib.closing(self._evaluator) if self._evaluator else contextlib.nullcontext()
+            with evaluator, contextlib.closing(self.learner):  # whatever raises, such as a second signal
+                not_logged = self._loggers.close()
         status = "interrupted" if stop.received is not None else "done" if self._used_up() else "stopped"
         train_s, reason = self.time.train_s, self._stop_reason if status == "stopped" else ""
         self.result = TrainResult(
@@ -329,14 +328,15 @@ class Trainer:
         Raises:
             CheckpointError: it cannot be written, for more than `max_failed_saves` times in a row.
         """
-        if self._checkpoints is None or (self._saved_step == self.collector.env_steps and not self._outdated):
+        now = self.collector.env_steps, self._iterations
+        if self._checkpoints is None or (self._saved == now and not self._outdated):
             return
         try:
-            self._checkpoints.save(self.collector.env_steps, self.state(), replace=self._outdated)
+            self._checkpoints.save(now[0], self.state(), replace=self._outdated or self._saved[0] == now[0])
         except CheckpointError as error:
             self._save_failed(error, final=final)
             return
-        self._saved_step, self._failed_saves, self._outdated = self.collector.env_steps, 0, False
+        self._saved, self._failed_saves, self._outdated = now, 0, False
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
         self._failed_saves += 1
@@ -409,7 +409,7 @@ class Trainer:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
-        self._saved_step = self.collector.env_steps
+        self._saved = now, self._iterations
         self._outdated = bool(self._evaluation_broken_off or trainer["evaluations"])
 
     def _position(self) -> dict[str, int]:

@@ -67,7 +67,7 @@ def test_a_repeat_ends_where_any_choice_of_the_action_is_forbidden(lamps, frames
 
 
 def test_one_decision_is_executed_k_times_and_pays_the_sum():
-    """PARL-02, PARL-03, PARL-04: K = 5, the first four observations are discarded."""
+    """ALF-36 (FrameSkip), PARL-02, PARL-03, PARL-04: K = 5, the first four observations are discarded."""
     env = ActionRepeat(script(*range(1, 13)), repeat=5)
     first, second, third = episode(env, 2, action=np.int64(2))
     assert first.observation.item() == 0
@@ -183,6 +183,13 @@ def test_a_time_limit_cuts_a_task_that_terminates_at_every_step(wrappers):
     lengths = np.diff([-1, *(number for number, step in enumerate(steps) if step.last)])
     assert lengths.tolist() == [20, 21, 21, 21]  # with the FIRST steps between
     assert {step.discount for step in steps} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["palaestra.envs.tiny:Bandit", "palaestra.envs.tiny:Chain"])
+def test_a_hidden_end_has_the_discount_of_the_task(name):
+    """ALF-39: also where the first step of an episode is the end."""
+    env = load(name, discount=0.9, wrappers=("NonEpisodic",))
+    assert {step.discount for step in episode(env, 30)[1:]} == {0.9}
 
 
 @pytest.mark.parametrize("end", ["truncated", "both"])

@@ -159,6 +159,23 @@ class ActionReader:
                 return found
         return None if self.mask is None else self._forbidden(arrays[0], self.mask)
 
+    def unfit(self, action: Any, observation: Any) -> str | None:
+        """What is wrong with one bare action, for a batch size of 1; `None` if nothing.
+
+        Args:
+            action: of a bare environment.
+            observation: that it is chosen on, bare; `None` if it is not known.
+
+        Raises:
+            ShapeError: see `read`.
+            SpecError: see `read`.
+        """
+        if self.masked and observation is not None:
+            self.mask = np.asarray(observation[ACTION_MASK], np.bool_)[None]
+        rows = self.read(unflatten((np.asarray(leaf)[None] for leaf in flatten(action, self._spec)), self._spec))
+        wrong = self.refused(rows)
+        return None if wrong is None else wrong[1]
+
     def _forbidden(self, action: np.ndarray, mask: np.ndarray) -> tuple[int, str] | None:
         start = self._spec.start
         allowed = mask[np.arange(len(action)), action - start]

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
@@ -155,6 +155,9 @@ class Environment(_Specified, Closeable):
     true, whatever their environments think: what a time limit around it needs. `None` where it decides that itself."""
     step_limit: int = 0
     """Most env steps of an episode; 0 where no limit is known."""
+    dropped: Collection[int] = ()
+    """Numbers of those that failed and are stepped no more, of environments that are stepped together: every step has a
+    FIRST row of theirs."""
     interrupted: bool = False
     """Whether it was stepped by others since its collector last did; the collector then begins new episodes."""
 

@@ -24,6 +24,7 @@ NEVER = sys.maxsize >> 1
 _FIRST_CAPACITY = 64
 MOST_STEPS = 100_000
 """Of an episode whose actions are kept: more cannot be replayed in a reasonable time."""
+_MOST_BYTES, _ALWAYS_KEPT = 1 << 28, 1_000  # one lane's long episode keeps rows of all; short ones are replayed anyway
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ class EpisodeLog:
             episodes: one for every lane.
             due: lanes that are at the end of theirs, or before their first.
         """
-        self.due, self.dropped, self.forgotten = list(due), set(), {}
+        self.due, self.forgotten = list(due), {}
         self._silent = {lane for lane, episode in enumerate(episodes) if not episode.digest}
         self.lane_seeds = [episode.lane_seed for episode in episodes]
         self.episodes = [episode.number for episode in episodes]
@@ -272,8 +273,9 @@ class EpisodeLog:
         if lanes := is_forgotten(state):
             counts = [f"environment {lane} after {state['forgotten'][lane]:,} steps" for lane in lanes]
             _log.warning(
-                "%s: episodes of more than %s steps are not replayed, and new ones begin; what wrappers remembered "
-                "from earlier episodes is lost there", ", ".join(counts), f"{MOST_STEPS:,}",
+                "%s: episodes of more than %s steps are not replayed, nor those of more than %s for which actions "
+                "of all environments would take 256 MB, and new ones begin; what wrappers remembered from earlier "
+                "episodes is lost there", ", ".join(counts), f"{MOST_STEPS:,}", f"{_ALWAYS_KEPT:,}",
             )  # fmt: skip
         if len(dropped := state.get("dropped", ())):
             _log.warning("environments %s were dropped; they are made anew, and play along again", dropped.tolist())
@@ -285,8 +287,10 @@ class EpisodeLog:
         return [np.empty((capacity, num_lanes, *leaf.shape), dtype) for leaf, dtype in leaves]
 
     def _make_room(self) -> None:
+        row_bytes = sum(rows[0].nbytes for rows in self._rows)
+        most = min(MOST_STEPS, max(_ALWAYS_KEPT, _MOST_BYTES // row_bytes))
         for lane, begin in enumerate(self._begins):
-            if lane in self.forgotten or self._length - begin > MOST_STEPS:
+            if lane in self.forgotten or self._length - begin > most:
                 self.forgotten[lane] = self.steps(lane) - 1
                 self._begins[lane] = self._length - 1  # the newest action is asked for
         drop = min(self._begins)

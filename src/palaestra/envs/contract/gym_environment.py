@@ -61,7 +61,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
     ) -> None:
         self.env_id = env_id
         self.auto_reset = auto_reset
-        self._discount = float(discount)
+        self.usual_discount = float(discount)
         for name in ("observation_space", "action_space"):
             if getattr(gym_env, name, None) is None:
                 raise SpecError(
@@ -87,7 +87,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
     @property
     def plain(self) -> bool:
         """Whether rewards are scalars and the discount is 1, so that a loop over many can do this layer's work."""
-        return self._scalar and self._discount == 1.0
+        return self._scalar and self.usual_discount == 1.0
 
     @property
     def cut_off(self) -> bool:
@@ -129,7 +129,7 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         ):
             raise SpecError(wrong)
         self._cut_off = truncated
-        kind, discount = end_of(terminated, truncated, self._discount)
+        kind, discount = end_of(terminated, truncated, self.usual_discount)
         if kind == 2:
             observation = last_seen(self, observation, info, terminated)
         return _new(TimeStep, (kind, self._reward(reward), discount, observation, action, self.env_id, (), info))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from palaestra.core import Batch, SpecError, SpecTree, TensorSpec, did_you_mean
+from palaestra.core import Batch, ConfigError, SpecError, SpecTree, TensorSpec, did_you_mean
 from palaestra.core.errors import is_news
 from palaestra.envs.contract.nest import batched_spec, neutral_rows, problem, unstacked
 from palaestra.envs.contract.spaces import OLD_GYM
@@ -152,6 +152,28 @@ def entry_names(spec: SpecTree, prefix: str = "") -> Iterator[str]:
             yield from (f"{prefix}{name}/{index}" for index in range(child.size))
 
 
+def require_small(names: Sequence[str], spec: SpecTree, prefix: str = "") -> None:
+    """Refuses entries that are named, and belong to an array that is too large to be numbers.
+
+    Args:
+        names: that a user gave.
+        spec: an `env_info_spec`.
+        prefix: of its group.
+
+    Raises:
+        ConfigError: there is one; the message has its size and the limit.
+    """
+    for name, child in spec.items() if isinstance(spec, dict) else ():
+        whole = f"{prefix}{name}"
+        if not isinstance(child, TensorSpec):
+            require_small(names, child, f"{whole}/")
+        elif child.size > MOST_ELEMENTS and any(f"{one}/".startswith(f"{whole}/") for one in names):
+            raise ConfigError(
+                f"env.info names {whole!r}, an array of {child.size:,} numbers; only arrays of at most {MOST_ELEMENTS} "
+                "are reported. Put it into the observation, or report the numbers that matter by themselves"
+            )
+
+
 def chosen_entries(names: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
     """The entries that are meant: by name, by the name of a group or an array, or by `*`; unknown ones are warned of.
 
@@ -165,7 +187,8 @@ def chosen_entries(names: Sequence[str], found: Sequence[str]) -> tuple[str, ...
         if not fitting and name != "*":
             fitting, hint = [name], did_you_mean(name, found)
             text = (
-                f"env.info has {name!r}, which a first look at an episode did not find: it is 0 where nobody reports it"
+                f"env.info has {name!r}, which a first look at an episode did not find as a number, or an array of at "
+                f"most {MOST_ELEMENTS}: it is 0 where nobody reports it"
             )
             if is_news(text):
                 _log.warning("%s%s", text, hint)

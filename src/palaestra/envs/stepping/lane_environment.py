@@ -85,6 +85,7 @@ class LaneEnvironment(HasSpecs, Environment):
         self._scalar_actions = isinstance(self._bare.action, TensorSpec) and not self._bare.action.shape
         self._env_id = torch.arange(self.batch_size)
         self._log = EpisodeLog(seeds, self._bare.action)
+        self.dropped = self._log.dropped
         self._budget = RestartBudget(self._policy)
         self._faults, self._first_fault = EventLog(), ""
         self._seeds: dict[int, int] = {}

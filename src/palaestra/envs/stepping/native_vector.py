@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from palaestra.core import Batch, TensorSpec, TimeStep, episode_seed
-from palaestra.core.errors import ConfigError, EnvError, NonFiniteError, SpecError
+from palaestra.core import Batch, ConfigError, EnvError, NonFiniteError, SpecError, TensorSpec, TimeStep, episode_seed
 from palaestra.envs.contract.attributes import Found, SharedAttributes
 from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_time_step, require_all, taken
 from palaestra.envs.contract.environment import Environment, HasSpecs

@@ -2,8 +2,8 @@
 
 One thread looks a few times within a timeout at what the drivers of this process are doing. A step tells it by storing
 two attributes, so watching costs nothing; and it counts its own looks, not the clock, so a process that was stopped
-for an hour has lost no time. Where one lane has hung, the lanes behind it have a quarter of the time each; none is
-stepped any more where the run ends.
+for an hour has lost no time. A step that waits in a debugger has all the time it needs. Where one lane has hung, the
+lanes behind it have a quarter of the time each; none is stepped any more where the run ends.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ _EXIT_CODE = 3
 _LONGEST_PERIOD_S, _LOOKS = 1.0, 4  # a hang is seen within a quarter more than its timeout
 _GRACE_S = 2.0  # from the interruption to the end of the process
 _STEPPING = "palaestra.envs.stepping.serial"
+_DEBUGGERS = {"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"}
 
 
 class EnvironmentExit(BaseException):
@@ -279,21 +280,33 @@ def _look(driver: Any, last: _Look | None, since_s: float) -> _Look | None:
         hung = last is not None and last.doing is doing and (last.told or last.hung)
         return _Look(doing, lane, (1 - 1 / _LOOKS) * driver.limit_s if hung else 0.0, False, hung)
     waited_s = last.waited_s + since_s
-    if not last.told and waited_s >= driver.limit_s:
-        ident, driver.hang = _stack(driver)
-        _interrupt(ident)
-        return _Look(doing, lane, 0.0, True, last.hung)
-    if last.told and waited_s >= min(_GRACE_S, driver.limit_s):
+    if waited_s < (min(_GRACE_S, driver.limit_s) if last.told else driver.limit_s):
+        return last._replace(waited_s=waited_s)
+    ident, hang, held = _stack(driver)
+    if held:
+        return last._replace(waited_s=0.0)
+    if last.told:
         _end(driver, lane)
-    return last._replace(waited_s=waited_s)
+    driver.hang = hang
+    _interrupt(ident)
+    return _Look(doing, lane, 0.0, True, last.hung)
 
 
-def _stack(driver: Watched) -> tuple[int, str]:
-    """The thread in which a driver is stepping, and what it is doing."""
+def _stack(driver: Watched) -> tuple[int, str, bool]:
+    """The thread in which a driver is stepping, what it is doing, and whether a debugger holds it there."""
     for ident, frame in sys._current_frames().items():
         if _steps(frame, driver):
-            return ident, "".join(traceback.format_stack(frame))
-    return 0, "a thread that has ended\n"
+            return ident, "".join(traceback.format_stack(frame)), _is_held(frame)
+    return 0, "a thread that has ended\n", False
+
+
+def _is_held(frame: FrameType | None) -> bool:
+    """Whether the step that a stack is in has called a debugger; one that runs the program lies below the step."""
+    while frame is not None and (name := str(frame.f_globals.get("__name__"))) != _STEPPING:
+        if name.partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _interrupt(ident: int) -> None:

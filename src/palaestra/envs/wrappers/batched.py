@@ -58,7 +58,7 @@ class BatchedWrapper(HasSpecs, Environment):
         """Exact rewards of the rows that `change` is given, float64 [n], where they are known."""
         self.exact: torch.Tensor | None = None
         """Those of the rows that it makes of them, if it changes rewards and says so."""
-        self.end_episodes = env.end_episodes
+        self.end_episodes, self.dropped = env.end_episodes, env.dropped
 
     # -- what layers change
 

@@ -14,10 +14,11 @@ class TimeLimit(EnvironmentWrapper):
     """Makes the env step number `duration` of an episode its LAST, with the discount unchanged.
 
     A truncated state keeps its value; one that terminates on that very step keeps its discount of 0. An environment
-    that counts by itself and reports `terminated` at step N is corrected by `TimeLimit(env, N - 1)`.
+    that counts by itself and reports `terminated` at step N is corrected by `TimeLimit(env, N - 1)`. Around
+    `ActionRepeat` it counts env steps; inside of it, where `env.max_episode_steps` puts it, every repetition.
 
     Args:
-        duration: env steps in an episode, an integer of at least 1.
+        duration: steps in an episode, an integer of at least 1.
 
     Raises:
         ConfigError: the duration is no such integer.
@@ -94,8 +95,9 @@ class NonEpisodic(EnvironmentWrapper):
     """Hides terminations: where the task says that it is over, the agent continues to act.
 
     For continuing tasks whose environment reports success or failure as an end. A truncation stays a LAST step, also
-    where it comes together with a termination, so a time limit can still cut the stream into pieces; the discount is 1
-    everywhere. The environment has to stand being stepped after its end.
+    where it comes together with a termination, so a time limit can still cut the stream into pieces. A hidden end has
+    the discount of the step before it: 1, or what the task has instead. The environment has to stand being stepped
+    after its end.
 
     Examples:
         >>> from palaestra.envs import load
@@ -107,11 +109,23 @@ class NonEpisodic(EnvironmentWrapper):
 
     keeps_frames = True
 
+    def __init__(self, env: SingleEnvironment) -> None:
+        super().__init__(env)
+        bare: Any = env
+        while hasattr(bare, "env"):
+            bare = bare.env
+        self._usual = self._discount = getattr(bare, "usual_discount", 1.0)
+
+    def begin_episode(self, seed: int) -> TimeStep:
+        self._discount = self._usual
+        return self.env.begin_episode(seed)
+
     def advance(self, action: Any) -> TimeStep:
         time_step = self.env.advance(action)
         if time_step.step_type != 2 or time_step.discount != 0:
+            self._discount = time_step.discount
             return time_step
-        return time_step._replace(step_type=2 if self.env.cut_off else 1, discount=1.0)
+        return time_step._replace(step_type=2 if self.env.cut_off else 1, discount=self._discount)
 
 
 @final
