@@ -218,8 +218,12 @@ def test_a_run_without_metrics_is_refused(tmp_path):
 @pytest.mark.parametrize("weight", [0.5, float("nan")])
 def test_the_newest_update_that_was_not_finite_is_looked_into(tmp_path, weight):
     """F23: what was kept for it was read by nobody."""
-    run = made(tmp_path)
-    learned = {"model": {"weight": torch.full((2,), weight)}, "count": 3}
+    run = made(tmp_path, updates_skipped=2.0)
+    learned = {
+        "normalizer": {"low": torch.full((2,), -math.inf)},
+        "model": {"weight": torch.full((2,), weight)},
+        "count": 3,
+    }
     algorithm: Any = SimpleNamespace(num_gradient_steps=7, policy_version=2, state_tensors=lambda: learned)
     record = PolicyRecord(algorithm, 5, run.path / "faults")
     for reward in (1.0, 3e8):
@@ -227,8 +231,9 @@ def test_the_newest_update_that_was_not_finite_is_looked_into(tmp_path, weight):
         error.batch = {"observation": torch.tensor([[1.0, math.inf]]), "reward": torch.tensor([reward]), "n": 2}
         record.skip(error, 40)
         algorithm.num_gradient_steps = 12
-    (finding,) = palaestra.diagnose(run.path, episodes=0).findings
-    assert finding.name == "not_finite_update"
+    names = {finding.name: finding for finding in palaestra.diagnose(run.path, episodes=0).findings}
+    finding = names["not_finite_update"]
+    assert "normalizer" not in finding.evidence, "bounds are infinite before the first update"
     assert "the update after 12 gradient steps" in finding.evidence
     assert "observation has 1 of 2 numbers that are not finite, reward is of size 3e+08" in finding.evidence
     assert ("model.weight has 2 of 2" in finding.evidence) == (weight != 0.5)

@@ -97,7 +97,6 @@ def test_new_rows_are_drawn_equally_often(n_step):
     assert torch.equal(drawn.weight, torch.ones(6000))
 
 
-@pytest.mark.slow
 def test_a_single_number_that_rounding_leads_astray_still_draws_a_leaf():
     """Its rest becomes the whole sum in single precision, and no other number of the draw has a leaf."""
     tree = SumTree(2048)
@@ -107,6 +106,7 @@ def test_a_single_number_that_rounding_leads_astray_still_draws_a_leaf():
     assert size.tolist() == [1.0]
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
     """TS-11: Schaul et al., equation (1); weights undo it, up to the largest: (N P)^-beta / max."""
     settings = Prioritized(alpha=0.5, beta=0.7)

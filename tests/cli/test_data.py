@@ -90,7 +90,7 @@ def test_a_dry_run_of_updates_and_env_steps_counts_both(algorithm, capsys, monke
     assert chance() == 0
     name, *options = algorithm
     budget = ("--offline.data", "demo", "--offline.updates", "500", "--trainer.total-env-steps", "1500")
-    speeds = iter([(100.0, 7), (10.0, 5)])
+    speeds = iter([(100.0, 7), (10.0, 12)])
     monkeypatch.setattr(measure, "_measure", lambda trainer: next(speeds))
     assert exit_code("train", name, "Pendulum-v1", *budget, *options, *SIZES, "--dry-run", "--json") == 0
     estimate = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -10,7 +10,7 @@ import pytest
 
 from palaestra.core import ConfigError, importing, trust
 from palaestra.experiments import find_runs, seeds, together
-from palaestra.runs.trust import require_trust, sign
+from palaestra.runs.trust import require_services, require_trust, sign
 from tests.experiments.parts import rows_of, written
 
 
@@ -48,9 +48,7 @@ def test_f12_a_run_does_not_become_a_group_by_a_file_in_it(group, tmp_path):
         find_runs([group])
 
 
-@pytest.mark.parametrize("mark", ["group.json", "study.json"])
-def test_f12_code_in_the_folder_of_a_group_or_study_is_not_the_readers_own(group, monkeypatch, mark):
-    (group / "group.json").rename(group / mark)
+def test_f12_code_in_the_folder_of_a_group_is_not_the_readers_own(group, monkeypatch):
     (group / "beside_runs.py").touch()
     monkeypatch.chdir(group)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
@@ -92,9 +90,10 @@ def test_what_a_library_calls_its_environments_is_no_code(tmp_path, name):
 
 
 def test_f12_a_strangers_run_does_not_tell_services_with_the_readers_account(tmp_path):
-    with pytest.raises(ConfigError, match=r"or connect elsewhere: run.loggers = 'wandb'"):
-        require_trust({"run": {"loggers": ["wandb"]}}, tmp_path)
-    require_trust({"run": {"loggers": []}}, tmp_path)
+    require_trust({"run": {"loggers": ["wandb"]}}, tmp_path)  # looking at it tells nobody
+    with pytest.raises(ConfigError, match=r"would connect with your account to wandb"):
+        require_services(["wandb"], tmp_path)
+    require_services([], tmp_path)
 
 
 def test_f12_a_key_that_another_process_has_made_meanwhile_is_the_one(tmp_path, monkeypatch):

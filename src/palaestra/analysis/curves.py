@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
 from palaestra.core.reading import LONGEST_LINE, opened, parse_json, read_lines
+from palaestra.rollout.episodes import reported
 from palaestra.runs import RunDirectory, changes_between, find_runs, read_evaluations
 from palaestra.runs.records import is_number, say_once
 
@@ -33,7 +33,10 @@ _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"
 _RESAMPLES = 2000
 _POINTS = 200
 _ROWS, _SMALL_BYTES, _MOST_BYTES = 2_000, 2**23, 2**26  # of a larger file of metrics so many rows or bytes are read
-_mean = functools.partial(np.mean, axis=-2)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    return np.mean(values, axis=-2)
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,7 @@ def curves_of(
     runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
     groups: dict[tuple[str, str], list[tuple[np.ndarray, bool]]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
-    seen: set[str] = set()
-    missing: list[str] = []
+    seen, missing = set[str](), list[str]()
     for run, label in zip(runs, labels_of_runs(runs), strict=True):
         rows = thinned_metrics(run.path, metric)
         seen |= {name for row in rows for name in row}
@@ -169,9 +171,9 @@ def curves_of(
 
 def _evaluated(run: RunDirectory, metric: str) -> list[list[float]]:
     """Points of a metric of evaluations where each was made, for rows of metrics repeat the newest until the next."""
-    name = metric.removeprefix("eval/").removeprefix("info/")
-    found = [(step, {**record, **record.get("parts", {})}.get(name)) for step, record in read_evaluations(run.path)]
-    return [[step, value, step] for step, value in found if is_number(value)]
+    name = metric.removeprefix("eval/")
+    of: Any = dict if name in ("return_mean", "against_best") else lambda record: reported(record.get("parts", {}))
+    return [[step, value, step] for step, one in read_evaluations(run.path) if is_number(value := of(one).get(name))]
 
 
 def labels_of_runs(runs: Sequence[RunDirectory]) -> list[str]:

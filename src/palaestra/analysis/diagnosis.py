@@ -67,7 +67,8 @@ def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) 
     if not log.rows:
         raise CheckpointError(f"{directory.path}/metrics.jsonl has no row of metrics yet; train on, and ask again")
     played = _played(directory, log, episodes) if episodes else ()
-    others = (*kept_update(directory.path / "faults"), *played)
+    counts = log.last("updates_skipped") or directory.status == "failed"  # else the run went on from before
+    others = (*(kept_update(directory.path / "faults") if counts else ()), *played)
     found = [*_logged(log), *(possible(one, log.config) for one in others)]
     return Diagnosis(str(directory.path), tuple(sorted(found, key=lambda finding: -finding.severity)))
 

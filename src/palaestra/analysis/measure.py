@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,18 +103,19 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     environments = 0 if is_multi_agent(config.env.name) else require_memory(config.env)
     with learner.collecting(data) as made:
         trainer = Trainer(made.collector, learner.manager_on(made.runtime), config.trainer)
+        budget, on_data = config.trainer.total_env_steps, config.offline.updates
         with contextlib.closing(trainer.learner):
             speed, updates = _measure(trainer)
+            if on_data:  # after which come env steps
+                collector: Any = made.collector
+                collector.take_over()
+                online, updates = _measure(trainer)
+                speed = budget / (on_data / speed + (budget - on_data) / online)
         model = sum(_bytes_of(one.state_tensors()) for one in algorithms.values())
         size = sum(
             getattr(buffer, "size_bytes", 0) or _bytes_of(buffer.state_tensors())
             for buffer in [*made.collector.buffers.values(), *data.values()]
         )
-    budget, on_data = config.trainer.total_env_steps, config.offline.updates
-    if on_data:  # its first part was measured, and after it come env steps
-        online = dry_run(replace(config, offline=replace(config.offline, updates=0)))
-        speed = budget / (on_data / speed + (budget - on_data) / online.env_steps_per_s)
-        updates += online.updates
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     parameters = {id(p): p.numel() for one in algorithms.values() for p in one.model.parameters()}
     return Estimate(

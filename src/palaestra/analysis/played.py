@@ -306,12 +306,13 @@ def kept_update(faults: Path) -> Iterator[Symptom]:
         CheckpointError: a file is damaged; names it.
     """
     kept = sorted(faults.glob("**/non_finite_*/fault.json"), key=lambda file: (file.stat().st_mtime_ns, f"{file}"))
-    if not kept:
-        return
+    if not kept or not all(kept[-1].with_name(f"{name}.safetensors").exists() for name in ("batch", "algorithm")):
+        return  # of what was deleted nothing is said
     folder = kept[-1].parent  # non_finite_<gradient steps>_<number>
     steps = folder.name.split("_")[2].lstrip("0") or "0"
     batch, learned = (load_tensors(folder / f"{name}.safetensors") for name in ("batch", "algorithm"))
-    of_batch, of_learned = _not_usual(batch, _HUGE), _not_usual(learned, math.inf)
+    trained = {name: value for name, value in learned.items() if name.startswith(("model.", "optimizer."))}
+    of_batch, of_learned = _not_usual(batch, _HUGE), _not_usual(trained, math.inf)
     advice = ["a smaller --algorithm.learning-rate", "--algorithm.max-grad-norm 0.5"]
     if of_learned:
         advice = ["an earlier checkpoint or a new run: from these parameters nothing can be learned", *advice]

@@ -242,7 +242,7 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
 def _require_read(found: Mapping[str, Any], path: Path) -> None:
     """Refuses, before any of it is read, what a file of D4RL says of its arrays and does not fit."""
     for key, rows in found.items():
-        kind = getattr(getattr(rows, "dtype", None), "kind", "")
+        kind = getattr(getattr(rows, "dtype", None), "kind", "") if getattr(rows, "shape", None) is not None else ""
         if kind not in tuple("biuf") or rows.external or rows.is_virtual:
             raise ShapeError(f"{path} has {key} that are no array of numbers in the file itself: {rows}; copy them in")
     counts = {rows.shape[:1] for rows in found.values()}

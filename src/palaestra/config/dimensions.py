@@ -15,7 +15,7 @@ __all__ = ["Dimension", "search_space"]
 
 _NOT_SEARCHED = {
     *("capacity", "mini_batch_length", "burn_in", "num_critics", "rho_clip", "trace_clip", "action_chunk"),
-    "num_dropped",
+    *("num_dropped", "target_std"),
 }
 """Sizes that decide about memory, or that are for networks with memory alone, and those that bound others or cannot be
 had beside them; a path in `space` searches them."""
@@ -208,7 +208,7 @@ def _dimensions(setting: Setting, config: ExperimentConfig) -> list[Dimension]:
     if whole or path.endswith("unroll_length"):
         most = max(2, config.trainer.total_env_steps // 4)
         exponent = round(math.log2(value))
-        low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(most)))
+        low, high = max(0, exponent - 2), min(exponent + 2, int(math.log2(min(most, top))))
         return [Dimension(path, "power_of_two", 2**low, 2**high)] if low < high else []
     found = _around(path, float(value), bottom, top) if bounds or path.startswith("algorithm.") else None
     return [] if found is None else [found]

@@ -293,14 +293,15 @@ def _home(found: Any) -> str:
 
 
 def in_run(folder: Path) -> bool:
-    """Whether a folder is of a run, a group or a study, or lies in one: what it holds may be a stranger's.
+    """Whether a folder is of a run or a group, or lies in one: what it holds may be a stranger's.
 
     Args:
         folder: any.
     """
     parts = ("checkpoints", "policy/policy.json", "evals")
     return any(
-        any((place / mark).exists() for mark in ("run.json", "group.json", "study.json", "policy.json"))
+        any((place / mark).exists() for mark in ("run.json", "policy.json"))
+        or ((place / "group.json").exists() and any(place.glob("*/config.yaml")))
         or ((place / "config.yaml").exists() and any((place / part).exists() for part in parts))
         for place in (folder, *folder.parents)
     )

@@ -303,16 +303,18 @@ def _torch(program: _Program, file: Path) -> Function:
 def _quiet() -> Iterator[None]:
     """Without what exporters say about their own insides, which is not for users, or write: paths of this machine."""
     log, fx = logging.getLogger("torch.onnx"), cast("Any", torch.fx).config
-    level, traceless = log.level, fx.do_not_emit_stack_traces
+    level, traces = log.level, getattr(fx, "do_not_emit_stack_traces", None)
     log.setLevel(logging.ERROR)
-    fx.do_not_emit_stack_traces = True
+    if traces is not None:  # torch 2.8 to 2.10 cannot leave them out
+        fx.do_not_emit_stack_traces = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)
-        fx.do_not_emit_stack_traces = traceless
+        if traces is not None:
+            fx.do_not_emit_stack_traces = traces
 
 
 def _dynamic(program: _Program) -> Any:

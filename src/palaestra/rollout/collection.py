@@ -297,6 +297,10 @@ class OfflineFirst:
         """
         return (self.collector if self._collects else self._offline).unroll(length, random=random)
 
+    def take_over(self) -> None:
+        """Lets the collector take over now, whatever updates are left."""
+        self._updates = self.updates_made
+
     def pause(self) -> None:
         """Ends a running unroll as soon as it can."""
         self.collector.pause()

@@ -192,7 +192,8 @@ class Learner(ABC):
         """
         for algorithm in self.algorithms.values():
             most = getattr(algorithm.policy, "most_entropy", np.inf)
-            if (wanted := getattr(algorithm, "target_entropy", -np.inf)) >= most:
+            adapts = getattr(algorithm.config, "temperature_learning_rate", 0)
+            if adapts and (wanted := getattr(algorithm, "target_entropy", -np.inf)) >= most:
                 yield (
                     f"the target of the entropy is {wanted:.3g} nats, and actions between two bounds have less than "
                     f"{most:.3g} whatever is learned, so the temperature would rise for ever; give a smaller "

@@ -27,6 +27,7 @@ from palaestra.runs.learner import Learner
 from palaestra.runs.making import as_one, idle_settings, require_kept_statistics
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
 from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
+from palaestra.runs.trust import require_services
 from palaestra.training import Trainer, policy_folder
 from palaestra.training.callbacks import missing_callbacks
 
@@ -340,6 +341,7 @@ def changed_config(run: RunDirectory, settings: Mapping[str, Any]) -> Experiment
             f"it: palaestra train {config.algorithm_name} {config.env.name} --from {shlex.quote(str(run.path))}"
         )
     changed = config_from_mapping(ExperimentConfig, settings, base=config)
+    require_services(changed.run.loggers, run.path)
     changes = changes_between(config, changed)
     refused = [*_misfits(config, changed, changes)]
     reached, budget = run.env_steps, changed.trainer.total_env_steps

@@ -1,6 +1,5 @@
 """Whether a run directory may have the code imported that its configuration names."""
 
-import contextlib
 import hmac
 import os
 import re
@@ -17,7 +16,7 @@ from palaestra.envs.suites import envpool, jax
 from palaestra.multiagent import loading
 
 _KEY_SIZE = 32
-_CONNECT = ("distributed.address", "run.loggers")
+_CONNECT = ("distributed.address",)
 _INSTEAD = "If you know where the run comes from, give --trust, or call palaestra.core.trust(directory)"
 _ENVS = (envpool.PREFIX, jax.PREFIX, loading.PREFIX)
 _LIBRARIES = {"env.name": _ENVS, "env.variants.name": _ENVS, "offline.data": ("minari:", "d4rl:")}
@@ -102,6 +101,23 @@ def _reaches(data: Any, path: str = "") -> Iterator[str]:
         yield f"{path} = {data!r}"
 
 
+def require_services(loggers: Sequence[str], directory: Path) -> None:
+    """Refuses to go on with the run of another where it would tell services of it, with its reader's account.
+
+    Args:
+        loggers: `run.loggers`.
+        directory: of the run.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if loggers and not (trusts(directory) or _signed(directory)):
+        raise ConfigError(
+            f"the run {directory} was not made by you on this machine, and would connect with your account to "
+            f"{', '.join(loggers)}; leave that out (--override run.loggers=[]). {_INSTEAD}"
+        )
+
+
 def sign(config: bytes) -> str | None:
     """What shows that this user wrote a run's `config.yaml`: its digest under a key that stays on this machine.
 
@@ -120,10 +136,13 @@ def sign(config: bytes) -> str | None:
                 fresh.write_bytes(secrets.token_bytes(_KEY_SIZE))
                 if key.exists() and key.stat().st_size != _KEY_SIZE:
                     key.unlink()
-                with contextlib.suppress(FileExistsError):  # another process was first, and its key is the one
+                try:
                     os.link(fresh, key)
+                except OSError:  # another process was first, and its key is the one; or there are no links here
+                    if not key.exists():
+                        fresh.replace(key)
             finally:
-                fresh.unlink()
+                fresh.unlink(missing_ok=True)
         secret = read_bytes(key)
         if len(secret) != _KEY_SIZE:
             return None
