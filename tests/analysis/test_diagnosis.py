@@ -219,11 +219,7 @@ def test_a_run_without_metrics_is_refused(tmp_path):
 def test_the_newest_update_that_was_not_finite_is_looked_into(tmp_path, weight):
     """F23: what was kept for it was read by nobody."""
     run = made(tmp_path, updates_skipped=2.0)
-    learned = {
-        "normalizer": {"low": torch.full((2,), -math.inf)},
-        "model": {"weight": torch.full((2,), weight)},
-        "count": 3,
-    }
+    learned = {"normalizer": {"low": torch.full((2,), -math.inf)}, "model": {"weight": torch.full((2,), weight)}}
     algorithm: Any = SimpleNamespace(num_gradient_steps=7, policy_version=2, state_tensors=lambda: learned)
     record = PolicyRecord(algorithm, 5, run.path / "faults")
     for reward in (1.0, 3e8):
