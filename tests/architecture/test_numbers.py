@@ -216,7 +216,7 @@ ROOMS = {
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2561, "0059"),
     "envs": Room(58, 7360, "0059"),
-    "experiments": Room(10, 1810, "0059"),
+    "experiments": Room(10, 1811, "0059"),
     "multiagent": Room(14, 2120, "0059"),
     "nn": Room(20, 2984, "0057"),
     "ops": Room(11, 748, "0058"),

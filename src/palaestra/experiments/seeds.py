@@ -38,8 +38,9 @@ _LEAST_TOGETHER = 4
 """Members of a process, before there is another one."""
 _STOPPED = (130, 143)
 
-_PROCESS = "import sys; from palaestra.experiments.together import seed_process as p; sys.exit(p(*sys.argv[1:]))"
-_TOGETHER = "import sys; from palaestra.experiments.together import members_process as m; sys.exit(m(*sys.argv[1:]))"
+_START = "import sys; sys.path[:] = sys.argv[2:]; from palaestra.experiments.together import "
+_PROCESS = _START + "seed_process as p; sys.exit(p(*sys.argv[1:]))"
+_TOGETHER = _START + "members_process as p; sys.exit(p(*sys.argv[1:]))"
 _POLL_S = 0.1
 _LEAVES_S = 40.0
 """How long after `trainer.grace_s` a seed that was asked to stop may still be there before it is ended."""

@@ -98,7 +98,7 @@ class AgentEnvironment:
             NonFiniteError: its observation or reward is NaN or infinite.
             AgentStopped: the robot stops.
         """
-        if wrong := self._reader.unfit(action, self._newest):
+        if self._newest is not None and (wrong := self._reader.unfit(action, self._newest)):  # else none is executed
             place = f"step {self._steps + 1} of its episode {self.episodes}"
             raise SpecError(f"the action of agent {self._agent_id} in {place} has {wrong}")
         self.wait(acts=True)
@@ -132,7 +132,7 @@ class AgentEnvironment:
             raise Fault.of(Incident(failure), place, handled="raise", first_id=self._agent_id).error()
         if self.env_steps % self._boundary.period == 0:
             self._boundary.out_of_place(arrays)
-        self._newest = time_step.observation
+        self._newest = None if time_step.last else time_step.observation
         row = TimeStep(
             step_type=torch.tensor([int(time_step.step_type)], dtype=torch.int32),
             reward=torch.from_numpy(reward),
