@@ -260,7 +260,7 @@ def decided(config: EnvConfig) -> EnvConfig:
         >>> decided(EnvConfig(name="Hopper-v5", num_envs=8, gym_wrappers=("ClipReward",))).vectorization
         'auto'
     """
-    if config.info:
+    if config.info and not is_pool(config):
         spec, lane = {}, functools.partial(load_lane, config.alone(1), 0)
         with contextlib.suppress(PalaestraError), LaneEnvironment(SerialDriver([lane]), lane_seeds=[0]) as env:
             spec = env.get_attr("env_info_spec")[0]  # what cannot be made says so elsewhere

@@ -274,7 +274,7 @@ class Collector:
             self._refuse_random()
         with torch.inference_mode():
             run = self._run_overlapped if self._num_ready < self.num_lanes else self._run_in_lockstep
-            graph = None if random or self.stepped else self._compiled
+            graph = None if random or self.stepped or self.deterministic else self._compiled
             rows = run(rows, info, random) if graph is None else self._run_compiled(graph, rows, info)
             if graph is None:
                 self._check()

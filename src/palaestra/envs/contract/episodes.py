@@ -288,7 +288,7 @@ class EpisodeLog:
 
     def _make_room(self) -> None:
         row_bytes = sum(rows[0].nbytes for rows in self._rows)
-        most = min(MOST_STEPS, max(_ALWAYS_KEPT, _MOST_BYTES // row_bytes))
+        most = min(MOST_STEPS, max(_ALWAYS_KEPT, _MOST_BYTES // max(1, row_bytes)))
         for lane, begin in enumerate(self._begins):
             if lane in self.forgotten or self._length - begin > most:
                 self.forgotten[lane] = self.steps(lane) - 1

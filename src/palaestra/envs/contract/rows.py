@@ -255,7 +255,7 @@ def wrong_info(info: Any) -> str:
     if not isinstance(info, dict):
         return "" if info == () else f"info must be a dict, and is {info!r}"
     level = {id(value): (str(key), value) for key, value in info.items() if isinstance(value, dict)}
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST if level else 0):
         pairs = [(key, child) for key, value in level.values() for child in value.values() if isinstance(child, dict)]
         level = {id(child): (key, child) for key, child in pairs}
     if not level:
