@@ -336,7 +336,8 @@ def test_numbers_that_agents_report_are_summed_up(kind, expected):
         policy = RandomPolicy(policy_specs["all"].observation_spec, policy_specs["all"].action_spec)
         parts = evaluate_agents({"all": policy}, envs, policy_specs, episodes=2).parts
     assert {name: parts[name] for name in expected} == expected
-    assert -3 <= parts.get("player_0/return", 0.0) <= 3
+    if kind == "parallel":
+        assert -3 <= parts["player_0/return"] <= 3
 
 
 def test_an_id_of_the_registry_is_one_of_several_agents_where_its_name_says_so():

@@ -10,7 +10,7 @@ import torch
 
 from palaestra import PPO, Collector, EnvConfig, ReplayBuffer, create_environment, evaluate
 from palaestra.core import ConfigError, Linear, NonFiniteError, Offline, Replay, StepType, join_state, split_state
-from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit
+from palaestra.envs import FaultPolicy, FirstReadyEnvironment, GymEnvironment, LaneEnvironment, SerialDriver, TimeLimit
 from palaestra.training import Trainer, TrainerConfig
 from tests.algorithms.parts import collected, environment, make
 from tests.training.parts import Hooks
@@ -319,6 +319,23 @@ def test_an_environment_that_was_dropped_is_not_waited_for():
     with pytest.warns(UserWarning, match=r"environments \[1\] were dropped and play none of the episodes"):
         assert len(collector.collect(n_episode=[1, 1]).episodes) == 1
     assert len(collector.collect(n_episode=[1, 0]).episodes) == 1
+
+
+def test_one_that_was_dropped_is_not_waited_for_where_all_of_several_groups_are():
+    groups = [
+        LaneEnvironment(
+            SerialDriver(
+                [TimeLimit(GymEnvironment(Poisoned(value)), 4) for value in (1.0, bad)],
+                faults=FaultPolicy(on_fault="drop"),
+            )
+        )
+        for bad in (1.0, np.nan)
+    ]
+    env = FirstReadyEnvironment(groups, num_ready=4)
+    collector = Collector.of(env, PPO(env.observation_spec, env.action_spec))
+    info = collector.collect(n_episode=[1, 1, 1, 1])
+    assert sorted(episode.env_id for episode in info.episodes) == [0, 1, 2]
+    assert env.dropped == {3}
 
 
 @pytest.mark.parametrize("number", [3.0, -1, [1, -1], "3", [1, 2, 3], np.array([1.0, 2.0])])

@@ -28,7 +28,7 @@ class MultiAgentEpisodes:
     An episode's return is the sum over the agents of policies that are judged (`PolicySpec.judged`), without those that
     another plays, such as a snapshot; its length the steps that were executed. Its `info` has `<agent>/return` and
     `<agent>/length` (actions taken) of every agent that took part, and `<policy>/return`, the mean over the agents of
-    each policy, with the numbers that the environment itself reports under other names.
+    each policy, with the numbers that the environment itself reports.
 
     Args:
         num_envs: B.
@@ -73,8 +73,7 @@ class MultiAgentEpisodes:
             if mine:
                 info[f"{policy}/return"] = sum(mine) / len(mine)
             episode_return += sum(mine) if spec.judged else 0.0
-        for name, value in reported.items():
-            info.setdefault(name, float(value))
+        info |= {name: float(value) for name, value in reported.items()}
         return Episode(episode_return, self._lengths[env], env, info)
 
     def abandon(self, env: int) -> None:

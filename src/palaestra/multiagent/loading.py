@@ -77,6 +77,7 @@ class _Foreign(MultiAgentEnv):
             f"{name}/{key}" if name else key: value
             for name, gathered in self._gathered.items()
             for key, value in rollout.info_summary(gathered).items()
+            if key not in ("return", "length")  # which metrics have of every agent
         }
 
     def render(self) -> np.ndarray:

@@ -170,6 +170,10 @@ class FirstReadyEnvironment(HasSpecs, Environment):
     def render(self) -> np.ndarray:
         return self.groups[0].render()
 
+    @property
+    def dropped(self) -> set[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {number * self._size + lane for number, group in enumerate(self.groups) for lane in group.dropped}
+
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # each of them, also where closing one fails
             for group in reversed(self.groups):

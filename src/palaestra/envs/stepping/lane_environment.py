@@ -253,7 +253,8 @@ class LaneEnvironment(HasSpecs, Environment):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replays every lane's running episode.
 
-        One of more than 100,000 steps is over, and a lane that was dropped is back; `resume` is then `statistical`.
+        One whose actions were not kept (`EpisodeLog`) is over, and a lane that was dropped is back; `resume` is then
+        `statistical`.
 
         Args:
             state: from `state_dict`, whatever the driver was.

@@ -1,6 +1,6 @@
 """Layers around batched environments: `BatchedWrapper`, what makes wrappers of single ones such, and inputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -58,7 +58,11 @@ class BatchedWrapper(HasSpecs, Environment):
         """Exact rewards of the rows that `change` is given, float64 [n], where they are known."""
         self.exact: torch.Tensor | None = None
         """Those of the rows that it makes of them, if it changes rewards and says so."""
-        self.end_episodes, self.dropped = env.end_episodes, env.dropped
+        self.end_episodes = env.end_episodes
+
+    @property
+    def dropped(self) -> Collection[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.env.dropped
 
     # -- what layers change
 
