@@ -188,7 +188,7 @@ def test_text_where_a_number_belongs_ends_no_report(tmp_path, caplog):
     """It ended in a traceback; what is damaged is named, and the rest is shown."""
     run = written(tmp_path, [{**row, "time/learning": "x", "return_mean": "x"} for row in rows_of([1, 2, 3])])
     fault = write_fault(run.path, FaultRecord("EnvError", "died", env_steps=7))
-    fault.write_text(fault.read_text().replace("7", '"x"'))
+    fault.write_text(re.sub(r'("env_steps": )7', r'\1"x"', fault.read_text()))
     run.write_info({"train_s": "long", "policy_lost_at": "x", "overrides": 3, "reason": 4})
     text = write_report([run.path], tmp_path / "report.html").read_text()
     assert "0001.json is no record of a fault: its env steps must be a number" in text
