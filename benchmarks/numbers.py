@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from palaestra.analysis.stats import t_quantile
+from palaestra.ops import t_quantile
 
 
 class Spread(NamedTuple):

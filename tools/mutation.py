@@ -21,7 +21,7 @@ EQUIVALENT: dict[str, str] = {
     "src/palaestra/buffers/saving.py: if new is None or ((new.max()) - (rewritten)) + 1 >= positions.ring_size:": (
         "the way around the ring counts all pieces, too"
     ),
-    'src/palaestra/training/console.py: "time/env_steps_per_s": env_steps / max(self.train_s, 5e-10),': (
+    'src/palaestra/training/console.py: "time/env_steps_per_s": env_steps / max(acting_s, 5e-10),': (
         "no run takes a nanosecond"
     ),
     "src/palaestra/training/console.py: whole = max(sum(self.seconds.values()), 5e-10)": "no run takes a nanosecond",

@@ -99,15 +99,15 @@ _PACKAGES = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for package in _PACKAGES:
+    if not name.startswith("_"):
+        if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
+        for package in _PACKAGES if name in __all__ else ("algorithms",):  # all of which are here, as PPO is
             module = importlib.import_module(f"{__name__}.{package}")
             found = vars(module).get(name)
             if found is not None and not isinstance(found, ModuleType):
                 globals()[name] = found
                 return found
-    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from palaestra.algorithms import BonusConfig
+import palaestra
+from palaestra.algorithms import BonusConfig, ExplorationBonus
 from palaestra.algorithms.algorithm import UpdateInfo
 from palaestra.core import Batch, ConfigError, StepType, load_tensors, save_tensors
+from palaestra.experiments import load_config, read_metrics
 from palaestra.nn import OptimizerOption
 from palaestra.testing.algorithms import different, parameters
 from tests.algorithms.parts import collected, environment, make
+from tests.experiments.parts import trained
 
 CASES = pytest.mark.parametrize(
     ("name", "kind"),
@@ -183,7 +186,9 @@ def test_windows_of_several_steps_are_refused():
 
 
 def test_an_unknown_bonus_is_named():
-    with pytest.raises(ConfigError, match=r"bonus\.kind is 'rdn'; it must be rnd, icm, gail or airl"):
+    with pytest.raises(
+        ConfigError, match=r"bonus\.kind is 'rdn'; it must be rnd, icm, gail or airl, or your own as my_package:MyBonus"
+    ):
         BonusConfig(kind="rdn")
     with pytest.raises(ConfigError, match=r"bonus\.weight is 0"):
         BonusConfig(weight=0.0)
@@ -211,3 +216,50 @@ def test_later_episodes_of_a_sequence_have_their_bonus_too():
     learned = algorithm.preprocess(rewarded, collector.buffer).valid > 0
     assert (learned & (drawn.valid == 0)).any()
     assert ((rewarded.reward - drawn.reward)[1:][learned] != 0).all()
+
+
+class Reconstruction(ExplorationBonus):
+    """Novel is what cannot be told from four numbers yet."""
+
+    def __init__(self, config, observation_spec, action_spec):
+        super().__init__(config, observation_spec)
+        size = observation_spec.size
+        self.trained["autoencoder"] = torch.nn.Sequential(torch.nn.Linear(size, 4), torch.nn.Linear(4, size))
+
+    def novelty(self, observation, action, next_observation):
+        return self.errors(observation, action, next_observation)
+
+    def errors(self, observation, action, next_observation):
+        return (self.trained["autoencoder"](next_observation) - next_observation).square().mean(-1)
+
+
+class OfAnotherCall(Reconstruction):
+    def __init__(self, config, observation_spec):
+        super().__init__(config, observation_spec, None)
+
+
+def nothing(config, observation_spec, action_spec):
+    """Makes no bonus."""
+
+
+def test_a_bonus_of_ones_own_is_named_and_goes_on_after_a_resume(tmp_path):
+    """The page said to write a class that no algorithm could be given."""
+    name = f"{__name__}:Reconstruction"
+    run = trained(tmp_path, algorithm__bonus__kind=name, algorithm__bonus__weight=0.2)
+    again = palaestra.resume(run.directory, trainer__total_env_steps=160)
+    assert load_config(again.directory / "config.yaml").algorithm.bonus.kind == name
+    rows = read_metrics(again.directory)
+    assert all(row["learning/bonus_mean"] > 0 for row in (rows[1], rows[-1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("palaestra.algorithms:PPO", "a LearnedReward is needed"),
+        (OfAnotherCall, r"is called as OfAnotherCall\(config, observation_spec, action_spec\): .*takes 3"),
+        (f"{__name__}:nothing", "makes a NoneType; a LearnedReward is needed"),
+    ],
+)
+def test_what_is_no_bonus_is_refused_with_what_is_needed(kind, why):
+    with pytest.raises(ConfigError, match=why):
+        with_bonus("ppo", "discrete", kind)

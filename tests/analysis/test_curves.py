@@ -10,10 +10,10 @@ import pytest
 from palaestra.analysis import curves
 from palaestra.analysis.curves import iqm, labels_of, shown_metric, thinned_metrics
 from palaestra.analysis.report import one_run, write_report
-from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import ExperimentConfig, RunDirectory, compare_runs, curves_of, preset, read_metrics
+from palaestra.ops import mean_interval
 from palaestra.runs import records
 from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
 from tests.faults.parts import command
@@ -106,6 +106,16 @@ def test_a_comparison_says_how_many_runs_it_is_of_and_needs_a_place_that_both_ha
     assert str(found).endswith("a difference of +2 (of 2 and 1 runs that came so far)")
     with pytest.raises(ConfigError, match=r"g and late have no env steps in common: one begins at 200, .* ends at 100"):
         compare_runs("g", "late", root=tmp_path)
+    elsewhere = written(tmp_path, rows_of([5] * 3), "elsewhere", env__name="Pendulum-v1")
+    assert str(compare_runs("short", elsewhere.path, root=tmp_path)).endswith("3 and 5, of two environments")
+
+
+def test_a_run_differs_in_nothing_from_its_fork_where_that_was_taken(tmp_path):
+    """The longer one was read between points of its picture, at none of which the shorter one ends."""
+    returns = np.random.default_rng(0).normal(size=701).tolist()
+    written(tmp_path, rows_of(returns), "origin")
+    written(tmp_path, rows_of(returns[:311]), "fork")
+    assert compare_runs("origin", "fork", root=tmp_path).at_common == (returns[310], returns[310])
 
 
 def test_a_curve_ends_where_the_first_whole_run_does(tmp_path):

@@ -77,6 +77,16 @@ def test_a_policy_that_has_lost_what_it_had_gained_is_noticed(tmp_path, returns,
     assert [one.name for one in palaestra.diagnose(run.path).findings] == (found if half == 0 else [])
 
 
+@pytest.mark.parametrize(("rate", "falling"), [(3e-4, True), (Linear(3e-4, 0.0), False)])
+def test_a_falling_learning_rate_is_advised_where_it_is_constant(tmp_path, rate, falling):
+    run = made(tmp_path, settings={"learning_rate": rate})
+    for number, value in enumerate([20, 440, 130, 141]):
+        record = {"return_mean": value, "returns": [value], "return_ci95": [value, value]}
+        (run.path / "evals" / f"{number}.json").write_text(json.dumps(record | {"length_mean": 1.0, "episodes": 1}))
+    (finding,) = palaestra.diagnose(run.path).findings
+    assert ("one that falls" in finding.advice[0]) is falling
+
+
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

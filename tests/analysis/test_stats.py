@@ -263,6 +263,8 @@ def test_runs_of_one_length_count_their_last_scores_although_some_end_an_unroll_
         (tmp_path / name / "progress.csv").write_text("".join(f"{step},{score}\n" for step, score in rows))
     found = [read_logs(tmp_path / name)[0] for name in ends]
     assert [run.score(1221) for run in found] == [20.6, 37.2, 26.4]
+    sparse = LoggedRun(tmp_path / "d", "eval", np.array([[2484, 312.8], [2734, 213.45], [3237, 211.25]]))
+    assert [sparse.score(end) for end in (3167, 3000, 2600)] == [211.25, 213.45, 312.8]
     names = [f"x={tmp_path / name}" for name in "ab"]
     assert exit_code("stats", *names, "--env", "CartPole-v1") == 0
     assert "CartPole-v1: 20.6, 37.2" in capsys.readouterr().out

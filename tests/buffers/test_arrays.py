@@ -1,5 +1,6 @@
 """Tests of transitions in the field's usual layout: `palaestra.buffers.from_arrays`, and `ReplayBuffer.add`."""
 
+import contextlib
 import math
 
 import gymnasium
@@ -12,6 +13,7 @@ from palaestra.algorithms import SAC, SACConfig
 from palaestra.buffers import ReplayBuffer, from_arrays
 from palaestra.core import DiscreteSpec, Offline, ShapeError, TensorSpec, TimeStep
 from palaestra.testing.buffers import FIRST, LAST, MID
+from tests.devices import pretend_device
 
 SPECS = {"observation_spec": TensorSpec((1,)), "action_spec": DiscreteSpec(num=9)}
 
@@ -58,6 +60,19 @@ def test_arrays_that_are_no_transitions_are_refused(changed, words):
     data = {name: value for name, value in data.items() if value is not None}
     with pytest.raises(ShapeError, match=words):
         from_arrays(data, observation_spec=TensorSpec((4,)), action_spec=DiscreteSpec(num=2))
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_tensors_are_taken_as_arrays_are(near):
+    """Those that carry gradients, and those of other devices, too: they were refused, or failed inside numpy."""
+    data = {name: torch.tensor(values) for name, values in gapped().items()}
+    with contextlib.nullcontext("cpu") if near else pretend_device() as device:
+        given = {name: one.to(device) for name, one in data.items()}
+        given |= {name: given[name].float().requires_grad_() for name in ("obs", "reward", "next_obs")}
+        buffer, added = from_arrays(given, **SPECS), ReplayBuffer(40, 1, **SPECS)
+        for row in zip(*given.values(), strict=True):
+            added.add(*row)
+    assert drawn_from(buffer) == drawn_from(added) == drawn_from(from_arrays(gapped(), **SPECS))
 
 
 def drawn_from(buffer):

@@ -12,7 +12,7 @@ import pytest
 
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli import inspect
-from palaestra.experiments import PRESETS
+from palaestra.experiments import PRESETS, RunDirectory
 from tests.cli.parts import exit_code, output, train
 
 
@@ -76,7 +76,9 @@ def test_the_list_is_also_json(capsys):
     assert [entry["name"] for entry in listing["algorithms"]] == sorted(ALGORITHMS)
     assert {tuple(key) for key in listing["presets"]} > set(PRESETS)
     assert ["dqn", "ALE/*"] in listing["presets"]
-    assert listing["runs"] == [{"path": "runs/first", "status": "done"}]
+    kept = RunDirectory("runs/first")
+    done = {"done": kept.steps_done, "unit": "env steps", "best_return": kept.kept_return}
+    assert listing["runs"] == [{"path": "runs/first", "status": "done", **done}]
 
 
 @pytest.mark.slow

@@ -155,8 +155,12 @@ def test_an_interrupt_before_training_ends_with_130(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(palaestra.cli.train, "train", interrupt)
+    monkeypatch.setattr(palaestra.cli.train, "begun", [])
     assert exit_code("train", "ppo", "CartPole-v1") == 130
-    assert "Traceback" not in output(capsys)
+    assert output(capsys) == "stopped before the run began\n"
+    palaestra.cli.train.begun.append(Path("runs/mine"))
+    assert exit_code("train", "ppo", "CartPole-v1") == 130
+    assert output(capsys) == "stopped at once; the last checkpoint, if there is one, is intact\n"
 
 
 def test_an_interrupt_of_what_saves_nothing_speaks_of_no_checkpoint(monkeypatch, capsys):
@@ -168,17 +172,18 @@ def test_an_interrupt_of_what_saves_nothing_speaks_of_no_checkpoint(monkeypatch,
     assert output(capsys) == "stopped at once\n"
 
 
-def test_an_interrupt_while_libraries_are_imported_ends_with_130(tmp_path):
+@pytest.mark.parametrize(("module", "said"), [("torch", "stopped  at once\n"), ("palaestra.cli.commands", "")])
+def test_an_interrupt_while_libraries_are_imported_ends_with_130(module, said, tmp_path):
     """F22: that takes seconds, and a person who mistyped does not wait for them."""
-    interrupting = """
+    interrupting = f"""
 import sys
 class Interrupting:
     def find_spec(name, *where):
-        if name == "torch":
+        if name == {module!r}:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting)
 """
-    assert command("list", folder=tmp_path, program=f"{interrupting}{COMMAND}", check=130) == "stopped  at once\n"
+    assert command("list", folder=tmp_path, program=f"{interrupting}{COMMAND}", check=130) == said
 
 
 def test_a_message_is_printed_as_it_is(monkeypatch, capsys):
@@ -256,6 +261,7 @@ def test_every_public_name_is_found_when_it_is_asked_for():
     for name in palaestra.__all__:
         (found,) = {id(vars(module)[name]): vars(module)[name] for module in modules if name in vars(module)}.values()
         assert getattr(palaestra, name) is found
+    assert palaestra.SAC is palaestra.algorithms.SAC, "an algorithm is found as PPO is"
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         palaestra.nothing  # noqa: B018
 

@@ -130,7 +130,7 @@ def test_environments_runs_and_groups_are_listed(capsys):
     }
     assert "CartPole-v0" not in names  # the newest version only
     runs = answer(capsys, "list", "runs")["runs"]
-    assert {"path": "runs/g", "seeds": [5, 6]} in runs
+    assert {"path": "runs/g", "seeds": [5, 6], "seeds_done": 2} in runs
     assert {"path": "runs/a", "status": "done"} in runs
     assert exit_code("list", "runs") == 0
     assert "runs/g 2 of 2 seeds done" in output(capsys)
@@ -211,7 +211,10 @@ def test_json_without_a_dry_run_is_refused(capsys):
 def test_a_group_cannot_be_changed_as_a_whole(capsys):
     """F27."""
     assert exit_code("resume", "g", "--until", "500") == 2
-    assert "g is a group; settings can change, and forks begin, in one of its runs at a time" in output(capsys)
+    text = output(capsys)
+    assert "g is a group; settings can change, and forks begin, in one of its runs at a time" in text
+    assert "palaestra resume runs/g/seed_" in text
+    assert "for run in runs/g/seed_*; do palaestra resume $run --until 500; done" in text
 
 
 def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):

@@ -107,7 +107,7 @@ def test_a_file_that_names_algorithm_and_environment_stands_on_their_preset(tmp_
     [
         (("ppo", ""), "the environment is an empty text"),
         (("", "CartPole-v1"), "the algorithm is an empty text"),
-        (("CartPole-v1", "ppo"), "the algorithm comes first: palaestra train ppo CartPole-v1"),
+        (("CartPole-v1", "ppo"), "the algorithm comes first: ppo, then the environment CartPole-v1"),
         (
             ("ppo", "CartPole-v1", "--algorithm-name", "dqn"),
             "is for dqn on CartPole-v1, but ppo on CartPole-v1 was named",

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +25,7 @@ from palaestra.core import (
     save_tensors,
     split_state,
 )
-from palaestra.core.files import whole_folder, write_json
+from palaestra.core.files import temporary_folder, whole_folder, write_json
 from tests.core.nests import assert_same
 
 
@@ -183,3 +186,27 @@ def test_a_directory_that_cannot_be_flushed_is_no_fault(number, of_files, tmp_pa
     refused = pytest.raises(CheckpointError, match="cannot be written") if is_fault else contextlib.nullcontext()
     with refused, whole_folder(tmp_path / "folder", "folder") as folder:
         write_json(folder / "file", 1)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_folder_and_what_others_have_stays(tmp_path, monkeypatch):
+    """Every run with workers that was killed left its `palaestra-told-*` for good."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = """
+import sys
+from palaestra.core.files import told_once
+with told_once():
+    print(flush=True)
+    sys.stdin.read()
+"""
+    command, environment = [sys.executable, "-c", program], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        (its,) = tmp_path.iterdir()
+        with temporary_folder("said") as mine, temporary_folder("verification"):
+            assert {its, mine} < {*tmp_path.iterdir()}
+        assert [*tmp_path.iterdir()] == [its]
+        other.kill()
+        other.wait()
+    with temporary_folder("said") as mine:
+        assert [*tmp_path.iterdir()] == [mine]

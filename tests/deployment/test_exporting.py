@@ -30,6 +30,7 @@ from palaestra.policies import SearchPolicy, load_policy, save_policy, stochasti
 from palaestra.rollout import Evaluation
 from tests.algorithms.parts import ATTENTION, CASES, collected
 from tests.cli.parts import exit_code, output
+from tests.deployment.served import serving
 from tests.experiments.parts import SMALL, trained, written
 from tests.experiments.test_robots import ROBOT, SIZES, WORLD
 
@@ -73,6 +74,28 @@ def test_a_run_is_exported_from_the_command_line_and_runs_without_us(run, capsys
     assert "--output is 'my/p.onnx'; give a folder for policy.onnx" in output(capsys) and not Path("my").exists()
     assert exit_code("export", "run", "--root", ".") == 2
     assert "exists already; give another --output" in output(capsys)
+
+
+def test_wrappers_are_named_wherever_a_policy_goes(tmp_path, caplog):
+    """Nobody said them: half the torque was executed, by who followed the page."""
+    wrappers = ("ScaleReward(scale=0.1)", "NormalizeAction", "FrameStack(num_frames=2)")
+    done = trained(tmp_path, env__name="Pendulum-v1", env__wrappers=wrappers)
+    named = ["NormalizeAction", "FrameStack(num_frames=2)"]
+    line = "inside NormalizeAction, FrameStack(num_frames=2): apply them yourself"
+    for source in (done.directory, done.directory / "policy"):
+        (made,) = palaestra.export(source, tmp_path / "made" / source.name, format="torch")
+        assert made.manifest["wrappers"] == named and line in str(made)
+    card = palaestra.share(done.directory, output=tmp_path / "shared", episodes=1, film=False)
+    assert card.facts["wrappers"] == named and line in str(card)
+    assert line in (tmp_path / "shared" / "README.md").read_text()
+    with serving(done.directory) as running:
+        assert running.client.get("/schema").json()["policies"]["policy"]["wrappers"] == named
+    assert line in caplog.text
+    file = done.directory / "policy" / "policy.json"  # as older versions wrote it
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "wrappers"}))
+    assert load_policy(file.parent).wrappers == ()
+    for which in ("best", "last"):
+        assert policies_of_run(RunDirectory(done.directory), which)[1]["policy"].wrappers == tuple(named)
 
 
 def test_the_newest_evaluation_is_that_of_the_most_env_steps(tmp_path):

@@ -266,7 +266,8 @@ def test_a_killed_host_is_replaced_and_nothing_is_lost_or_learned_twice(runtime_
         assert len(killer.victims) == 2
         assert runtime.restarted >= 1
     told = [record.getMessage() for record in caplog.records]
-    assert len([text for text in told if "a policy host is lost and replaced" in text]) == runtime.restarted
+    ends = [text for text in told if text.endswith("begins again; another takes its place")]
+    assert len(ends) == runtime.restarted and "incarnation" not in "".join(told)
 
 
 def test_a_host_that_dies_in_an_update_with_gradient_workers_begins_it_again():
@@ -316,6 +317,10 @@ def test_a_host_that_hangs_is_replaced_at_its_deadline(monkeypatch):
         monkeypatch.setattr(manager, "_begin", patient_the_second_time)
         manager.update({"policy": collector.buffer})
         assert runtime.restarted == 1
+        (fault,) = manager.faults
+        assert fault.worker == "policy host 1 of 1"
+        assert str(fault).startswith("policy host 1 of 1 did not answer within ")
+        assert str(fault).endswith(" s: update 1 begins again; another takes its place")
     assert not different(whole_state(unbroken), whole_state(algorithm))
 
 

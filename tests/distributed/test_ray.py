@@ -142,7 +142,7 @@ def test_a_killed_actor_is_named_and_comes_back():
         os.kill(result.unwrap(), signal.SIGKILL)
         (result,) = runtime.wait([call], timeout_s=SOON)
         assert isinstance(result.error, WorkerDiedError)
-        assert str(result.error).startswith("counter (Ray actor, incarnation 0) died: ")
+        assert str(result.error).startswith("counter (Ray actor) died: ")
         runtime.restart(worker)
         (result,) = runtime.wait([runtime.call(worker, "add")], timeout_s=SOON)
         assert result.unwrap() == 1

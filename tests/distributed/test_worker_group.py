@@ -91,7 +91,7 @@ def test_a_worker_that_is_silent_while_the_driver_listens_is_replaced(clock):
         for _ in range(8):
             clock[0] += 4.0
             group.take(at_least=0, timeout_s=0.0)
-        assert [fault.what for fault in group.faults] == ["did not answer within 20 s"]
+        assert [fault.what for fault in group.faults] == [f"{group.workers[0].id} did not answer within 20 s"]
 
 
 def test_time_in_which_the_driver_is_stopped_is_no_silence_of_workers(clock, wait_until):

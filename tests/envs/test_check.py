@@ -244,6 +244,17 @@ def test_a_broken_rule_is_found_with_expected_got_and_fix(env, rule):
     assert str(finding).startswith(finding.level)
 
 
+@pytest.mark.parametrize("at", [1, 3, 8])
+def test_what_is_raised_is_said_with_its_step_and_the_lines_of_the_environment(at):
+    """It was a traceback of the library without both."""
+    found = broken(check(functools.partial(Faulty, "raise", at), steps=60))
+    got = found["Stepping with random actions raises nothing"].got
+    assert got.startswith(f"KeyError: 'the wheel came off', at step {at} with action ")
+    assert "worlds.py" in got
+    assert "src/palaestra" not in got
+    assert "site-packages" not in got
+
+
 class Late(EnvironmentWrapper):
     """Wrong above the Gymnasium layer."""
 

@@ -1,5 +1,6 @@
 """What `palaestra.envs.check` finds only where it was seen: ends, masks, bounds, integers, lanes of batches."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -70,6 +71,80 @@ def test_observations_that_are_drawn_alike_in_every_step_are_no_reset():
             return self.np_random.random(2).astype(np.float32)
 
     assert OWN not in broken(check(lambda: Drawn(None), steps=60))
+
+
+class Noisy(Counter):
+    """Draws in every step, and begins anew at its end: by `reset`, by a function of its own, in a wrapper or never."""
+
+    def __init__(self, how):
+        super().__init__({5: "truncated"})
+        self.how = how
+
+    def _begin(self):
+        self.steps, self.place = 0, self.np_random.random()
+        return self._seen()
+
+    def _seen(self):
+        return np.array([0, self.place], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super(Counter, self).reset(seed=seed)
+        return self._begin(), {}
+
+    def step(self, action):
+        self.place += self.np_random.random()
+        observation, *rest = super().step(action)
+        if self.how in ("reset", "own") and self.steps == 5:
+            observation = self.reset()[0] if self.how == "reset" else self._begin()
+        return observation, *rest
+
+
+class Again(gym.Wrapper):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self.reset()[0] if truncated else observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("how", "line"), [("reset", "warning"), ("wrapper", "warning"), ("own", "not seen"), ("never", "ok")]
+)
+def test_an_observation_drawn_in_the_last_step_is_called_its_own_only_where_that_is_known(how, line):
+    """Each was `ok`: a reset in the place of the step draws other numbers."""
+    env = Again(Noisy(how)) if how == "wrapper" else Noisy(how)
+    report = check(lambda: env, steps=60)
+    (finding,) = (finding for finding in report.findings if finding.rule == OWN)
+    assert str(finding).startswith(line)
+    assert not {"step", "reset"} & vars(env).keys()
+
+
+class Unseeded(Counter):
+    """Draws from a generator of its own, which begins alike in every episode."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps, self.rng = 0, np.random.default_rng(42)
+        return self._seen(), {}
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        observation[1] = self.rng.random() * action
+        return observation, reward, self.steps == 9, False, {}
+
+
+@pytest.mark.parametrize("env", [Unseeded, "palaestra.envs.tiny:Chain"])
+def test_an_environment_that_ignores_its_seed_is_found_although_other_actions_give_other_streams(env):
+    finding = broken(check(env, steps=40))["Another seed gives another stream"]
+    assert finding.got == "two equal ones of 41 time steps, with the same actions"
+    assert finding.fix.startswith("nothing, if the task is the same every time; else draw from self.np_random")
+
+
+def test_a_reward_that_is_text_breaks_a_rule():
+    class Text(Counter):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, "1.0", *rest
+
+    finding = broken(check(Text, steps=20))["A reward is a number"]
+    assert (finding.level, finding.got) == ("error", "the reward is '1.0', which is no number")
 
 
 def test_rules_of_ends_are_not_called_kept_where_no_episode_ended():

@@ -210,10 +210,15 @@ def test_rewards_of_several_kinds_stand_side_by_side(reward):
     assert beside(reward).reward.tolist()[1] == 2
 
 
-def test_a_reward_that_was_forgotten_is_malformed():
-    """F7: of the `None` that a step without `return` gives, numpy makes NaN."""
-    with pytest.raises(EnvError, match=r"environment 1 .*(\n.*)*the reward is None, which is no number"):
-        beside(None)
+@pytest.mark.parametrize("reward", [None, "1.0", b"1", np.str_("2"), "abc", 1j])
+def test_a_reward_that_is_no_number_is_malformed(reward):
+    """F7: of the `None` that a step without `return` gives, numpy makes NaN; of text, a number."""
+    with pytest.raises(EnvError, match=r"environment 1 .*(\n.*)*the reward is .*, which is no number"):
+        beside(reward)
+    alone = GymEnvironment(Paid(reward))
+    alone.reset()
+    with pytest.raises((EnvError, SpecError), match=r"the reward is .*, which is no number"):
+        alone.step(0)
 
 
 @pytest.mark.parametrize("given", [{}, {"DISPLAY": ":1"}, {"MUJOCO_GL": "osmesa"}], ids=["none", "screen", "chosen"])

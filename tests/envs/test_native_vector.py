@@ -261,7 +261,8 @@ class Odd(SyncVectorEnv):
         observation = {"cast": observation + 0.7, "shape": observation[:, :1], "bounds": observation * 0 + 9}.get(
             self.odd, observation
         )
-        return observation, reward[:, None] if self.odd == "reward" else reward, *rest
+        reward = {"reward": reward[:, None], "text": reward.astype(str)}.get(self.odd, reward)
+        return observation, reward, *rest
 
 
 @pytest.mark.parametrize(
@@ -270,6 +271,7 @@ class Odd(SyncVectorEnv):
         ("cast", r"step 1 after reset 0: the observations have shape \(3, 2\) and dtype float32, .* values of uint8"),
         ("shape", r"the observations have shape \(3, 1\) and dtype float32, expected \(3, 2\)"),
         ("reward", r"the rewards have shape \(3, 1\), expected \(3,\)"),
+        ("text", r"the reward is array\(\['10.0', .* which is no number"),
         ("bounds", r"environment 0 emitted observation\[0\] = 9.0 outside \[0.0, 5.0\]"),
     ],
 )

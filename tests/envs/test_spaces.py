@@ -65,8 +65,8 @@ def test_an_unbounded_spec_becomes_the_widest_box():
         (spaces.Text(5), "Text"),
         (spaces.Sequence(spaces.Discrete(2)), "pad it"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "plain_choices"),
-        (spaces.MultiDiscrete([2, 3], start=[1, 0]), "plain_choices"),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), r"is a MultiDiscrete of shape \(2, 2\); here .*plain_choices"),
+        (spaces.MultiDiscrete([2, 3], start=[0, 1]), "with a choice that starts at 1; here all .*plain_choices"),
     ],
     ids=["text", "sequence", "graph", "matrix", "start"],
 )
@@ -74,6 +74,24 @@ def test_a_space_without_fixed_arrays_is_named_with_the_way_out(space, words):
     with pytest.raises(SpecError, match=words) as caught:
         spec_from_space(spaces.Dict({"inner": space}), "observation_space")
     assert "observation_space.inner" in str(caught.value)
+
+
+def test_actions_are_advised_of_wrappers_of_actions():
+    for name, wrapper in (("action_space", "ActionWrapper"), ("observation_space", "ObservationWrapper")):
+        with pytest.raises(SpecError, match=f"in a gymnasium.{wrapper}"):
+            spec_from_space(spaces.Text(5), name)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Dict({"a": spaces.Tuple(())})])
+def test_actions_without_parts_are_refused_and_observations_are_not(space):
+    with pytest.raises(SpecError, match="has no parts: an action needs something to decide"):
+        spec_from_space(space, "action_space")
+    assert not spec_leaves(spec_from_space(space, "observation_space"))
+
+
+def test_bounds_of_a_dtype_that_cannot_hold_a_million_are_compared_without_a_warning():
+    spec = spec_from_space(spaces.Box(-1, 1, (2,), np.float16), "action_space")
+    assert (spec.minimum.dtype, spec.bounded) == (np.float16, True)
 
 
 @pytest.mark.parametrize(

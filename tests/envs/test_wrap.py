@@ -104,6 +104,16 @@ def test_a_wrapper_of_ones_own_is_looked_up_when_the_environment_is_made():
         create_environment(EnvConfig(wrappers=("tests.envs.test_wrap:NUMBER",)))
 
 
+def test_wrappers_that_concern_a_policy_are_known_without_importing_those_of_others():
+    """What is of rewards, films and time limits alone has nothing to be applied elsewhere, nor has what only trains."""
+    silent = ("ClipReward", "NormalizeReward", "TimeLimit(duration=9)", "RecordVideo(directory='x')", "CheckFinite")
+    told = ("ActionRepeat", "NormalizeAction", "FrameStack(num_frames=2)", "ActionMask", "nowhere:Wrapper(gain=2)")
+    config = EnvConfig(wrappers=(*silent, *told), train_wrappers=("ClipObservation",))
+    assert config.policy_wrappers == told
+    gym = EnvConfig(gym_wrappers=("ClipReward", "ClipAction"), wrappers=(lambda env: env,))
+    assert gym.policy_wrappers == ("gymnasium.wrappers:ClipAction", "a function")
+
+
 NUMBER = 3
 
 

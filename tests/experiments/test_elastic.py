@@ -1,5 +1,6 @@
 """Learners that join and leave a run while it goes on: `palaestra scale`."""
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from palaestra import train
+from palaestra import preset, train
+from palaestra.cli import main
+from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import scale
+from palaestra.experiments import ExperimentConfig, RunDirectory, scale
 from palaestra.experiments.elastic import FollowScale
 from palaestra.training import Callback
 from tests.faults.parts import differences, run_contents
@@ -87,3 +90,31 @@ def test_whoever_asks_while_learners_join_is_heard_next(tmp_path, monkeypatch):
     for _ in range(3):
         follow.iteration_began(trainer)
     assert had == [1, 3] and not file.exists()
+
+
+def scaled(capsys: Any, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of `palaestra scale`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["scale", *arguments])
+    return int(str(ended.value)), "".join(capsys.readouterr())
+
+
+def test_without_a_number_it_is_said_how_many_learners_there_are(tmp_path, capsys):
+    """It scaled the run down to one."""
+    given = {**SMALL, "run__directory": str(tmp_path), "run__name": "mine", "distributed__num_learners": 2}
+    mine = RunDirectory.create(config_from_mapping(ExperimentConfig, given, base=preset("ppo", "CartPole-v1")))
+    mine.lock()
+    code, said = scaled(capsys, str(mine.path), "--learners", "3")
+    assert code == 2 and "is still starting" in said
+    mine.write_info({"status": "running"})
+    assert scaled(capsys, str(mine.path)) == (0, "learners    2\n")
+    assert scaled(capsys, str(mine.path), "--learners", "3")[0] == 0
+    assert scaled(capsys, str(mine.path)) == (0, "learners    2, asked for 3\n")
+    follow, row = FollowScale(mine.path), dict[str, float]()
+    scale(mine.path, learners=4)
+    trainer: Any = SimpleNamespace(learner=SimpleNamespace(gradient_workers=SimpleNamespace(resize=lambda _: None)))
+    follow.iteration_began(trainer)
+    follow.logged(trainer, row)
+    (mine.path / "metrics.jsonl").write_text(json.dumps({"learners/there": 3, **row}) + "\n")
+    assert scaled(capsys, str(mine.path)) == (0, "learners    3, asked for 4\n")
+    mine.unlock()

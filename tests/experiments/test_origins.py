@@ -11,7 +11,7 @@ from palaestra import EnvConfig, preset
 from palaestra.algorithms import BonusConfig
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError
-from palaestra.core.errors import told_once
+from palaestra.core.files import told_once
 from palaestra.experiments import DataConfig
 from palaestra.rollout import origin_of
 from palaestra.runs import data as data_module

@@ -145,6 +145,25 @@ def test_a_class_given_in_python_is_written_by_its_name():
         config_to_mapping(config_network(lambda spec: Net(spec)))
 
 
+def trained_body(observation_spec) -> nn.Module:
+    body = nn.Linear(observation_spec.size, 6)
+    body.load_state_dict(torch.load("body.pt", weights_only=True))
+    return body
+
+
+def test_a_trained_module_comes_into_a_run_by_a_function_that_loads_it():
+    """The advice was to name its class, whose weights are new ones."""
+    body = nn.Linear(5, 6)
+    with pytest.raises(ConfigError, match=r"holds a Linear, .*function that makes it and loads its weights, .*:body"):
+        config_to_mapping(config_network(body))
+    torch.save(body.state_dict(), "body.pt")
+    named = {"algorithm__network": f"{__name__}:trained_body", "algorithm__learning_rate": 0.0}
+    run = palaestra.train("dqn", CHAIN[0], **named, env__max_episode_steps=6, trainer__total_env_steps=48)
+    resumed = palaestra.resume(run.directory, trainer__total_env_steps=96)
+    weights = dict(load_policy(resumed.directory / "policy").named_parameters())
+    assert torch.equal(weights["network.encoder.module.weight"], body.weight)
+
+
 def test_a_method_is_written_by_its_name_if_that_is_the_method():
     assert config_to_mapping(config_network(Nets.plain))["encoder"] == f"{__name__}:Nets.plain"
     with pytest.raises(ConfigError, match="which has no importable name"):

@@ -114,6 +114,16 @@ def test_a_single_bit_is_found_and_another_machine_is_named(run, capsys):
     assert "what computed it is named above" in said
 
 
+def test_what_the_replay_takes_from_the_run_is_no_difference_of_machine(run, capsys):
+    """The facts of a process that has not begun yet were compared, and excused other bits."""
+    spoil(run, newest(run))
+    torch.set_num_threads(2)  # the run has one
+    assert exit_code("verify", "--run", str(run.path)) == 1
+    said = output(capsys)
+    assert "machine" not in said.replace("the machine is of the same kind", "")
+    assert "has the code changed since?" in said
+
+
 def test_a_run_of_self_play_is_verified_too(tmp_path):
     """Where its last evaluation was the best, the policy that is kept is another rival than the one of then."""
     sizes = {"env__num_envs": 2, "algorithm__unroll_length": 8, "algorithm__network__hidden_sizes": (8,)}

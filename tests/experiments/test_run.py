@@ -329,7 +329,7 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(tmp_path):
     with pytest.raises(CheckpointError, match=r"no run 'last'; runs in .*: none yet; start one with"):
         find_run("last", tmp_path)
     trained(tmp_path, "this-one", trainer__total_env_steps=8)
-    with pytest.raises(CheckpointError, match=r"no run 'that-one'; runs in .*: this-one"):
+    with pytest.raises(CheckpointError, match=r"no run 'that-one' — did you mean 'this-one'"):
         find_run("that-one", tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
     assert list_groups(tmp_path) == [tmp_path / "g"]
     assert [run.path.name for run in find_runs(["g"], tmp_path)] == ["seed_3", "seed_4"]
     assert find_runs(["g/seed_3"], tmp_path)[0].path == find_run("g/seed_3", tmp_path).path
-    with pytest.raises(ConfigError, match=r"g is a group of 2 runs; name one of them, such as .*seed_3"):
+    with pytest.raises(ConfigError, match=r"g is the group .*g of 2 runs; name one of them, such as .*seed_[34]"):
         find_run("g", tmp_path)
     again = resume_seeds("g", root=tmp_path)
     assert [seed.status for seed in again.seeds] == ["done", "done"]  # nothing was left to do

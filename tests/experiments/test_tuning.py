@@ -17,7 +17,7 @@ from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
 from palaestra.experiments import RunDirectory, Search, load_config, preset, search_space, study, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
-from palaestra.runs.run_directory import lock_file
+from palaestra.runs.records import try_lock
 from palaestra.training import TrainerConfig
 
 LEARNING_RATE = {"algorithm.learning_rate": (1e-4, 1e-2)}
@@ -374,7 +374,7 @@ def test_an_algorithm_that_does_not_fit_is_refused_before_anything_is_searched(m
 
 def test_a_folder_in_which_another_process_searches_is_refused(tmp_path, trained):
     with (tmp_path / "lock").open("a") as lock:
-        assert lock_file(lock)
+        assert try_lock(lock)
         with pytest.raises(ConfigError, match="another process searches in"):
             searched(tmp_path)
     assert searched(tmp_path, trials=2).complete == 2

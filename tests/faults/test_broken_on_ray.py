@@ -88,7 +88,7 @@ def test_an_environment_that_ends_the_actor_is_seen_at_once_and_the_actor_named(
     started = time.monotonic()
     error = play(mode).error
     assert isinstance(error, WorkerDiedError), error
-    assert str(error).startswith("stage (Ray actor, incarnation ")
+    assert str(error).startswith("stage (Ray actor) died: ")
     assert time.monotonic() - started < SOON / 2
     assert play("fine").unwrap() == 2 * 6
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from palaestra.core import errors
+from palaestra.core import errors, files
 
 pytestmark = pytest.mark.fault
 ENVIRONMENT = """
@@ -51,11 +51,11 @@ def test_outside_a_run_everything_is_news_and_a_run_knows_what_was_said_before_i
     errors.said.clear()
     assert errors.is_news("it rains")
     assert errors.is_news("it rains")
-    with errors.told_once():
+    with files.told_once():
         assert not errors.is_news("it rains")
         assert errors.is_news("it snows")
         assert not errors.is_news("it snows")
-        with errors.told_once():
+        with files.told_once():
             assert errors.is_news("it snows")
         assert not errors.is_news("it snows")
     assert errors.is_news("it snows")

@@ -231,6 +231,7 @@ class Paying(MultiAgentEnv):
 
     first_reward: float = 0.0
     unearned: dict[str, float] = dataclasses.field(default_factory=dict)
+    reward: Any = 1.0
     agents: ClassVar[Any] = {"only": AgentSpec(TensorSpec((1,)), DiscreteSpec(num=2))}
 
     def begin_episode(self, seed: int) -> MultiAgentStep:
@@ -238,13 +239,18 @@ class Paying(MultiAgentEnv):
         return MultiAgentStep({"only": begun}, unearned_rewards=self.unearned)
 
     def advance(self, actions: Any) -> MultiAgentStep:
-        return MultiAgentStep({"only": termination(np.zeros(1, np.float32), 1.0)}, True)
+        return MultiAgentStep({"only": termination(np.zeros(1, np.float32), self.reward)}, True)
 
 
 def test_an_ante_is_said_beside_the_first_step():
     assert random_play(lambda: Paying(unearned={"only": -3.0}), {"*": "a"}, 2).return_mean == -2.0
     with pytest.raises(EnvError, match=r"reward -3.0 with FIRST, before it has acted; give it in `unearned_rewards`"):
         random_play(lambda: Paying(first_reward=-3.0), {"*": "a"}, 2)
+
+
+def test_a_reward_that_is_text_is_refused():
+    with pytest.raises(EnvError, match=r"agent 'only' got no reward: the reward is '1.0', which is no number"):
+        random_play(lambda: Paying(reward="1.0"), {"*": "a"}, 2)
 
 
 def test_unearned_rewards_are_checked_as_others_are():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from palaestra.algorithms import DQN, PPO
 from palaestra.core import (
     Batch,
     BoundedSpec,
@@ -14,7 +15,7 @@ from palaestra.core import (
     MultiDiscreteSpec,
     TensorSpec,
 )
-from palaestra.nn import Encoder, has_pictures
+from palaestra.nn import Encoder, Network, NetworkConfig, has_pictures
 from palaestra.nn.encoder import channels_first, picture_shape
 
 VECTOR = TensorSpec((3,))
@@ -49,6 +50,28 @@ def test_leaves_are_encoded(spec, value, code):
     # any leading dimensions: [2, 1, ...]
     assert_close(encoder(torch.stack([value, value])), torch.stack([expected, expected]))
     assert encoder(value[0]).shape == expected[0].shape
+
+
+@pytest.mark.parametrize("spec", [DiscreteSpec(num=2**40), MultiDiscreteSpec(nvec=(3, 2**40))])
+def test_more_categories_than_a_network_has_numbers_for_are_refused(spec):
+    """Lists of as many elements were made, until memory ran out."""
+    with pytest.raises(ConfigError, match=r"the observation 'x' has 1,099,511,6.* at most 16,777,216: hash them"):
+        Encoder({"x": spec})
+    with pytest.raises(ConfigError, match=r"the action has 1,099,511,6.* categories"):
+        PPO(VECTOR, spec)
+
+
+def test_a_policy_of_one_choice_among_too_many_is_refused_and_an_own_encoder_takes_them():
+    many = DiscreteSpec(num=2**40)
+    with pytest.raises(ConfigError, match=r"the action has 1,099,511,627,776 categories"):
+        DQN(VECTOR, many)
+    network = NetworkConfig(encoder=lambda spec: Digits())
+    assert Network(many, 2, network)(torch.tensor([2**39])).shape == (1, 2)
+
+
+class Digits(torch.nn.Module):
+    def forward(self, number):
+        return torch.stack([(number >> shift & 1).float() for shift in range(40)], -1)
 
 
 def test_nests_are_concatenated_in_the_order_of_the_spec():

@@ -297,8 +297,9 @@ def test_observations_that_do_not_fit_are_named(observation, message):
         (DiscreteSpec(num=3, start=5), 5.7, "is 5.7; its spec needs whole numbers"),
         (TensorSpec((2,), torch.uint8), [-1, 300], r"is \[-1, 300\]; its spec needs whole numbers as torch.uint8"),
         (VECTOR, [[1.0, 2.0], [3.0]], "the observation is ragged"),
+        (TensorSpec((3, 2, 4)), np.zeros((3, 2)), r"has shape \(3, 2\); its spec needs \(3, 2, 4\), with or without"),
     ],
-    ids=["category", "fraction", "wrapped", "ragged"],
+    ids=["category", "fraction", "wrapped", "ragged", "flat"],
 )
 def test_numbers_that_are_none_of_the_spec_are_refused(spec, observation, message):
     with pytest.raises(ShapeError, match=message):

@@ -3,6 +3,8 @@
 import json
 import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ from palaestra import EnvConfig, create_environment, evaluate
 from palaestra.core import ConfigError, SpecError, StepType
 from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, Wrap, load
 from palaestra.policies import Phase, RandomPolicy
-from palaestra.rollout import EpisodeTracker
+from palaestra.rollout import Episode, EpisodeTracker
+from palaestra.rollout.evaluation import _may_not_end, evaluation_of
 from tests.algorithms.parts import collected, environment, make
 
 ENDLESS = "palaestra.envs.tiny:Endless"
@@ -36,16 +39,24 @@ def test_exactly_so_many_episodes_are_counted(episodes, num_envs):
 
 
 def test_the_interval_is_that_of_the_mean():
-    """Returns 1 and 9, five each: standard deviation 4.2164 (n - 1), half width 1.96 times that over the root of 10."""
+    """Returns 1 and 9, five each: standard deviation 4.2164 (n - 1); half width 2.262 (t of 9) of these / √10."""
     env = LaneEnvironment(
         SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=1), load(ENDLESS, env_id=1, max_episode_steps=9)]),
         lane_seeds=[1, 2],
     )
     evaluation = evaluate(make("ppo", env).policy, env, episodes=10)
     assert evaluation.return_std == pytest.approx(math.sqrt(160 / 9))
-    half = 1.96 * math.sqrt(160 / 9) / math.sqrt(10)
-    assert evaluation.return_ci95 == pytest.approx((5 - half, 5 + half))
+    half = 2.262157 * math.sqrt(160 / 9) / math.sqrt(10)
+    assert evaluation.return_ci95 == pytest.approx((5 - half, 5 + half), rel=1e-5)
     assert str(evaluation) == f"5.0 ± {half:.2f} (95%, 10 episodes, deterministic)"
+
+
+def test_the_interval_of_few_episodes_holds_their_mean_as_often_as_it_says():
+    """By the normal approximation, that of three episodes did in 81% of cases."""
+    draws = np.random.default_rng(0).normal(size=(400, 3))
+    found = (evaluation_of([Episode(x, 1, 0, {}) for x in row], [0], deterministic=True) for row in draws.tolist())
+    covered = sum(low < 0 < high for low, high in (one.return_ci95 for one in found))
+    assert 0.93 < covered / 400 < 0.97
 
 
 def test_one_episode_has_no_spread():
@@ -199,7 +210,7 @@ def test_an_evaluation_in_which_nothing_ends_says_so_while_it_waits(caplog, monk
     evaluate(make("ppo", env).policy, env, episodes=2)
     (record,) = caplog.records
     assert "0 of 2 evaluation episodes have ended after 0 s and 1 steps" in record.getMessage()
-    assert "--env.max-episode-steps N" in record.getMessage()
+    assert "trainer.eval_time_limit_s breaks an evaluation off" in record.getMessage()
 
 
 @pytest.mark.parametrize("limit", [{"max_episode_steps": 5}, {"wrappers": (Wrap(TimeLimit, duration=5),)}])
@@ -209,6 +220,26 @@ def test_a_slow_evaluation_names_the_limit_that_there_is(limit, caplog, monkeypa
     with create_environment(EnvConfig(name="palaestra.envs.tiny:TensorCartPole", num_envs=2, **limit), seed=0) as env:
         evaluate(RandomPolicy(env.observation_spec, env.action_spec), env, episodes=2)
     assert [one.getMessage().partition(" steps; ")[2] for one in caplog.records] == ["they end after 5 at the latest"]
+
+
+class Slow(gymnasium.Wrapper):
+    """A task with a time limit, which nothing but the environment that was made knows of."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+def test_the_limit_inside_of_a_wrapped_environment_is_known():
+    with create_environment(EnvConfig(name=f"{__name__}:Slow", num_envs=2), seed=0) as env:
+        assert env.step_limit == 500
+
+
+def test_a_slow_evaluation_is_not_said_to_have_no_end_while_its_episodes_are_like_those_that_have_ended():
+    """19 of 20 episodes of a slow environment had ended, and it was advised to change the task."""
+    ended = [Episode(9.0, 9, 0, {}), Episode(10.0, 10, 1, {})]
+    assert not _may_not_end(ended, [0, 1], 100, 0)
+    assert _may_not_end(ended, [0, 1], 111, 0)
+    assert _may_not_end([], [1, 1], 1, 500) and not _may_not_end(ended, [0, 1], 111, 500)
 
 
 def test_an_evaluation_of_no_episode_is_refused():

@@ -43,7 +43,7 @@ def config_of(algorithm, env, **settings):
                 "algorithm__rewards__weights": (1.0, 0.0),
                 "algorithm__rewards__thresholds": (None, -0.3),
             },
-            "thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces",
+            "thresholds are of rewards that algorithm.bonus replaces",
         ),
         ("sac", "Pendulum-v1", {"algorithm__target_entropy": 0.7}, "target of the entropy is 0.7 nats"),
         ("flash_sac", "Pendulum-v1", {"algorithm__target_std": 0.5}, "target of the entropy is 0.726 nats"),

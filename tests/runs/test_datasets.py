@@ -146,8 +146,10 @@ def test_nothing_is_overwritten(run, tmp_path):
 def test_a_data_set_goes_to_minari(tmp_path, monkeypatch):
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-    folder = saved(tmp_path / "data")
-    assert export_minari(folder, "pendulum/test-v0").episodes == 6
+    folder = saved(tmp_path / "data", steps=64)
+    made = export_minari(folder, "pendulum/test-v0")
+    assert (made.steps, made.episodes, made.left_out) == (60, 6, 4)
+    assert ": 60 steps, 6 complete episodes, " in str(made) and ", 4 steps of others left out" in str(made)
     before = ReplayBuffer.load(folder)
     options = {name: before.options[name] for name in ("observation_spec", "action_spec")}
     after = from_minari("pendulum/test-v0", **options)

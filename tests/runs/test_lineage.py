@@ -294,8 +294,11 @@ def test_differences_are_named_by_path():
 def test_a_run_whose_process_is_gone_is_said_to_be_killed(tmp_path, caplog):
     """F26: a stale lock is detected, named, and no obstacle."""
     run = RunDirectory(trained(tmp_path).directory)
-    run.write_info({"status": "running"})
+    run.write_info({"status": "created"})
+    assert run.status == "created"  # of a group, whose turn has not come
     (run.path / "run.lock").write_text("process 12345 on elsewhere\n")
+    assert run.status == "killed"  # while it started
+    run.write_info({"status": "running"})
     assert run.status == "killed"
     with caplog.at_level(logging.WARNING):
         run.lock()

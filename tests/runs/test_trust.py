@@ -94,6 +94,7 @@ STRANGE = {
     "algorithm": {"algorithm_name": "evil_code:run"},
     "callback": {"run__callbacks": ["evil_code:run"]},
     "network": {"algorithm__network__encoder": "evil_code:run"},
+    "learned reward": {"algorithm__bonus__kind": "evil_code:run"},
     "optimizer": {"algorithm__optimizers": {"ppo": {"cls": "evil_code:run"}}},
     "policy of an agent": {"agents__policies": {"a": {"algorithm": "evil_code:run"}}},
     "module in a package": {"env__name": "evil_code.inner:run"},
@@ -117,8 +118,7 @@ def test_f12_a_run_that_names_a_strangers_code_is_not_opened(stranger, kind, cap
     run, mark = stranger
     change(run, **STRANGE[kind])
     for verb in VERBS:
-        names = [str(run)] * (2 if verb == "compare" else 1)
-        assert exit_code(verb, *names) == 2
+        assert exit_code(verb, *[str(run)] * (2 if verb == "compare" else 1)) == 2
         assert "names code that is neither part of palaestra" in output(capsys)
     assert not mark.exists()
     assert "evil_code" not in sys.modules

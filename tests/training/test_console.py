@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,8 +16,9 @@ from palaestra.config.config import config_from_mapping
 from palaestra.experiments import make_learner
 from palaestra.runs.making import not_advised
 from palaestra.training import ConsoleLogger
+from palaestra.training import console as console_module
 from palaestra.training.console import _Sparkline, advice
-from tests.training.parts import trainer
+from tests.training.parts import Hooks, Recorder, trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
 ROW = {
@@ -217,3 +219,37 @@ def test_a_panel_leaves_room_for_what_a_terminal_shows_of_ctrl_c():
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
     assert any("╰" in line for line in lines)
     assert max(len(line.split("\r")[-1]) for line in lines) <= 80 - len("^C")
+
+
+class Workers:
+    """A collector whose workers take an hour to start; an unroll takes a second."""
+
+    def __init__(self, collector, clock, *, acts_meanwhile):
+        self._collector, self._clock, self._begun, self.acts_meanwhile = collector, clock, False, acts_meanwhile
+
+    def __getattr__(self, name):
+        return getattr(self._collector, name)
+
+    def begin(self):
+        self._clock.append(0.0 if self._begun else 3600.0)
+        self._begun = True
+
+    def unroll(self, length, **settings):
+        self.begin()
+        self._clock.append(1.0)
+        return self._collector.unroll(length, **settings)
+
+
+@pytest.mark.parametrize(("acts_meanwhile", "seconds"), [(False, 1), (True, 4)])
+def test_starting_workers_is_no_training_and_env_steps_are_per_second_of_acting(acts_meanwhile, seconds, monkeypatch):
+    """Start-up was collecting; what actors did during an evaluation took no time, so that they did the impossible."""
+    clock, recorder = list[float](), Recorder()
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: sum(clock)))
+    waits = Hooks(iteration_ended=lambda *_: clock.append(3.0))
+    made = trainer("ppo", loggers=[recorder], callbacks=[waits], log_every_steps=1)
+    made.collector = Workers(made.collector, clock, acts_meanwhile=acts_meanwhile)
+    made.run()
+    row = recorder.rows[-1]
+    unrolls = row["iterations"]
+    assert (made.time.seconds["waiting"], row["time/train_s"]) == (3 * unrolls, pytest.approx(unrolls))
+    assert row["time/env_steps_per_s"] == pytest.approx(row["env_steps"] / (seconds * unrolls))

@@ -1,15 +1,17 @@
 """Trainers that are given the state of another: what was decided, recorded and counted before goes on."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
 import torch
 
 import palaestra
-from palaestra import PPO, Collector, EnvConfig, Trainer, TrainerConfig, create_environment
+from palaestra import PPO, Collector, EnvConfig, Trainer, TrainerConfig, create_environment, preset
 from palaestra.core import POLICY, ConfigError
 from palaestra.rollout.collection import OfflineFirst
+from palaestra.runs.lineage import _moved_schedules
 from palaestra.training import Summary
 from palaestra.training.callbacks import callback_states, load_callback_states
 from tests.algorithms.parts import collected, environment, make
@@ -142,6 +144,17 @@ def test_environments_that_begin_anew_leave_no_row_without_its_log_probability()
     exact = other.policy.behaviour(unroll.observation[:-1], unroll.action).log_prob
     wrong = (unroll.policy_info.log_prob - exact).abs() > 1e-4
     assert not (wrong & (unroll.valid > 0)).any()
+
+
+def test_a_schedule_that_nothing_follows_is_not_said_to_move():
+    """A plain DQN was said to move `priority_beta`."""
+    for prioritized in (False, True):
+        one = preset("dqn", "CartPole-v1")
+        one = dataclasses.replace(one, algorithm=dataclasses.replace(one.algorithm, prioritized=prioritized))
+        longer = dataclasses.replace(one.trainer, total_env_steps=2 * one.trainer.total_env_steps)
+        said = _moved_schedules(one, dataclasses.replace(one, trainer=longer), one.trainer.total_env_steps // 10)
+        assert "epsilon from" in said
+        assert ("priority_beta" in said) is prioritized
 
 
 def test_a_larger_budget_moves_schedules_and_says_so(tmp_path, caplog):

@@ -59,6 +59,11 @@ class AlgorithmConfig:
         """The data these settings ask for."""
         return self.plan_with()
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Settings that do nothing beside the others."""
+        return () if getattr(self, "prioritized", True) else ("priority_alpha", "priority_beta")
+
     def plan_with(self, **more: Any) -> Plan:
         """A plan of `plan_class` with the values of all settings that are called as its fields are.
 
@@ -88,10 +93,10 @@ class AlgorithmConfig:
 class BonusConfig:
     """A reward that is learned beside the algorithm: for novelty, or for what looks demonstrated; none by default."""
 
-    kind: Literal["rnd", "icm", "gail", "airl"] | None = None
+    kind: Literal["rnd", "icm", "gail", "airl"] | str | type[Any] | None = None
     """For novelty, beside the environment's rewards: random network distillation, or the intrinsic curiosity module. To
     imitate offline.data, in their place: generative adversarial imitation, or adversarial inverse reinforcement
-    learning."""
+    learning. Or your own, as my_package:MyBonus."""
     weight: Positive[float] = 0.1
     """Reward for a novelty of one running standard deviation."""
     learning_rate: Positive[float] = 1e-3
@@ -104,7 +109,9 @@ class BonusConfig:
     """Lambda of imitation: how much slopes of the discriminator other than 1 cost."""
 
     def __post_init__(self) -> None:
-        require_ranges(self, "bonus.")
+        own = isinstance(self.kind, type) or ":" in str(self.kind)
+        wrong = f"bonus.kind is {self.kind!r}; it must be rnd, icm, gail or airl, or your own as my_package:MyBonus"
+        require_ranges(self, "bonus.", [] if own or self.kind in (None, "rnd", "icm", "gail", "airl") else [wrong])
 
 
 def resolved(

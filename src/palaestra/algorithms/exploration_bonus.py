@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from palaestra.algorithms.config import BonusConfig
 from palaestra.algorithms.parts import RunningMoments
-from palaestra.core import Batch, SpecTree, TensorSpec, spec_leaves
+from palaestra.core import Batch, ConfigError, SpecTree, TensorSpec, import_maker, spec_leaves
 from palaestra.nn import CompositeNetwork, Network, NetworkConfig
 from palaestra.ops import Moments, masked_mean, valid_starts, variance
 from palaestra.policies import ObservationNormalizer
@@ -130,6 +130,31 @@ def _transitions(drawn: Any) -> Batch:
         (observation, drawn["next_observation"]) if "next_observation" in drawn else (observation[:-1], observation[1:])
     )
     return Batch.of({"observation": before, "action": drawn["action"], "next_observation": after})
+
+
+def own_reward(config: BonusConfig, observation_spec: SpecTree, action_spec: SpecTree) -> LearnedReward:
+    """A learned reward of the user's own.
+
+    Args:
+        config: whose `kind` is its class, or the name of it.
+        observation_spec: of what the policy sees.
+        action_spec: of actions as they are sampled.
+
+    Raises:
+        ConfigError: there is no such class, it is none of a `LearnedReward`, or it cannot be made with these.
+    """
+    kind: Any = config.kind
+    if isinstance(kind, str):
+        kind = import_maker(kind, "a LearnedReward", lambda made: issubclass(made, LearnedReward))
+    try:
+        reward = kind(config, observation_spec, action_spec)
+    except TypeError as error:
+        called = f"{kind.__name__}(config, observation_spec, action_spec)"
+        raise ConfigError(f"algorithm.bonus.kind {config.kind!r} is called as {called}: {error}") from error
+    if not isinstance(reward, LearnedReward):
+        made = type(reward).__name__
+        raise ConfigError(f"algorithm.bonus.kind {config.kind!r} makes a {made}; a LearnedReward is needed")
+    return reward
 
 
 class ExplorationBonus(LearnedReward):

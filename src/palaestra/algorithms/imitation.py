@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from palaestra.algorithms.config import BonusConfig
-from palaestra.algorithms.exploration_bonus import CuriosityModule, LearnedReward, RandomNetworkDistillation
+from palaestra.algorithms.exploration_bonus import CuriosityModule, LearnedReward, RandomNetworkDistillation, own_reward
 from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, schedule_value, seeded_initialisation
 from palaestra.core.tree import to_device, tree_leaves, tree_map
 from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
@@ -165,7 +165,8 @@ def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: R
         plan: the data that the algorithm wants.
 
     Raises:
-        ConfigError: it asks for windows of several steps, whose middle observations are not drawn.
+        ConfigError: it asks for windows of several steps, whose middle observations are not drawn; or for what is no
+            learned reward.
     """
     settings: BonusConfig | None = getattr(config, "bonus", None)
     if settings is None or settings.kind is None:
@@ -177,8 +178,10 @@ def bonus_of(config: Any, policy: Policy, model: CoreModel, plan: Plan, seeds: R
             bonus: LearnedReward = RandomNetworkDistillation(settings, policy.observation_spec)
         elif settings.kind == "icm":
             bonus = CuriosityModule(settings, policy.observation_spec, policy.raw_action_spec)
-        else:
+        elif settings.kind in ("gail", "airl"):
             bonus = AdversarialReward(settings, policy, schedule_value(getattr(config, "gamma", 1.0), 0.0))
+        else:
+            bonus = own_reward(settings, policy.observation_spec, policy.raw_action_spec)
     option = OptimizerOption("adam", {"lr": settings.learning_rate})
     model.extend({"bonus": bonus.trained, "bonus_fixed": bonus.fixed}, {"bonus": option})
     return bonus

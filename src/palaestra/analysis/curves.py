@@ -1,7 +1,6 @@
 """Learning curves: read from run directories, averaged over seeds with intervals, compared and drawn."""
 
 import csv
-import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +34,8 @@ _POINTS = 200
 _ROWS, _SMALL_BYTES, _MOST_BYTES = 2_000, 2**23, 2**26  # of a larger file of metrics so many rows or bytes are read
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    return np.mean(values, axis=-2)
+_Run: TypeAlias = tuple[np.ndarray, bool]
+"""What was logged of a run, [(x, value, env steps), rows], and whether it ended at its goal."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,14 @@ def curves_of(
         CheckpointError: no run has logged anything yet.
         ConfigError: there is no such metric.
     """
+    found = _logged(runs, metric, x)
+    return [_curve(label, of, _grid(of), statistic, unit) for (label, unit), of in found.items()]
+
+
+def _logged(runs: Sequence[RunDirectory], metric: str, x: Axis) -> dict[tuple[str, str], list[_Run]]:
+    """Runs of each configuration, by its label and what they count."""
     runs = list({run.path.resolve(): run for run in runs}.values())  # one that is named twice is one
-    groups: dict[tuple[str, str], list[tuple[np.ndarray, bool]]] = {}
+    groups: dict[tuple[str, str], list[_Run]] = {}
     columns = (_COLUMNS[x], metric, "env_steps")
     seen, missing = set[str](), list[str]()
     for run, label in zip(runs, labels_of_runs(runs), strict=True):
@@ -166,7 +171,7 @@ def curves_of(
         raise ConfigError(f"there is no metric {metric!r}{did_you_mean(metric, seen)}")
     if missing:
         _log.warning("no %s has been logged in %s, of which nothing is drawn", metric, ", ".join(missing))
-    return [dataclasses.replace(_curve(label, of, statistic), unit=unit) for (label, unit), of in groups.items()]
+    return groups
 
 
 def _evaluated(run: RunDirectory, metric: str) -> list[list[float]]:
@@ -259,27 +264,31 @@ def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
     return low, high
 
 
-def _curve(label: str, runs: Sequence[tuple[np.ndarray, bool]], statistic: Statistic) -> Curve:
-    """Runs, each [(x, value, env steps), rows] and whether it ended at its goal, on common points.
-
-    The curve ends where the first of those runs does that came to the end of the budget. One that broke off before
-    is left out from there on, and `num_runs` says so; one that reached its goal stays at its last value.
-    """
-    summary = iqm if statistic == "iqm" else _mean
+def _grid(runs: Sequence[_Run]) -> np.ndarray:
+    """Where a picture shows runs: to where the first of those ends that came to the end of the budget."""
     budget = max(steps[-1] for (_, _, steps), _ in runs)
     whole = [x[-1] for (x, _, steps), at_goal in runs if steps[-1] >= 0.9 * budget and not at_goal]
     last = min(whole, default=max(x[-1] for (x, _, _), _ in runs))
     first = min(max(x[0] for (x, _, _), _ in runs), last)
-    grid = np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for (x, _, _), _ in runs if first < x[-1] < last)])
-    table = np.stack([np.interp(grid, x, y) for (x, y, _), _ in runs])  # [n, points]
-    reached = np.stack([(x[0] <= grid) & (at_goal | (grid <= x[-1])) for (x, _, _), at_goal in runs])
-    value, low, high = (np.empty(len(grid)) for _ in range(3))
+    return np.unique([*np.linspace(first, last, _POINTS), *(x[-1] for (x, _, _), _ in runs if first < x[-1] < last)])
+
+
+def _curve(label: str, runs: Sequence[_Run], at: np.ndarray, statistic: Statistic = "mean", unit: str = "") -> Curve:
+    """Runs at common points [points], between the first and the last of `_grid`.
+
+    One that broke off before the others is left out from there on, and `num_runs` says so; one that reached its goal
+    stays at its last value.
+    """
+    summary = iqm if statistic == "iqm" else lambda values: values.mean(axis=-2)
+    table = np.stack([np.interp(at, x, y) for (x, y, _), _ in runs])  # [n, points]
+    reached = np.stack([(x[0] <= at) & (at_goal | (at <= x[-1])) for (x, _, _), at_goal in runs])
+    value, low, high = (np.empty(len(at)) for _ in range(3))
     for pattern in np.unique(reached, axis=1).T:
         points = (reached == pattern[:, None]).all(axis=0)
         members = table[pattern][:, points]
         value[points] = summary(members)
         low[points], high[points] = _interval(members, summary)
-    return Curve(label, grid, value, low, high, reached.sum(axis=0))
+    return Curve(label, at, value, low, high, reached.sum(axis=0), unit)
 
 
 def x_label(curves: Sequence[Curve], x: Axis = "steps") -> str:
@@ -312,9 +321,9 @@ class Comparison:
 
     def __str__(self) -> str:
         first, second = self.at_common
-        change = f"{first:.4g} and {second:.4g}, a difference of {second - first:+.4g}"
+        change = "of two environments" if "env.name" in self.differences else f"a difference of {second - first:+.4g}"
         few = "" if self.num_runs == (1, 1) else " (of {} and {} runs that came so far)".format(*self.num_runs)
-        return f"{self.metric} at {self.common_x:,.0f}: {change}{few}"
+        return f"{self.metric} at {self.common_x:,.0f}: {first:.4g} and {second:.4g}, {change}{few}"
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; of the curves, their last points."""
@@ -344,7 +353,8 @@ def compare_runs(
     if x == "steps" and len(units := sorted({run.config.unit for run in (*one, *other)})) > 1:
         raise ConfigError(f"{first} and {second} do not count the same ({', '.join(units)}); compare them by x='time'")
     metric = metric or shown_metric([*one, *other])
-    curves = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
+    drawn = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
+    curves = [curve for curve, _ in drawn]
     ignored = ("run.seed", "run.name", "run.directory")
     differences = {
         path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
@@ -357,16 +367,17 @@ def compare_runs(
     if begin > common:
         place = f"one begins at {begin:,.0f}, the other ends at {common:,.0f}"
         raise ConfigError(f"{first} and {second} have no {x_label(curves, x)} in common: {place}")
-    at = [float(np.interp(common, curve.x, curve.value)) for curve in curves]
-    of = [int(curve.num_runs[curve.x <= common][-1]) for curve in curves]
-    return Comparison(differences, curves, metric, common, (at[0], at[1]), (of[0], of[1]))
+    a, b = (_curve("", logged, np.asarray([common])) for _, logged in drawn)
+    at, of = (float(a.value[0]), float(b.value[0])), (int(a.num_runs[0]), int(b.num_runs[0]))
+    return Comparison(differences, curves, metric, common, at, of)
 
 
-def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> Curve:
-    curves = curves_of(runs, metric=metric, x=x)
-    if len(curves) > 1:
+def _only_curve(runs: Sequence[RunDirectory], name: str | Path, metric: str, x: Axis) -> tuple[Curve, list[_Run]]:
+    """The curve of runs of one configuration, and what was logged of them."""
+    ((_, unit), logged), *others = _logged(runs, metric, x).items()
+    if others:
         raise ConfigError(f"the runs of {name} differ in their settings or env steps; compare single runs of it")
-    return dataclasses.replace(curves[0], label=str(name))
+    return _curve(str(name), logged, _grid(logged), unit=unit), logged
 
 
 _X_LABELS = {"time": "training time (s)", "episodes": "episodes"}
@@ -393,10 +404,7 @@ def save_plot(curves: Sequence[Curve], path: str | Path, *, x: Axis = "steps", m
     """
     path = require_plot_name(path, or_table=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv":
-        _write_csv(curves, path, x, metric)
-    else:
-        _draw(curves, path, x, metric)
+    (_write_csv if path.suffix == ".csv" else _draw)(curves, path, x, metric)
     return path
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import on_cpu
 from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra, readable
 from palaestra.core.files import whole_file
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import saved_pool
-from palaestra.ops import Interval, elo_ratings
+from palaestra.ops import Interval, elo_ratings, mean_interval
 from palaestra.policies import Policy, ReturnConditionedPolicy
 from palaestra.rollout import Evaluation
 from palaestra.runs import FRESH_SEED, Learner, RunDirectory, begun_runs, find_run, find_runs, learner_of
@@ -176,12 +175,19 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
                 f"{directory.path} has not been evaluated yet, so it has no best policy; "
                 "`eval`, `play` and `export` take that of its newest checkpoint with `--which last`"
             )
-        return learner, learner.kept_policies(directory.path)
+        return learner, _inside(directory, learner.kept_policies(directory.path))
     state = _checkpoint(directory, which)
     policies = learner.policies_of(state)
     for algorithm in learner.algorithms.values():  # whose policy explores as it did then
         algorithm.set_progress(state["trainer"]["learning"]["progress"])
-    return learner, policies
+    return learner, _inside(directory, policies)
+
+
+def _inside(directory: RunDirectory, policies: dict[str, Policy]) -> dict[str, Policy]:
+    """Policies that know the run's wrappers, which those saved by older versions do not say."""
+    for policy in policies.values():
+        policy.wrappers = directory.config.env.policy_wrappers
+    return policies
 
 
 def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:

@@ -34,7 +34,7 @@ _STEPS = (
 )  # fmt: skip
 _LARGEST_BYTES = 2**28
 _MOST_FILES = 10_000
-_SAME_END = 1.01
+_SAME_END = 1.05
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ class LoggedRun:
         return self.directory.config.unit if self.directory else "env steps"
 
     def score(self, until: float = math.inf) -> float:
-        """Mean score over the last tenth of its env steps, of which those after `until` do not count.
+        """Mean score over the last tenth of the env steps up to `until`, or the newest before, if there is none.
 
         Args:
-            until: env steps; a point up to 1% later counts, for runs of one length end an unroll earlier or later.
+            until: env steps; a point up to 5% later counts, for runs of one length end an unroll earlier or later.
+                By default the run's own end.
 
         Raises:
             ConfigError: the run begins after `until`.
@@ -78,7 +79,8 @@ class LoggedRun:
                 f"the first score in {self.path} ({self.metric}) is at {self.points[0, 0]:,.0f} env steps, and the "
                 f"last of another run of its environment at {until:,.0f}: they have none in common"
             )
-        return float(points[points[:, 0] >= 0.9 * points[-1, 0], 1].mean())
+        begin = min(0.9 * min(until, self.points[-1, 0]), points[-1, 0])
+        return float(points[points[:, 0] >= begin, 1].mean())
 
 
 def read_logs(path: str | Path) -> list[LoggedRun]:

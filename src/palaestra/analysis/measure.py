@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from palaestra.config.config import ExperimentConfig
 from palaestra.core import ConfigError, StepType, tree_leaves
 from palaestra.core.computing import memory_bytes, num_cores
-from palaestra.core.errors import told_once
+from palaestra.core.files import told_once
 from palaestra.envs import EnvConfig, create_environment, decided
 from palaestra.envs.create import is_pool
 from palaestra.multiagent import AgentsConfig, MappedPolicy, create_multi_agent_envs, is_multi_agent

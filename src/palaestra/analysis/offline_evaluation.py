@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.analysis.stats import t_quantile
 from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, StepType, TimeStep, seeded_initialisation, spec_leaves, tree_map
 from palaestra.core.batch import Batch
 from palaestra.envs import EnvConfig
 from palaestra.nn import EnsembleNetwork, NetworkConfig
-from palaestra.ops import Interval
+from palaestra.ops import Interval, t_quantile
 from palaestra.policies import ObservationNormalizer, Policy, raw_actions
 from palaestra.runs.data import read_for
 

@@ -9,7 +9,7 @@ How many scores are cut off at either end of an interquartile mean is rounded do
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -239,33 +239,6 @@ def _holm(pairs: Sequence[Improvement]) -> list[Improvement]:
     order = np.argsort(p, kind="stable")
     p[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
     return [replace(pair, p_value=float(value)) for pair, value in zip(pairs, p, strict=True)]
-
-
-def mean_interval(values: Iterable[float]) -> tuple[float, float]:
-    """95% interval of a mean by Student's t, which holds for few values, too; one value has none but itself.
-
-    Args:
-        values: one for each run.
-    """
-    array = np.asarray(list(values), np.float64)
-    several = len(array) > 1
-    half = t_quantile(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)) if several else 0.0
-    return float(array.mean() - half), float(array.mean() + half)
-
-
-def t_quantile(degrees_of_freedom: float) -> float:
-    """97.5% quantile of Student's t, from |t| = √ν tan φ, where the density of φ is in proportion to cos(φ)^(ν − 1).
-
-    Args:
-        degrees_of_freedom: ν, at least 1.
-
-    Examples:
-        >>> round(t_quantile(1), 3), round(t_quantile(4), 3), round(t_quantile(1000), 3)
-        (12.706, 2.776, 1.962)
-    """
-    ends = np.linspace(0.0, np.pi / 2, 20_001)
-    mass = np.append(0.0, np.cumsum(np.cos((ends[1:] + ends[:-1]) / 2) ** (degrees_of_freedom - 1)))
-    return float(np.sqrt(degrees_of_freedom) * np.tan(np.interp(0.95 * mass[-1], mass, ends)))
 
 
 def sample_efficiency(

@@ -233,7 +233,7 @@ def cast_rows(name: str, value: Any, spec: SpecTree, rows: int | None = None, *,
             return Batch.of(cast)
         except (KeyError, IndexError, TypeError):
             raise ShapeError(f"{name} do not have the parts of {spec}") from None
-    array, leading = np.asarray(value), () if rows is None else (rows,)
+    array, leading = np.asarray(as_array(value)), () if rows is None else (rows,)
     if array.shape != (*leading, *spec.shape) and array.shape and all(map(_is_jpeg, array)):
         array = _pictures(name, array, spec.shape)
     if array.shape != (*leading, *spec.shape):

@@ -13,7 +13,7 @@ from palaestra.buffers.drawn import FLAG, cast_rows
 from palaestra.buffers.lane_storage import STEP_FIELDS
 from palaestra.buffers.replay import ReplayBuffer
 from palaestra.core import Batch, ConfigError, ShapeError, SpecTree, StepType, TensorSpec, import_extra, spec_leaves
-from palaestra.core.tree import tree_leaves, tree_map, tree_paths, tree_select
+from palaestra.core.tree import as_array, tree_leaves, tree_map, tree_paths, tree_select
 
 __all__ = ["from_arrays", "from_d4rl", "from_minari", "to_minari", "with_actions"]
 
@@ -171,9 +171,9 @@ def from_arrays(
     """
     if missing := [name for name in _TRANSITION if name not in data]:
         raise ShapeError(f"the data lack {', '.join(missing)}; needed are {', '.join(_TRANSITION)}, N of each")
-    if not (count := np.size(data["reward"])):
+    given = {**data, **{name: np.ravel(as_array(data[name])) for name in ("reward", "terminated", "truncated")}}
+    if not (count := len(given["reward"])):
         raise ShapeError("there are no rewards; at least one transition is needed")
-    given = {**data, **{name: np.reshape(data[name], -1) for name in ("reward", "terminated", "truncated")}}
     specs = zip(_TRANSITION, (observation_spec, action_spec, TensorSpec(()), observation_spec, FLAG, FLAG), strict=True)
     seen, action, *others, after, ended, cut_off = (cast_rows(name, given[name], spec, count) for name, spec in specs)
     reward, terminated, truncated = (one[:, 0].numpy() for one in (*others, ended, cut_off))  # [N, 1] to [N]

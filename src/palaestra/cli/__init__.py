@@ -1,5 +1,8 @@
 """The command line: `palaestra --help` lists its verbs."""
 
-from palaestra.cli.main import main
+try:
+    from palaestra.cli.main import main
+except KeyboardInterrupt:  # half a second of a busy machine
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

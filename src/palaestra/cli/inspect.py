@@ -109,21 +109,25 @@ def _policies(options: ListOptions) -> _Listing:
 def _runs(options: ListOptions) -> _Listing:
     runs = [experiments.RunDirectory(path) for path in experiments.list_runs(options.root)]
     groups = experiments.list_groups(options.root)
-    values = [{"path": str(run.path), "status": run.status} for run in runs]
-    values += [{"path": str(path), "seeds": _seeds(path)} for path in groups]
+    values = [_run(run) for run in runs]
+    states = {path: [experiments.RunDirectory(run.parent).status for run in path.glob("*/run.json")] for path in groups}
+    values += [{"path": str(path), "seeds": _seeds(path), "seeds_done": states[path].count("done")} for path in groups]
     if not runs:
         return _Listing(values, [], [], ["no runs yet; start one with `palaestra train ppo CartPole-v1`"])
     most = 0 if options.all else _NEWEST
     rows = []
-    for run in runs[-most:]:
-        best = run.kept_return
-        steps = f"{run.steps_done:,} {run.info.get('unit', 'env steps')}"
-        rows.append((run.path, run.status, steps, "" if best is None else readable(best)))
+    for run in values[: len(runs)][-most:]:
+        best, steps = run["best_return"], f"{run['done']:,} {run['unit']}"
+        rows.append((run["path"], run["status"], steps, "" if best is None else readable(best)))
     notes = [f"the newest {most} of {len(runs)}; --all shows all"] if 0 < most < len(runs) else []
     for path in groups[-most:]:
-        states = [experiments.RunDirectory(child.parent).status for child in path.glob("*/run.json")]
-        notes.append(f"{path}  {states.count('done')} of {len(states)} seeds done")
+        notes.append(f"{path}  {states[path].count('done')} of {len(states[path])} seeds done")
     return _Listing(values, ["run", "status", "done", "best return"], rows, notes)
+
+
+def _run(run: experiments.RunDirectory) -> dict[str, Any]:
+    steps = {"done": run.steps_done, "unit": run.info.get("unit", "env steps")}
+    return {"path": str(run.path), "status": run.status, **steps, "best_return": run.kept_return}
 
 
 def _seeds(group: Path) -> Any:

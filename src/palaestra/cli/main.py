@@ -95,8 +95,11 @@ def _interrupts() -> Iterator[list[int]]:
 def _stopped(verb: str, stopped: KeyboardInterrupt) -> int:
     """Says that a command was stopped, and gives its exit code."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
-    saved = "; the last checkpoint, if there is one, is intact" if verb in ("train", "resume") else ""
-    _print("stopped", f"{str(stopped) or 'at once'}{saved}")
+    trains = sys.modules.get("palaestra.cli.train")  # which is imported when it is asked for
+    begun = verb == "resume" or bool(trains and trains.begun)
+    saved = "; the last checkpoint, if there is one, is intact" if begun and verb in ("train", "resume") else ""
+    when = "at once" if begun or verb != "train" else "before the run began"
+    _print("stopped", f"{str(stopped) or when}{saved}")
     return getattr(stopped, "exit_code", 130)
 
 

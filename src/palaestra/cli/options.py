@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.commands import Command
 from palaestra.cli.help import long_help, short_help, short_names
 from palaestra.config.config import Setting, meant, settings_of
@@ -197,14 +196,10 @@ def _positional(command: Command, typed: list[str]) -> tuple[list[str], list[str
 
 
 def _require_known(command: Command, given: list[str]) -> None:
-    """Refuses a word that is none of an argument's choices, and an environment before its algorithm."""
+    """Refuses a word that is none of an argument's choices."""
     for word, argument in zip(given, command.arguments, strict=False):
         if word and argument.choices and word not in argument.choices:
             raise ConfigError(f"`palaestra {command.name}` has no {word!r}{did_you_mean(word, argument.choices)}")
-    if [argument.called for argument in command.arguments] == ["the algorithm", "the environment"]:
-        algorithm, env = given
-        if env in ALGORITHMS and algorithm not in ALGORITHMS:
-            raise ConfigError(f"the algorithm comes first: palaestra {command.name} {env} {algorithm}")
 
 
 def parse(base: T, typed: Sequence[str]) -> T:

@@ -10,13 +10,18 @@ from palaestra.cli.options import RunOptions
 class ScaleOptions(RunOptions):
     """Options of `palaestra scale`."""
 
-    learners: int = 1
+    learners: int | None = None
     """How many the run has from its next updates on, its own process among them; at most distributed.gradient_shards,
-    by which it learns the same, bit for bit, with any number."""
+    by which it learns the same, bit for bit, with any number. Without it, print how many there are."""
 
 
 def scale(name: str, options: ScaleOptions) -> int:
     """Lets learners join or leave a run that goes on, which must have distributed.gradient_shards."""
+    if options.learners is None:
+        there, asked = experiments.count_learners(name, root=options.root)
+        said = f"learners    {there}{f', asked for {asked}' * (asked != there)}"
+        options.show({"there": there, "asked": asked}, said)
+        return 0
     said = experiments.scale(name, learners=options.learners, root=options.root)
     options.show({"learners": options.learners}, said)
     return 0

@@ -17,6 +17,8 @@ from palaestra.core import AtLeastOne, ConfigError, readable, require_ranges
 from palaestra.training.console import silence_stdout
 
 _log = logging.getLogger(__name__)
+begun = list[Path]()
+"""Directories of runs that this process has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def train(algorithm: str, environment: str, options: TrainCommand) -> int:
         return 0
 
     def announce(path: Path) -> None:
+        begun.append(path)
         _say(f"run         {os.path.relpath(path)}")
 
     if options.seeds is not None:
@@ -91,7 +94,8 @@ class ResumeOptions:
     """Options of `palaestra resume`."""
 
     until: int | None = None
-    """Go on to so many env steps in all; short for --override trainer.total_env_steps=N."""
+    """Go on to so many env steps in all; short for --override trainer.total_env_steps=N. Of a group, in
+    one run at a time."""
     override: tuple[str, ...] = ()
     """PATH=VALUE of settings to continue with, such as algorithm.learning_rate=1e-4; `run.json` records them."""
     fork: bool = False
@@ -111,7 +115,7 @@ def resume(name: str, options: ResumeOptions) -> int:
     is_run = directories[0].path in (Path(name), Path(options.root) / name)
     if (directories[0].path.parent / "group.json").is_file() and not is_run:
         if typed or options.fork:
-            raise ConfigError(f"{name} is a group; settings can change, and forks begin, in one of its runs at a time")
+            raise ConfigError(_one_at_a_time(name, experiments.best_run(directories).path, options))
         _say(f"resuming {directories[0].path.parent}")
         return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True))
     (directory,) = directories
@@ -136,6 +140,18 @@ def resume(name: str, options: ResumeOptions) -> int:
         **typed_settings(before, typed),
     )
     return _report(done)
+
+
+def _one_at_a_time(name: str, run: Path, options: ResumeOptions) -> str:
+    """Why a group goes on with the settings that it has, and how its runs get others."""
+    words = [] if options.until is None else ["--until", str(options.until)]
+    words += [word for override in options.override for word in ("--override", override)]
+    one, every = shlex.quote(str(run)), shlex.quote(str(run.parent))
+    rest = shlex.join([*words, *["--fork"] * options.fork])
+    return (
+        f"{name} is a group; settings can change, and forks begin, in one of its runs at a time: palaestra resume "
+        f"{one} {rest}; in all of them: for run in {every}/seed_*; do palaestra resume $run {rest}; done"
+    )
 
 
 def _overrides(options: ResumeOptions) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from palaestra.buffers import ReplayBuffer, RowOptions, Sampler
 from palaestra.buffers.drawn import cast_rows
 from palaestra.compat.layouts import ExperienceSet
-from palaestra.core import Batch, CheckpointError, ConfigError, Plan, ShapeError, StepType, TensorSpec
+from palaestra.core import Batch, CheckpointError, ConfigError, Plan, ShapeError, StepType, TensorSpec, as_array
 
 __all__ = ["ExperienceMemory"]
 
@@ -109,7 +109,7 @@ class ExperienceMemory:
         info = {str(name): value for name, value in Batch.of(experiences.info).items()}
         if missing := [name for name in self.buffer.info_fields if name not in info]:
             raise ShapeError(f"info lacks {missing}, which info_spec names; it has {list(info)}")
-        terminated = torch.as_tensor(np.asarray(info.get("terminated", np.zeros(count)))).to(torch.float32)
+        terminated = torch.as_tensor(as_array(info.get("terminated", np.zeros(count)))).to(torch.float32)
 
         def cast(name: str, spec: Any) -> Any:
             return cast_rows(name, experiences[name], spec, count)

@@ -150,7 +150,12 @@ def _to_yaml(value: Any, path: str) -> Any:
         return {key: _to_yaml(item, f"{path}.{key}") for key, item in value.items()}
     if callable(value):
         if (name := name_to_find(value, quiet=True)) is None:
-            raise ConfigError(f"{path} holds {value!r}, which has no importable name; name it as 'my_package:MyName'")
+            what = getattr(value, "__qualname__", f"a {type(value).__name__}")
+            way = "name it as 'my_package:MyName'"
+            if hasattr(value, "state_dict"):
+                way = "name a function that makes it and loads its weights, 'my_module:body', and says what it makes: "
+                way += "def body(observation_spec) -> nn.Module"
+            raise ConfigError(f"{path} holds {what}, which has no importable name; {way}")
         return name
     return value
 

@@ -123,7 +123,7 @@ def search_space(
     settings = {one.path: one for one in settings_of(ExperimentConfig, vars(config))}
     possible = {one.path: one for setting in settings.values() for one in _dimensions(setting, config)}
     own: Any = config.algorithm
-    unused = [] if getattr(own, "prioritized", True) else ["priority_alpha", "priority_beta"]
+    unused = [*own.idle]
     remembers = getattr(getattr(own, "network", None), "recurrent", None) is not None
     if (remembers or getattr(getattr(own, "bonus", None), "kind", None)) and getattr(own, "n_step", None) == 1:
         unused.append("n_step")  # more would be refused

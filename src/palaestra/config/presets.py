@@ -84,12 +84,14 @@ def preset(algorithm: str, env_name: str) -> ExperimentConfig:
         algorithm: its name, for example `"ppo"`; of quantile SAC the one in its paper, `"tqc"`, too.
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: there is no such algorithm, or the two are exchanged.
 
     Examples:
         >>> preset("ppo", "CartPole-v1").algorithm.gamma
         0.98
     """
+    if env_name in ALGORITHMS and algorithm not in ALGORITHMS:
+        raise ConfigError(f"the algorithm comes first: {env_name}, then the environment {algorithm}")
     algorithm = OTHER_NAMES.get(algorithm, algorithm)
     lanes = getattr(algorithm_class(algorithm), "usual_lanes", 1)  # a robot has none
     known = _known(algorithm, env_name)

@@ -236,6 +236,8 @@ def value_from_words(hint: Any, words: Sequence[str]) -> Any:
         [None, 1]
         >>> value_from_words(dict[str, int | None], ["first", "none"]), value_from_words(dict[str, Any], ['{"a": [1]}'])
         ({'first': None}, {'a': [1]})
+        >>> value_from_words(tuple[int, ...], ["[64, 32]"]), value_from_words(tuple[int, ...], ["[]"])
+        ([64, 32], [])
         >>> value_from_words(tuple[str, ...], ["ClipReward(minimum=0, maximum=1),FrameStack"])
         ['ClipReward(minimum=0, maximum=1)', 'FrameStack']
     """
@@ -272,7 +274,11 @@ def _mapping(words: Sequence[str], _: Any, hint: Any) -> dict[str, Any]:
 
 
 def _list(words: Sequence[str], hint: Any, *_: Any) -> list[Any]:
-    return [_single(item, hint) for item in (_items(words[0]) if len(words) == 1 else words) if item]
+    items = _items(words[0]) if len(words) == 1 else words
+    nested = {list, tuple} & {typing.get_origin(one) for one in members_of(hint)}
+    if len(items) == 1 and items[0][:1] == "[" and not nested:
+        items = _items(items[0][1:].removesuffix("]"))  # as YAML writes it
+    return [_single(item.strip(), hint) for item in items if item.strip()]
 
 
 _SEVERAL: dict[Any, Callable[..., Any]] = {dict: _mapping, list: _list, tuple: _list}

@@ -3,13 +3,11 @@
 Every class carries the exit code that the command line ends with.
 """
 
-import contextlib
 import difflib
 import functools
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Any, ParamSpec
@@ -176,11 +174,14 @@ def readable(number: float) -> str:
     return f"{number:.1f}" if abs(number) >= 10 or number == round(number, 1) else f"{number:.3g}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """The end of an error message about an unknown name.
 
+    Args:
+        otherwise: what to say when nothing is close; by default the list of what exists.
+
     Returns:
-        `" — did you mean 'x'?"` when something is close, else the list of what exists.
+        `" — did you mean 'x'?"` when something is close.
 
     Examples:
         >>> did_you_mean("learnin_rate", ["learning_rate", "gamma"])
@@ -188,29 +189,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
-    return f" — did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none'}"
+    otherwise = f"; known: {', '.join(names) or 'none'}" if otherwise is None else otherwise
+    return f" — did you mean {close[0]!r}?" if close else otherwise
 
 
-_TOLD = "PALAESTRA_TOLD"
+TOLD = "PALAESTRA_TOLD"
+"""The variable of the environment that names the folder of what a run has said (`told_once`)."""
 said = set[str]()
 """What this process has said since its last run."""
-
-
-@contextlib.contextmanager
-def told_once() -> Iterator[None]:
-    """While entered, `is_news` knows what all processes of a run have said, by empty folders.
-
-    A worker has the variable of the environment as it was when it started (`SupervisedProcess`).
-    """
-    before = os.environ.get(_TOLD)
-    with tempfile.TemporaryDirectory(prefix="palaestra-told-", ignore_cleanup_errors=True) as folder:
-        os.environ[_TOLD] = folder
-        while said:
-            is_news(said.pop())
-        try:
-            yield
-        finally:
-            os.environ |= {_TOLD: before or ""}
 
 
 def is_news(text: str) -> bool:
@@ -219,7 +205,7 @@ def is_news(text: str) -> bool:
     Args:
         text: what is said, without what differs from time to time.
     """
-    folder = os.environ.get(_TOLD)
+    folder = os.environ.get(TOLD)
     if not folder:
         said.add(text)
         return True

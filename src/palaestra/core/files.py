@@ -8,10 +8,12 @@ hashes of its files, so damage is found before anything is used.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from palaestra.core.errors import CheckpointError
+from palaestra.core.errors import TOLD, CheckpointError, is_news, said
 from palaestra.core.nests import join_state, split_state
 from palaestra.core.packed import PackedRows, cat_rows
 from palaestra.core.reading import opened, parse_json, read_json, require_shallow
@@ -317,6 +319,62 @@ def fingerprint(file: Path) -> dict[str, Any]:
     with opened(file) as stream:
         # not of the path, which another process may have removed by now
         return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "size_bytes": stream.tell()}
+
+
+@contextlib.contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """A folder among the system's temporary ones that is gone afterwards.
+
+    What a killed process has left, on which nobody holds a lock, goes when the next of its kind is made.
+
+    Args:
+        kind: what it is for, a part of its name.
+    """
+    prefix = f"palaestra-{kind}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # on file systems without locks nothing is removed, either
+            stack.enter_context(_locked(folder))
+        folder = folder.rename(folder.with_name(folder.name[1:]))  # which others look at
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """While entered, `is_news` knows what all processes of a run have said, by empty folders.
+
+    A worker has the variable of the environment as it was when it started (`SupervisedProcess`).
+    """
+    before = os.environ.get(TOLD)
+    with temporary_folder("said") as folder:
+        os.environ[TOLD] = str(folder)
+        while said:
+            is_news(said.pop())
+        try:
+            yield
+        finally:
+            os.environ |= {TOLD: before or ""}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from a folder of this user's.
+
+    Raises:
+        OSError: one of them has it, or it is another user's.
+    """
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_uid != os.getuid():
+            raise PermissionError(f"{folder} is another user's")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

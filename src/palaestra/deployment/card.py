@@ -13,7 +13,7 @@ import yaml
 
 from palaestra.core.errors import printable
 
-__all__ = ["OF_A_MACHINE", "model_card", "placeless", "public_changes", "typed"]
+__all__ = ["OF_A_MACHINE", "inside", "model_card", "placeless", "public_changes", "typed"]
 
 OF_A_MACHINE = {
     "run.directory": "runs",
@@ -66,10 +66,20 @@ def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
         _results(facts),
         *(["![learning curve](curve.png)"] if "curve.png" in files else []),
         *(["[One episode as a film](replay.mp4)"] if "replay.mp4" in files else []),
-        _use(name, facts["weights_sha256"]),
+        _use(name, facts["weights_sha256"], facts.get("wrappers") or ()),
         _origin(facts),
     ]
     return printable("\n\n".join(parts)) + "\n"
+
+
+def inside(wrappers: Sequence[str]) -> str:
+    """What has to be said of a policy that learned inside wrappers.
+
+    Args:
+        wrappers: the innermost first; at least one.
+    """
+    names = printable(", ".join(wrappers))
+    return f"observations and actions are those of the environment inside {names}: apply them yourself"
 
 
 def placeless(value: Any) -> Any:
@@ -156,10 +166,11 @@ def _results(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _use(name: str, places: Iterable[str]) -> str:
+def _use(name: str, places: Iterable[str], wrappers: Sequence[str]) -> str:
     of_zoo = name.removeprefix("zoo:")
     folder = f"shared/{of_zoo.replace('/', '_') if of_zoo != name else name.rpartition('/')[2]}"
     loads = "\n".join(f'policy = palaestra.load_policy("{folder}/{place}")' for place in places)
+    loads += f"\n# {inside(wrappers)}" if wrappers else ""
     return f"""\
 ## Use
 

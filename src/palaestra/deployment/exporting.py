@@ -17,6 +17,7 @@ from palaestra.core import Batch, ConfigError, PalaestraError, StepType, TimeSte
 from palaestra.core.files import fingerprint, save_tensors, whole_folder, write_json
 from palaestra.core.spec import ACTION_MASK, DiscreteSpec, TensorSpec, dtype_limits, map_spec, numpy_dtype, spec_leaves
 from palaestra.core.tree import tree_paths
+from palaestra.deployment.card import inside
 from palaestra.experiments import RunDirectory, find_run, policies_of_run, read_evaluations
 from palaestra.policies import NetworkPolicy, Phase, Policy, SearchPolicy, load_policy
 from palaestra.runs.computed import package_version
@@ -67,7 +68,7 @@ class Exported:
             f"exported    {self.path}\ninputs      {inputs}\noutputs     {outputs}\n"
             f"parity      largest difference {self.parity.largest_difference:.1e} over "
             f"{self.parity.observations:,} observations{equal}"
-        )
+        ) + (f"\nwrappers    {inside(wrappers)}" if (wrappers := self.manifest["wrappers"]) else "")
 
 
 def export(
@@ -82,7 +83,8 @@ def export(
     """Writes the policies of a run as programs of flat tensors, and compares them with the policies.
 
     Inside are the statistics of observations, masks, the scale of actions and the memory; the actions are the
-    deterministic ones, as the environment takes them. A program of a policy with a memory takes it and the input
+    deterministic ones, as the environment takes them. Wrappers of the environment are not inside: the manifest names
+    those that you have to apply (`wrappers`). A program of a policy with a memory takes it and the input
     `first`, 1 where an episode begins, and gives it back; one that asks for a return also takes the `reward` before.
 
     Args:
@@ -171,6 +173,7 @@ def _exported(policy: NetworkPolicy, name: str, folder: Path, format: ExportForm
             "inputs": [_described(*entry) for entry in program.inputs.items()],
             "outputs": [_described(*entry) for entry in program.outputs.items()],
             "state": {key: f"next.{key}" for key in program.state},
+            "wrappers": list(policy.wrappers),
             "parity": vars(parity),
             "versions": {package: package_version(package) for package in ("palaestra", "torch", "onnx")},
             **facts,

@@ -68,7 +68,7 @@ class ServedPolicy:
             )
         self.name, self.policy, self.problem = name, policy, ""
         self.observations, self.actions = JsonNest(policy.observation_spec), JsonNest(policy.action_spec)
-        self.has_memory = bool(policy.state_spec)
+        self.has_memory, self.wrappers = bool(policy.state_spec), policy.wrappers
         self._deterministic, self._most = not config.stochastic, config.max_batch_size
         self._spec = {"observation": policy.observation_spec, "step_type": TensorSpec((), torch.int32)}
         self._spec |= {"state": policy.state_spec} if self.has_memory else {}
@@ -166,7 +166,7 @@ class ServedPolicy:
         return rows
 
     def schema(self, most: int) -> dict[str, Any]:
-        """JSON Schema of a request, and of the action in its answer.
+        """JSON Schema of a request, and of the action in its answer; and the wrappers that the client has to apply.
 
         Args:
             most: observations in one request.
@@ -182,7 +182,8 @@ class ServedPolicy:
         properties |= {"session": {"type": "string"}} if self.has_memory else {}
         one_of = [{"required": ["observation"]}, {"required": ["observations"]}]
         request = {"type": "object", "properties": properties, "oneOf": one_of, "additionalProperties": False}
-        return {"has_memory": self.has_memory, "request": request, "action": self.actions.schema()}
+        known = {"has_memory": self.has_memory, "wrappers": list(self.wrappers)}
+        return {**known, "request": request, "action": self.actions.schema()}
 
 
 @dataclass(eq=False)

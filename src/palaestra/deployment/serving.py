@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from palaestra.core import POLICY, AtLeastOne, ConfigError, Limit, Range, import_extra, require_ranges
+from palaestra.deployment.card import inside
 from palaestra.deployment.server import PolicyApp, is_loopback
 from palaestra.experiments import config_from_mapping, find_run, policies_of_run
 from palaestra.policies import Policy, load_policy
@@ -132,6 +133,8 @@ def serve(
     seen = {policy: _signature(folder) for policy, folder in folders.items()}
     learner, policies = (None, {POLICY: load_policy(name)}) if run is None else policies_of_run(run)
     app = PolicyApp(policies, _agents(learner), config)
+    for wrappers in {policy.wrappers for policy in policies.values() if policy.wrappers}:
+        _log.warning("%s", inside(wrappers))
 
     def load() -> Mapping[str, Policy]:
         return {POLICY: load_policy(name)} if run is None or learner is None else learner.kept_policies(run.path)

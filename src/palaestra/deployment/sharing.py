@@ -1,11 +1,9 @@
 """A policy as a folder for others: made from a run, checked before it is used, and the way to a model hub and back."""
 
-import math
 import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
 from palaestra.core.errors import printable
 from palaestra.deployment import zoo
-from palaestra.deployment.card import OF_A_MACHINE, model_card, placeless, public_changes, typed
+from palaestra.deployment.card import OF_A_MACHINE, inside, model_card, placeless, public_changes, typed
 from palaestra.policies import Policy, copy_policy
 
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]
@@ -42,8 +40,9 @@ class SharedPolicy:
     directory: Path
     """Where it lies; `play`, `eval` and `load_policy` take it."""
     facts: dict[str, Any]
-    """What its manifest says: `algorithm`, `environment`, `seed`, `env_steps`, `evaluation`, `random` (the same of
-    random actions), `seeds`, `weights_sha256`, `command`, `revision`, `versions`, and `files` with their hashes."""
+    """What its manifest says: `algorithm`, `environment`, `wrappers` (which its user has to apply), `seed`,
+    `env_steps`, `evaluation`, `random` (the same of random actions), `seeds`, `weights_sha256`, `command`, `revision`,
+    `versions`, and `files` with their hashes."""
     missing: tuple[str, ...] = ()
     """What could not be made for it, and why: a film, a curve."""
     url: str | None = None
@@ -63,6 +62,7 @@ class SharedPolicy:
         several = len(facts["weights_sha256"]) > 1
         for place, value in facts["weights_sha256"].items():
             lines.append(f"weights     {value}{f'  {place}' if several else ''}")
+        lines += [f"wrappers    {inside(wrappers)}"] if (wrappers := facts.get("wrappers")) else []
         lines += [f"left out    {what}" for what in self.missing]
         lines += [f"folder      {self.directory}", *([f"pushed      {self.url}"] if self.url else [])]
         return printable("\n".join(lines))
@@ -100,7 +100,7 @@ def share(
     target = Path(output) if output is not None else Path("shared") / _title(runs)
     _require_free(target)
     _require_alike(runs)
-    run = max(runs, key=_best_return)
+    run = experiments.best_run(runs)
     experiments.policies_of_run(run)  # which says what is wrong before there is a folder or a model on the hub
     if push is not None:
         _create(_require_repository(push))
@@ -109,8 +109,8 @@ def share(
         hashes = _copy_policies(run.path, folder)
         learner, policies = experiments.policies_of_run(run)
         found = experiments.evaluate_runs([run.path for run in runs], episodes=episodes, baseline=True)
-        with tempfile.TemporaryDirectory() as again:
-            changed = _copy_policies(run.path, Path(again)) != hashes
+        with files.temporary_folder("shared") as again:
+            changed = _copy_policies(run.path, again) != hashes
         if changed:
             raise ConfigError(f"{run.path} still trains, and kept a better policy meanwhile; share it once more")
         experiments.save_config(_published(run.config), folder / "config.yaml")
@@ -163,14 +163,14 @@ def pull(source: str | Path, *, output: str | Path | None = None) -> SharedPolic
     target = Path(output) if output is not None else Path("shared") / called
     if called:
         _require_free(target)
-    with tempfile.TemporaryDirectory() as temporary:
+    with files.temporary_folder("pulled") as temporary:
         try:
-            (zoo.fetch if of_zoo else _download)(repository, Path(temporary))
-            shutil.rmtree(Path(temporary) / ".cache", ignore_errors=True)  # the client's notes on what it has
+            (zoo.fetch if of_zoo else _download)(repository, temporary)
+            shutil.rmtree(temporary / ".cache", ignore_errors=True)  # the client's notes on what it has
             facts = check_shared(temporary)
         except CheckpointError as error:  # of a folder that goes
-            raise CheckpointError(str(error).replace(temporary, printable(str(source)))) from error
-        _copy_listed(Path(temporary), target, facts)
+            raise CheckpointError(str(error).replace(str(temporary), printable(str(source)))) from error
+        _copy_listed(temporary, target, facts)
     return SharedPolicy(target, facts)
 
 
@@ -210,6 +210,7 @@ def _require_facts(folder: Path, facts: Mapping[str, Any]) -> None:
         numbers = [evaluation["return_mean"], evaluation["return_std"], evaluation["episodes"]]
         numbers += [] if seeds is None else [seeds["mean"], *seeds["ci95"], len(seeds["return_mean"])]
         texts = [facts["algorithm"], facts["environment"], *facts["weights_sha256"].values()]
+        texts += facts.get("wrappers", [])  # older ones have none
         right = all(isinstance(x, int | float) for x in numbers) and all(isinstance(x, str) for x in texts)
         right = right and "seed" in facts and any(name.endswith("weights.safetensors") for name in facts["files"])
     except (KeyError, TypeError, AttributeError, IndexError):
@@ -267,11 +268,6 @@ def _require_free(target: Path) -> None:
         raise ConfigError(f"{target} exists already; give another folder as --output, or remove it")
 
 
-def _best_return(run: experiments.RunDirectory) -> float:
-    best = run.kept_return
-    return -math.inf if best is None else best
-
-
 def _require_alike(runs: Sequence[experiments.RunDirectory]) -> None:
     first = runs[0].config
     for run in runs[1:]:
@@ -316,6 +312,7 @@ def _facts(
     return {
         "algorithm": config.algorithm_name,
         "environment": config.env.name,
+        "wrappers": list(config.env.policy_wrappers),
         "seed": config.run.seed,
         "env_steps": run.steps_done,
         "unit": config.unit,

@@ -271,7 +271,7 @@ class GradientWorkers:
             if isinstance(result.error, WorkerDiedError):
                 round_.incarnations.pop(worker, None)
                 round_.broken = True
-                self._revive(worker, result.call.incarnation, f"{self._lost(policy, round_, worker)}: {result.error}")
+                self._revive(worker, result.call.incarnation, f"{result.error}: {self._lost(policy, round_, worker)}")
             elif (updated := result.unwrap()) is not None:
                 if updated.broken or updated.fingerprint is None:
                     round_.broken = True
@@ -285,8 +285,8 @@ class GradientWorkers:
                     say_whether(self._store, round_.seat.name, not round_.broken)
         now = self.runtime.now()
         for call, (policy, round_) in [item for item in self._calls.items() if item[1][1].deadline <= now]:
-            why = f"it has not ended within {self._timeout_s:g} s"
-            self._revive(call.worker, call.incarnation, f"{self._lost(policy, round_, call.worker)}: {why}")
+            why = f"{self.runtime.status()[call.worker].name} has not ended an update within {self._timeout_s:g} s"
+            self._revive(call.worker, call.incarnation, f"{why}: {self._lost(policy, round_, call.worker)}")
 
     def num_shards(self, policy: str) -> int:
         """Into how many parts its minibatches are cut; the learner gets the whole where its algorithm mixes rows."""
@@ -372,7 +372,7 @@ class GradientWorkers:
         for worker in (self._workers[number] for number in self._allocation[policy]):
             status = statuses[worker]
             if status.state == "dead":
-                self._revive(worker, status.incarnation, f"a learner is lost between updates: {status.cause}")
+                self._revive(worker, status.incarnation, f"{status.cause}: a learner is lost between updates")
             elif worker not in late and (
                 status.state not in ("starting", "waiting") or not (status.incarnation or worker in self._joining)
             ):
@@ -408,7 +408,7 @@ class GradientWorkers:
         """Restarts a worker, if that has not happened to this incarnation yet; says once that it ended."""
         if self.runtime.status()[worker].incarnation != incarnation:
             return
-        fault = WorkerFault(worker, incarnation, said, "restart")
+        fault = WorkerFault(self.runtime.status()[worker].name, incarnation, said, "restart")
         try:
             self.runtime.restart(worker)
         except WorkerDiedError as error:

@@ -179,13 +179,13 @@ class DistributedPolicyManager(PolicyManager):
         mine = [name for name, host in self.hosts.items() if host == call.worker]
         numbers = {name: self._algorithms[name].policy_version + 1 for name in mine}
         updates = ", ".join(f"{number}{'' if name == POLICY else f' of {name!r}'}" for name, number in numbers.items())
-        what = f"a policy host is lost and replaced, and begins again with update {updates}: {why}"
-        fault = WorkerFault(call.worker, call.incarnation, what, "restart")
+        title = self._runtime.status()[call.worker].name
+        fault = WorkerFault(title, call.incarnation, f"{why}: update {updates} begins again", "restart")
         self.lost += 1
         try:
-            self._runtime.restart(call.worker, why)
+            self._runtime.restart(call.worker, why.removeprefix(f"{title} "))
         except WorkerDiedError as error:
-            self.faults.append(replace(fault, what=f"{what}; {error}", handled="raise"))
+            self.faults.append(replace(fault, what=f"{fault.what}; {error}", handled="raise"))
             raise
         self.faults.append(fault)
         _log.warning("%s", fault)
@@ -213,7 +213,8 @@ class DistributedPolicyManager(PolicyManager):
     def _replace_silent(self, asked: Mapping[Call, _Job]) -> None:
         for call, job in asked.items():
             if job.call == call and job.deadline <= self._runtime.now():
-                self._replace(call, f"did not answer within {self._timeout_s:g} s")  # its calls fail
+                title = self._runtime.status()[call.worker].name
+                self._replace(call, f"{title} did not answer within {self._timeout_s:g} s")  # its calls fail
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint; the hosts get it with their next updates.

@@ -353,6 +353,8 @@ class PolicyServer(WorkerStreams):
 
     # -- how things are
 
+    acts_meanwhile = True
+    """Whether workers act while the run evaluates and saves, too."""
     resume = "statistical"
     """How a run resumes from a checkpoint: with new episodes."""
 

@@ -158,7 +158,8 @@ class ReplayShards:
                 self._drop(result.call, *values[result.call])
         self._pending = [call for call in waiting if call in rest]
         if at_least is None or len(waiting) - len(rest) < at_least:  # the time is over
-            lost |= dict.fromkeys(rest, f"did not answer within {self._timeout_s:g} s")
+            late = f"did not answer within {self._timeout_s:g} s"
+            lost |= {call: f"{self._runtime.status()[call.worker].name} {late}" for call in rest}
         for number in sorted({self._number(call.worker) for call in lost}):
             self._lose(number, lost)
         return values
@@ -200,7 +201,7 @@ class ReplayShards:
             self.losses += 1
             what = f"a shard of replay was lost, and with it the {rows:,} rows that it held"
         for worker, why in ended.items():
-            self._restart(WorkerFault(worker, now[worker].incarnation, f"{what}: {why}", "restart"), rows)
+            self._restart(WorkerFault(worker, now[worker].incarnation, f"{why}: {what}", "restart"), rows)
             rows = 0
         self._ids[number] = [*left, *(worker for worker in ids if worker not in left)]
         if left:
@@ -212,10 +213,10 @@ class ReplayShards:
         """Puts an empty worker instead of one that has ended."""
         self.lost_shards += 1
         try:
-            self._runtime.restart(fault.worker, fault.what)
+            self._runtime.restart(fault.worker, f"was ended: {fault.what}")
         except WorkerDiedError as error:
             self._note(replace(fault, what=f"{fault.what}; {error}", handled="raise"), rows)
-            raise WorkersLostError(f"{fault.worker}: {fault.what}; {error}") from error
+            raise WorkersLostError(f"{fault.what}; {error}") from error
         self._note(fault, rows)
         mine = [call for call in self._pending if call.worker == fault.worker]
         self._runtime.wait(mine, timeout_s=0.0)  # they have failed

@@ -58,6 +58,9 @@ class WorkerStreams:
         name: of the workers, for people.
     """
 
+    acts_meanwhile: bool = False
+    """Whether workers act while the run evaluates and saves, too."""
+
     def __init__(
         self,
         runtime: Runtime,
@@ -96,9 +99,8 @@ class WorkerStreams:
         self.dropped_of: Counter[str] = Counter()
         """In how many fragments the rows of a policy were too old for it, by policy."""
         self._arrived = {name: Counter[int]() for name in policies}  # lags, since the last row of metrics
-        self._lags = Counter[int]()  # of whole fragments, likewise
-        self._policies, self._num_envs = policies, num_lanes // config.num_workers
-        self._weights = ActingWeights(policies)
+        self._lags, self._num_envs = Counter[int](), num_lanes // config.num_workers  # lags of whole fragments
+        self._policies, self._weights = policies, ActingWeights(policies)
         self._attributes: dict[int, dict[str, Any]] = {}
 
     def set_env_attr(self, name: str, value: Any, lanes: Sequence[int] | None = None) -> None:

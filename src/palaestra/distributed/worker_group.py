@@ -17,6 +17,7 @@ __all__ = ["Dropped", "Worker", "WorkerFault", "WorkerGroup", "WorkersLostError"
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.2  # how soon a pause is noticed
+_DONE = {"restart": "another takes its place", "drop": "the run goes on with what is left", "raise": "the run ends"}
 
 
 class WorkersLostError(PalaestraError):
@@ -30,11 +31,11 @@ class WorkerFault:
     """A worker that ended, or did not answer."""
 
     worker: str
-    """Its id."""
+    """Which, for people."""
     incarnation: int
     """Which of its incarnations."""
     what: str
-    """What happened."""
+    """Who it was and what happened, and which work that concerns."""
     handled: Literal["restart", "drop", "raise"]
     """It is restarted; the run continues without it; the run stops."""
 
@@ -48,7 +49,7 @@ class WorkerFault:
         return WorkersLostError(str(self))
 
     def __str__(self) -> str:
-        return f"{self.worker}, incarnation {self.incarnation}: {self.what}"
+        return f"{self.what}; {_DONE[self.handled]}"
 
 
 class Dropped(NamedTuple):
@@ -171,7 +172,7 @@ class WorkerGroup:
         self._look()
         for worker in self._of("joining"):
             if self._overdue(worker):
-                self._replace(worker, f"was not there after {self._config.timeout_s:g} s")
+                self._replace(worker, f"{worker.id} was not there after {self._config.timeout_s:g} s")
         self._require_enough()
 
     def _look(self) -> None:
@@ -191,9 +192,10 @@ class WorkerGroup:
         patience_s = self._config.recover_timeout_s if self._enough_s else self._config.timeout_s
         missing_s = now - (self._enough_s or self.workers[0].asked_s)
         if possible < needed or missing_s > patience_s:
+            why = "it did not start" if self._first is None else self._first.what
             raise WorkersLostError(
                 f"{there} of {len(self.workers)} workers are there and {needed} are needed (min_workers); the first "
-                f"one was lost because: {self._first or 'it did not start'}"
+                f"one was lost because: {why}"
             )
 
     @property
@@ -254,7 +256,7 @@ class WorkerGroup:
                     assert worker.call is not None
                     what = f"did not answer within {self._config.timeout_s:g} s"
                     self.drop(worker.call, what)
-                    self._replace(worker, what)
+                    self._replace(worker, f"{worker.id} {what}")
             if self._of("joining"):
                 self.admit()  # else who is back would not count before the work is done
             else:
@@ -313,7 +315,7 @@ class WorkerGroup:
         """Restarts a worker, or gives it up."""
         incarnation = worker.incarnation
         try:
-            self.runtime.restart(worker.id, what)
+            self.runtime.restart(worker.id, what.removeprefix(f"{worker.id} "))
         except WorkerDiedError as error:
             worker.state, worker.call = "lost", None
             fault = WorkerFault(worker.id, incarnation, str(error), "drop")

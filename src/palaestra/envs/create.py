@@ -16,7 +16,7 @@ from palaestra.core import Batch, PalaestraError, RunSeeds, SpecTree, TensorSpec
 from palaestra.core.computing import num_cores
 from palaestra.core.errors import ConfigError, EnvError, require_kind
 from palaestra.core.importing import GIVEN
-from palaestra.envs.contract.attributes import require_known_layers
+from palaestra.envs.contract.attributes import limit_of_layers, require_known_layers
 from palaestra.envs.contract.batch import BatchEnvironment
 from palaestra.envs.contract.environment import Environment, SingleEnvironment
 from palaestra.envs.contract.gym_environment import LOOK_STEPS, GymEnvironment
@@ -164,9 +164,9 @@ def create_environment(
         2
     """
     require_kind(config, EnvConfig, "create_environment", "EnvConfig(name=...)")
-    env = _created(config, seed, lane_seeds, first_id)
-    env = InputEnvironment(env, config.inputs) if config.inputs else env
-    env.step_limit = env.step_limit or config.limit
+    made = _created(config, seed, lane_seeds, first_id)
+    env = InputEnvironment(made, config.inputs) if config.inputs else made
+    env.step_limit = env.step_limit or config.limit or limit_of_layers(made)
     env.find_info = functools.cache(functools.partial(_found, config))
     return env
 

@@ -13,7 +13,7 @@ from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.suites.gym import registered_limit
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
 from palaestra.envs.wrappers.chaos import chaos_rules
-from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, as_values
+from palaestra.envs.wrappers.wrap import GYM_WRAPPERS, STEP_WRAPPERS, Wrap, as_values
 
 __all__ = ["EnvConfig"]
 
@@ -215,6 +215,16 @@ class EnvConfig:
         given = {name: value for name, value in self.kwargs.items() if name != "render_mode"}
         given |= {name: value for name, value in own.items() if value is not None}
         return " ".join([self.name, *(f"{name}={given[name]!r}" for name in sorted(given))])
+
+    @property
+    def policy_wrappers(self) -> tuple[str, ...]:
+        """Wrappers between a policy and the environment, also in evaluations, as text, the innermost first.
+
+        Whoever lets a policy act elsewhere has to apply them; those of rewards, films and time limits are left out.
+        """
+        layers = (*self.gym_wrappers, *self.wrappers)
+        concern = (one for one in layers if not isinstance(one, Wrap) or one.concerns_policies)
+        return tuple(str(one) if isinstance(one, Wrap) else "a function" for one in concern)
 
     @property
     def all_kwargs(self) -> dict[str, Any]:

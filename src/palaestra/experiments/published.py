@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from palaestra.config.presets import load_config
 from palaestra.core import ConfigError, did_you_mean
+from palaestra.core.files import temporary_folder
 from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
 from palaestra.policies import Policy, load_policy, save_policy
@@ -221,7 +221,7 @@ def verify(
         raise ConfigError(f"{row} has no published seed {unknown[0]}; there are {known}")
     found: dict[int, dict[str, Any]] = {}
     for seed in chosen:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("published") as folder:
             here = train_published(published.algorithm, published.env, seed, folder, **published.settings)
         found[seed] = _compared(published.seeds[seed], here)
         if on_seed is not None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError, refuses
+from palaestra.core.files import temporary_folder
 from palaestra.experiments.run import active
 from palaestra.runs import RunDirectory, find_run, make_learner
 from palaestra.runs.computed import computed_by, differences, sessions
@@ -105,13 +105,11 @@ def verify_run(
     last = max(targets)
     fewer = "leave out --from-start" if from_start else "" if iterations is None else "give fewer --iterations"
     _require_unchanged(run, begin, last, f"{fewer}, or " * bool(fewer))
-    now = computed_by(run.config.env.name, device=run.config.run.device)
-    machine = {name: pair for one in _of_span(run, begin, last) for name, pair in differences(one, now).items()}
     if on_start is not None:
         on_start(begin, last)
-    with tempfile.TemporaryDirectory(prefix="palaestra-verify-") as folder:
+    with temporary_folder("verification") as folder:
         try:
-            found = _replayed(run, Path(folder), begin, targets, now)
+            found, here = _replayed(run, folder, begin, targets)
         except PalaestraError as error:
             error.__notes__ = []  # what to look at and to resume in a folder that is gone
             raise
@@ -121,6 +119,7 @@ def verify_run(
             "the middle of an unroll, where no replay stops; give more --iterations, or resume the run to its next one"
         )
     others = [f"{path} at {step:,} {run.config.unit}" for step, paths in found.items() for path in paths][:20]
+    machine = {name: pair for one in _of_span(run, begin, last) for name, pair in differences(one, here).items()}
     count = _iterations(run, max(found)) - (_iterations(run, begin) if begin else 0)
     return Receipt(str(run.path), begin, max(found), count, tuple(found), tuple(others), machine, run.config.unit)
 
@@ -207,9 +206,9 @@ def _whys(session: Mapping[str, Any]) -> list[str]:
 
 
 def _replayed(
-    run: RunDirectory, folder: Path, begin: int, targets: list[int], now: Mapping[str, Any]
-) -> dict[int, list[str]]:
-    """What differs, at each checkpoint that was come to."""
+    run: RunDirectory, folder: Path, begin: int, targets: list[int]
+) -> tuple[dict[int, list[str]], dict[str, Any]]:
+    """What differs, at each checkpoint that was come to; and what the replay was computed by."""
     config = run.config
     own = dataclasses.replace(config.run, directory=str(folder), name="replay", tensorboard=False, loggers=())
     trainer_config = dataclasses.replace(config.trainer, time_limit_s=None)
@@ -219,6 +218,7 @@ def _replayed(
         copy_results(run, copy, begin)
     # threads as they were; other versions and hardware are said in the receipt
     taken = {name: value for name, value in run.info.items() if name in ("threads", "onednn", "began_from")}
+    now = computed_by(config.env.name, device=config.run.device)
     copy.write_info({"best_return": None, "sessions": [], "resume": None, "resume_reasons": [], **now, **taken})
     learner = make_learner(copy.config)
     found: dict[int, list[str]] = {}
@@ -235,7 +235,7 @@ def _replayed(
     reached = trainer.collector.env_steps
     if reached in targets and trainer.result is not None:  # the end of the run, evaluated and saved
         found[reached] = _differing(run, copy, reached, None)
-    return found
+    return found, copy.info
 
 
 def _boundaries(trainer: Trainer, last: int, *, stops: bool) -> Iterator[int]:

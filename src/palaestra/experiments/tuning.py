@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.analysis.evaluation import evaluate_run
-from palaestra.analysis.stats import mean_interval
 from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config, saved_config
 from palaestra.config.dimensions import Dimension, with_values
 from palaestra.config.presets import preset
@@ -22,10 +21,11 @@ from palaestra.experiments import study
 from palaestra.experiments.pbt import Ancestry, Selection, lineage_page
 from palaestra.experiments.run import require_same_task
 from palaestra.experiments.study import Outcomes, Search
+from palaestra.ops import mean_interval
 from palaestra.runs import RunDirectory, read_evaluations
 from palaestra.runs.build import require_fit
 from palaestra.runs.lineage import changes_between, for_new_run
-from palaestra.runs.run_directory import lock_file
+from palaestra.runs.records import try_lock
 
 __all__ = ["Search", "TuningResult", "Winner", "tune"]
 
@@ -158,7 +158,7 @@ def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], 
         raise ConfigError(f"{folder} has runs and no study, whose trials would take their place; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
-        if not lock_file(lock):
+        if not try_lock(lock):
             raise ConfigError(f"another process searches in {folder}; wait for it, or give another folder")
         asked = {"config": config_to_mapping(config), "seeds": search.num_seeds, "space": [str(one) for one in space]}
         asked |= {} if search.pbt_every is None else {"pbt_every": search.pbt_every, "members": search.trials}

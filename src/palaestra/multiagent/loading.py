@@ -6,9 +6,8 @@ import importlib.util
 import inspect
 import re
 import sys
-import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import Any, final, get_type_hints
 
 import gymnasium
 import numpy as np
@@ -125,7 +124,7 @@ class _PettingZooAdapter(_Foreign):
 
     def _agent_spec(self, name: Any) -> AgentSpec:
         spec = spec_from_space(self._env.observation_space(name))
-        action: Any = spec_from_space(self._env.action_space(name))
+        action: Any = spec_from_space(self._env.action_space(name), "action_space")
         if self._mask_in_info:
             spec = {"observation": spec, ACTION_MASK: core.MultiBinarySpec((action.encoded_size,))}
         return AgentSpec(spec, action)
@@ -160,7 +159,7 @@ class ParallelAdapter(_PettingZooAdapter):
         time_steps: dict[str, TimeStep] = {}
         for name in given:
             observation = self._of(name, observations, infos)
-            time_steps[str(name)] = _ended(observation, float(rewards[name]), ends[name], cuts[name])
+            time_steps[str(name)] = _ended(observation, rows.number(rewards[name]), ends[name], cuts[name])
             if not (ends[name] or cuts[name] or name in self._env.agents):
                 raise EnvError(
                     f"{name!r} has left `agents` and has not ended, so that it would be asked on; a ParallelEnv sets "
@@ -174,7 +173,7 @@ class ParallelAdapter(_PettingZooAdapter):
                 )
             if name not in given:  # it has just appeared
                 time_steps[str(name)] = core.restart(self._of(name, observations, infos))
-        unearned = {str(name): float(reward) for name, reward in rewards.items() if name not in given and reward}
+        unearned = {str(name): rows.number(reward) for name, reward in rewards.items() if name not in given and reward}
         over = not self._env.agents
         return MultiAgentStep(time_steps, over, info=self._told() if over else {}, unearned_rewards=unearned)
 
@@ -218,10 +217,10 @@ class AECAdapter(_PettingZooAdapter):
             observation, dead = self._observed(seen, info, self.agents[name]), termination or truncation
             observation = nest.copied(observation) if dead else observation  # for the environment goes on
             if name in self._began:
-                time_steps[name] = _ended(observation, float(reward), termination, truncation)
+                time_steps[name] = _ended(observation, rows.number(reward), termination, truncation)
                 self._gather({name: info})
             else:
-                unearned[name] = float(reward)
+                unearned[name] = rows.number(reward)
                 if not dead:
                     self._began.add(name)
                     time_steps[name] = core.restart(observation)
@@ -283,9 +282,9 @@ class TupleAdapter(_Foreign):
         unearned: dict[str, float] = {}
         for slot, name in enumerate(self.agents):
             if name in actions:
-                time_steps[name] = _ended(seen[slot], float(rewards[slot]), ends[slot], cuts[slot])
+                time_steps[name] = _ended(seen[slot], rows.number(rewards[slot]), ends[slot], cuts[slot])
             else:
-                unearned[name] = float(rewards[slot])
+                unearned[name] = rows.number(rewards[slot])
         over = all(step.last for step in time_steps.values())
         return MultiAgentStep(time_steps, over, info=self._told() if over else {}, unearned_rewards=unearned)
 
@@ -385,7 +384,7 @@ def _env_class(name: str) -> type | None:
     kind: Any = maker
     if not isinstance(maker, type):
         try:
-            kind = typing.get_type_hints(maker).get("return") or _made_class(name)
+            kind = get_type_hints(maker).get("return") or _made_class(name)
         except (NameError, TypeError):
             return None
     return kind if isinstance(kind, type) and is_many_agents(kind) else None

@@ -11,7 +11,7 @@ from palaestra.core import NonFiniteError, SpecError, SpecTree, StepType, Tensor
 from palaestra.envs.contract import episodes
 from palaestra.envs.contract.boundary import PERIOD, ActionReader, Boundary
 from palaestra.envs.contract.nest import flatten, leaf_arrays, leaf_dtypes, problem, unflatten
-from palaestra.envs.contract.rows import Specs
+from palaestra.envs.contract.rows import Specs, no_number
 from palaestra.multiagent.env import AgentSpec, MultiAgentStep
 
 __all__ = ["ActionLog", "StepCheck", "require_state", "step_digest"]
@@ -156,6 +156,8 @@ class StepCheck:
         if running == (kind == StepType.FIRST):
             ought = "has begun, so MID or LAST is due" if running else "has not begun, so FIRST is due"
             raise SpecError(f"agent {name!r} got {StepType(kind).name}, but its episode {ought}")
+        if wrong := no_number(time_step.reward):
+            raise SpecError(f"agent {name!r} got no reward: {wrong}")
         if float(time_step.reward) != 0 and (self._delayed or kind == StepType.FIRST):
             first = " with FIRST, before it has acted; give it in `unearned_rewards` of the step"
             why = ", but this environment's rewards come late" if self._delayed else first

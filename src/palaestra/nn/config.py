@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torch import nn
 
-from palaestra.core import ACTION_MASK, AtLeastOne, SpecTree, import_maker, importable_name, require_ranges
+from palaestra.core import ACTION_MASK, AtLeastOne, Finite, SpecTree, import_maker, importable_name, require_ranges
 from palaestra.core.errors import ConfigError, PalaestraError, did_you_mean, refuses
 from palaestra.nn.blocks import Activation, Block, Initialisation, Layers
 from palaestra.nn.core_model import CoreModel
@@ -90,7 +90,7 @@ class NetworkConfig:
     """Whether action values are split into a state value and advantages."""
     noisy: bool = False
     """Whether the layers of action values have learned noise, which explores instead of random actions."""
-    initial_log_std: float = 0.0
+    initial_log_std: Finite[float] = 0.0
     """log σ at the start, in raw units, of normal policies that learn it apart from the mean; 0 is a σ of 1."""
     cnn: CNN = "auto"
     """Network for pictures: nature, impala (residual, 15 layers), small, minatar (one layer), or auto: nature from 36

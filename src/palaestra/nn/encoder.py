@@ -1,6 +1,5 @@
 """Encoders: one flat feature vector from any nest of observations, pictures by convolutional networks."""
 
-import collections
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -26,10 +25,13 @@ __all__ = [
     "has_pictures",
     "largest_picture",
     "picture_shape",
+    "require_few_categories",
     "without_mask",
 ]
 
 
+MOST_CATEGORIES = 2**24
+"""That networks have a number for: a code of so many takes 64 MiB, and a layer of 256 units that reads it 16 GiB."""
 LARGEST_RANGE = 2**31 - 4
 """Integers that may be larger in magnitude have no range: bounds near those of int32 and above mean "none"."""
 
@@ -98,7 +100,8 @@ class Encoder(nn.Module):
         layer_norm: whether its layers are normalised.
 
     Raises:
-        ConfigError: there is nothing to encode, or the images are too small for the network.
+        ConfigError: there is nothing to encode, the images are too small for the network, or there are too many
+            categories.
 
     Examples:
         >>> from palaestra.core import Batch
@@ -114,6 +117,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         observation_spec = without_mask(observation_spec)
+        require_few_categories(observation_spec, "observation", ", or embed them in an encoder of your own")
         make = functools.partial(cnn_of, kind=cnn, out_size=image_size, layer_norm=layer_norm)
         self.root = _encoder_of(observation_spec, make)
         self.out_size: int = self.root.out_size  # pyright: ignore[reportAttributeAccessIssue]
@@ -237,12 +241,12 @@ class OwnEncoder(nn.Module):
 
     def _called(self, given: Any) -> Any:
         """Features of two rows, unless recurrent layers see one step of each row: they would begin anew."""
-        steps: collections.Counter[nn.Module] = collections.Counter()
+        steps = dict[nn.Module, int]()
 
         def note(part: Any, given: tuple[Any, ...]) -> None:
             # [N, F], of which a cell makes one step, and others take the rows for steps; or a sequence, maybe packed
             one = isinstance(given[0], Tensor) and (given[0].ndim < 3 or given[0].shape[int(part.batch_first)] == 1)
-            steps[part] += 1 if one else 2
+            steps[part] = steps.get(part, 0) + (1 if one else 2)
 
         parts = [part for part in self.module.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
         handles = [part.register_forward_pre_hook(note) for part in parts]
@@ -337,6 +341,26 @@ def without_mask(spec: SpecTree) -> SpecTree:
         spec: of an observation.
     """
     return {key: child for key, child in spec.items() if key != ACTION_MASK} if isinstance(spec, dict) else spec
+
+
+def require_few_categories(spec: SpecTree, what: str, more: str = "") -> None:
+    """Refuses discrete leaves of so many categories that no network can have a number for each.
+
+    Args:
+        spec: of an observation or an action.
+        what: which of them, for the message.
+        more: what else can be done, for the message.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for path, leaf in spec_leaves(spec).items():
+        if isinstance(leaf, DiscreteSpec | MultiDiscreteSpec) and leaf.encoded_size > MOST_CATEGORIES:
+            raise ConfigError(
+                f"the {what}{f' {path!r}' if path else ''} has {leaf.encoded_size:,} categories, and a network needs a "
+                f"number for each, at most {MOST_CATEGORIES:,}: hash them to fewer, or give them as numbers or digits "
+                f"(Box, MultiDiscrete), in a wrapper{more}"
+            )
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
@@ -500,10 +524,11 @@ class _OneHot(nn.Module):
         super().__init__()
         self.ndim, self.out_size = ndim, sum(nvec)
         # entry j of the code is 1 where the value number choice[j] equals category[j]
-        choice = [index for index, num in enumerate(nvec) for _ in range(num)]
-        category = [start + value for num in nvec for value in range(num)]
-        self.register_buffer("choice", torch.tensor(choice, dtype=torch.int64), persistent=False)
-        self.register_buffer("category", torch.tensor(category, dtype=torch.int64), persistent=False)
+        counts = torch.tensor(nvec, dtype=torch.int64)
+        choice = torch.arange(len(nvec)).repeat_interleave(counts)
+        category = torch.arange(self.out_size) - (counts.cumsum(0) - counts)[choice] + start
+        self.register_buffer("choice", choice, persistent=False)
+        self.register_buffer("category", category, persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         value = value.unsqueeze(-1) if self.ndim == 0 else value.index_select(-1, self.choice)

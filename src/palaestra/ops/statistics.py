@@ -1,15 +1,16 @@
-"""Means and variances: of the valid rows of a batch, and of a stream that arrives in pieces."""
+"""Means and variances: of the valid rows of a batch, and of a stream that arrives in pieces; intervals of means."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from palaestra.ops._arrays import Float, Num, Shaped, require_same_shape
 from palaestra.ops.losses import is_constant, masked_mean
 
-__all__ = ["Moments", "centered_ranks", "merge", "moments_of", "standardize", "variance"]
+__all__ = ["Moments", "centered_ranks", "mean_interval", "merge", "moments_of", "standardize", "t_quantile", "variance"]
 
 
 def standardize(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Float[Tensor, "*N"]:
@@ -146,3 +147,30 @@ def centered_ranks(score: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
     equal = (score[None, :] == score[:, None]).sum(1) - 1
     count = score.numel()
     return (below.to(score.dtype) + 0.5 * equal - 0.5 * (count - 1)) / max(count - 1, 1)
+
+
+def mean_interval(values: Iterable[float]) -> tuple[float, float]:
+    """95% interval of a mean by Student's t, which holds for few values, too; one value has none but itself.
+
+    Args:
+        values: one for each run or episode.
+    """
+    array = np.asarray(list(values), np.float64)
+    several = len(array) > 1
+    half = t_quantile(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)) if several else 0.0
+    return float(array.mean() - half), float(array.mean() + half)
+
+
+def t_quantile(degrees_of_freedom: float) -> float:
+    """97.5% quantile of Student's t, from |t| = √ν tan φ, where the density of φ is in proportion to cos(φ)^(ν − 1).
+
+    Args:
+        degrees_of_freedom: ν, at least 1.
+
+    Examples:
+        >>> round(t_quantile(1), 3), round(t_quantile(4), 3), round(t_quantile(1000), 3)
+        (12.706, 2.776, 1.962)
+    """
+    ends = np.linspace(0.0, np.pi / 2, 20_001)
+    mass = np.append(0.0, np.cumsum(np.cos((ends[1:] + ends[:-1]) / 2) ** (degrees_of_freedom - 1)))
+    return float(np.sqrt(degrees_of_freedom) * np.tan(np.interp(0.95 * mass[-1], mass, ends)))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from palaestra.core import Batch, ConfigError, MultiBinarySpec, MultiDiscreteSpec, SpecTree, refuses, to_device
 from palaestra.core.spec import ACTION_MASK, BoundedSpec, DiscreteSpec, TensorSpec, children_of, spec_leaves
+from palaestra.nn import require_few_categories
 from palaestra.ops import Categorical, DiagonalGaussian, Joint, MultiBernoulli, MultiCategorical, check_action_mask
 
 __all__ = ["ActionRange", "check_masks", "raw_actions"]
@@ -370,8 +371,9 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
         path: where it lies in the whole action, for the message.
 
     Raises:
-        ConfigError: a leaf is an integer tensor, or there is nothing to decide.
+        ConfigError: a leaf is an integer tensor or has too many categories, or there is nothing to decide.
     """
+    require_few_categories(spec, "action")
     if isinstance(spec, dict | tuple) and spec:
         children = children_of(spec)
         return _Parts({name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})
@@ -405,6 +407,7 @@ def require_discrete(policy: str, action_spec: SpecTree) -> DiscreteSpec:
         ConfigError: names the space, and the policies that fit it.
     """
     if isinstance(action_spec, DiscreteSpec):
+        require_few_categories(action_spec, "action")
         return action_spec
     raise ConfigError(f"{policy} needs a discrete action space and was given {action_spec}. {_advice(action_spec)}")
 

@@ -89,7 +89,8 @@ def save_policies(policies: Mapping[Path, Policy]) -> None:
             weights, text = directory / f"{_WEIGHTS}.tmp", directory / f"{_JSON}.tmp"
             written += [weights, text]
             save_tensors(weights, policy.state_dict())
-            description = {"format": _FORMAT, **kind, "weights_sha256": fingerprint(weights)["sha256"]}
+            description = {"format": _FORMAT, **kind, "wrappers": policy.wrappers}
+            description["weights_sha256"] = fingerprint(weights)["sha256"]
             replace_text(text, json.dumps(description, indent=2) + "\n")
     except BaseException:
         for path in written:
@@ -156,6 +157,8 @@ def load_policy(
         policy.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {directory} do not fit {name}: {error}") from error
+    wrappers = data.get("wrappers")  # older ones do not say it
+    policy.wrappers = tuple(map(str, wrappers)) if isinstance(wrappers, list) else ()
     return policy.eval()
 
 

@@ -29,7 +29,7 @@ def leading_shape(observation: Any, spec: SpecTree) -> tuple[int, ...]:
     for key in keys:
         leaf = _child(leaf, key, path)
     shape = tuple(np.shape(_array(leaf, leaf_spec, path) if isinstance(leaf, list | tuple) else leaf))
-    return shape[: len(shape) - len(leaf_spec.shape)]
+    return shape[: max(0, len(shape) - len(leaf_spec.shape))]
 
 
 def _child(node: Any, key: str, path: str) -> Any:

@@ -97,6 +97,9 @@ class Policy(MovableModule, ABC):
     """The source of every random choice in acting, on the parameters' device."""
     version: int
     """Updates that went into the weights; rows carry the version that acted."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers of the environment in which it learned, the innermost first, see `EnvConfig.policy_wrappers`: its
+    observations and actions are those outside of them."""
 
     def __init__(
         self,

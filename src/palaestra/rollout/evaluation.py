@@ -16,6 +16,7 @@ import torch
 from palaestra.core import ConfigError, StepType, as_array, readable
 from palaestra.core.errors import is_news
 from palaestra.envs import Environment
+from palaestra.ops import mean_interval
 from palaestra.policies import Phase, Policy
 from palaestra.rollout.collection import require_fit
 from palaestra.rollout.episodes import AverageOf, Episode, EpisodeTracker
@@ -35,9 +36,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _LONG_S = 10.0  # of an evaluation, until a warning
+_FAR = 10  # times the longest episode that has ended
 _NO_END = (
-    "%d of %d evaluation episodes have ended after %.0f s and %d steps; without a time limit some never do: set "
-    "env.max_episode_steps (--env.max-episode-steps N)"
+    "%d of %d evaluation episodes have ended after %.0f s and %d steps; if they have no time limit, some may never "
+    "end: trainer.eval_time_limit_s breaks an evaluation off (env.max_episode_steps sets one, which is another task)"
 )
 _SLOW = "%d of %d evaluation episodes have ended after %.0f s and %d steps; they end after %d at the latest"
 
@@ -90,7 +92,7 @@ class Evaluation:
     return_std: float
     """Their sample standard deviation; 0 for one episode."""
     return_ci95: tuple[float, float]
-    """95% interval of the mean, by the normal approximation."""
+    """95% interval of the mean (Student's t); of one episode its return alone."""
     length_mean: float
     """Mean number of env steps."""
     episodes: int
@@ -256,7 +258,7 @@ def first_episodes(
             passed_s = time.monotonic() - began
             if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
                 break
-            if not warned and passed_s >= _LONG_S and (not kept or not step_limit):
+            if not warned and passed_s >= _LONG_S and _may_not_end(kept, left, steps, step_limit):
                 warned, so_far = True, (len(kept), episodes, passed_s, steps)
                 if is_news(_NO_END):
                     _log.warning(*((_SLOW, *so_far, step_limit) if step_limit else (_NO_END, *so_far)))
@@ -269,6 +271,14 @@ def first_episodes(
             )
         warnings.warn(f"{text}; long ones are missing, so the mean is biased towards short ones", stacklevel=3)
     return kept
+
+
+def _may_not_end(kept: Sequence[Episode], left: Sequence[int], steps: int, step_limit: int) -> bool:
+    """Whether no episode has ended, or one without a known limit is longer by far than those that have."""
+    if step_limit or not kept:
+        return not kept
+    over = [sum(one.length for one in kept if one.env_id == lane) for lane, more in enumerate(left) if more]
+    return steps - min(over) > _FAR * max(one.length for one in kept)
 
 
 def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministic: bool) -> Evaluation:
@@ -291,10 +301,8 @@ def evaluation_of(episodes: Sequence[Episode], seeds: list[int], *, deterministi
 
 def _statistics(returns: list[float]) -> tuple[float, float, tuple[float, float], list[float]]:
     """Mean, standard deviation and 95% interval of returns, and these."""
-    mean = float(np.mean(returns))
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
-    half = 1.96 * std / math.sqrt(len(returns))
-    return mean, std, (mean - half, mean + half), returns
+    return float(np.mean(returns)), std, mean_interval(returns), returns
 
 
 def returns_of_variants(evaluation: Evaluation, num_variants: int) -> dict[str, float]:

@@ -42,12 +42,13 @@ class OwnEnds:
     """Looks whether the first episodes of a run end with an observation of their own, or with the next one's first.
 
     An environment that resets itself and does not say so (`info["final_obs"]`) ends where episodes begin, and the row
-    before lies elsewhere. Nothing is computed in steps, and nothing after the first 20 ends, or after a thousand
-    episodes of one step, which have no such row.
+    before lies elsewhere. Where most other rows lie there too, as where there is nothing to see, it says nothing.
+    Nothing is computed in steps, and nothing after the first 20 ends, or after a thousand episodes of one step, which
+    have no such row.
     """
 
     def __init__(self) -> None:
-        self._first, self._last, self._before = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        self._first, self._last, self._before, self._others = (list[np.ndarray]() for _ in range(4))
         self._judged, self._ended = False, 0
 
     def look(self, buffer: ReplayBuffer, rows: int) -> None:
@@ -63,29 +64,44 @@ class OwnEnds:
         if not step_type.is_cpu:  # environments on a GPU are those of this library's contract, which decides ends
             return
         kinds = as_array(step_type)
-        first, last = kinds == StepType.FIRST, (kinds[1:] == StepType.LAST) & (kinds[:-1] == StepType.MID)
-        if not (first.any() or last.any()):
+        over, inner = kinds[1:] == StepType.LAST, kinds[:-1] == StepType.MID
+        first, last, others = kinds[:-1] == StepType.FIRST, over & inner, inner & ~over
+        if not (first.any() or last.any() or (len(self._others) < _MOST_ROWS and others.any())):
             return
         leaves = list[np.ndarray]()
         for leaf in tree_leaves(buffer.recent("observation", rows + 1)):
             flat = as_array(leaf).reshape(*kinds.shape, -1)
             leaves.append(flat[..., :: -(-flat.shape[-1] // _MOST_NUMBERS) or 1])
-        for found, ahead, which in ((self._first, 0, first), (self._last, 1, last), (self._before, 0, last)):
+        new = ((self._first, 0, first), (self._last, 1, last), (self._before, 0, last), (self._others, 0, others))
+        for found, ahead, which in new:
             for t, b in np.argwhere(which)[: _MOST_ROWS - len(found)]:
                 found.append(np.concatenate([leaf[t + ahead, b] for leaf in leaves], dtype=np.float64))
         if len(self._last) >= _ENDS and len(self._first) >= _ENDS:
             self._judge()
-        self._ended += int((kinds[1:] == StepType.LAST).sum())
+        self._ended += int(over.sum())
         if self._ended > _MOST_ROWS:
-            self._judged, self._first, self._last, self._before = True, [], [], []
+            self._forget()
+
+    def _forget(self) -> None:
+        self._judged, self._first, self._last, self._before, self._others = True, [], [], [], []
 
     def _judge(self) -> None:
-        first, last, before = (np.stack(found) for found in (self._first, self._last, self._before))
-        low, high = first.min(0), first.max(0)
-        margin = (high - low) / 2 + 1e-6 * np.abs(high)  # there are more first observations than have been seen
-        inside, outside = (((low - margin <= seen) & (seen <= high + margin)).all(-1) for seen in (last, before))
-        self._judged, self._first, self._last, self._before = True, [], [], []
-        if inside.mean() < 0.95 or outside.mean() > 0.1 or not is_news("resets itself"):
+        first = np.stack(self._first)
+        size = np.ptp(first, 0) + 4e-6 * np.abs(first).max(0) + 1e-12  # of where episodes begin
+
+        def apart(seen: list[np.ndarray]) -> Tensor:
+            """[n, firsts] how far, in sizes."""
+            rows = np.reshape(seen, (-1, len(size)))
+            return torch.cdist(torch.from_numpy(rows / size), torch.from_numpy(first / size))
+
+        to_next = apart(self._first).fill_diagonal_(torch.inf).amin(1)
+        near = max(0.25, 2 * to_next.max().item())  # there are more first observations than have been seen
+        inside, outside, others = (
+            (apart(seen) <= near).any(1).numpy() for seen in (self._last, self._before, self._others)
+        )
+        self._forget()
+        says_nothing = outside.mean() > 0.1 or (len(others) and others.mean() > 0.5)
+        if inside.mean() < 0.95 or says_nothing or not is_news("resets itself"):
             return
         _log.warning(
             "the environment seems to reset itself where an episode ends: %d of %d last observations lie where "

@@ -235,6 +235,8 @@ def make_trainer(
         callbacks: besides the run's own and those of the configuration.
     """
     config = learner.config
+    for policy in learner.policies.values():
+        policy.wrappers = config.env.policy_wrappers
     own: list[training.Logger] = [training.FileLogger(path)]
     if config.run.tensorboard or (config.run.tensorboard is None and importlib.util.find_spec("tensorboard")):
         own.append(training.TensorBoardLogger(path / "tensorboard"))

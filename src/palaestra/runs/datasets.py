@@ -35,9 +35,12 @@ class DataSummary:
     """Mean return of these; `None` where there is none."""
     parts: dict[str, DataSummary] = field(default_factory=dict)
     """Of many agents, what each policy's folder holds; steps and episodes are sums then, returns a mean, of these."""
+    left_out: int = 0
+    """Steps of incomplete episodes, which were not written."""
 
     def __str__(self) -> str:
         mean = "" if self.return_mean is None else f", mean return {self.return_mean:.1f}"
+        mean += f", {self.left_out:,} steps of others left out" if self.left_out else ""
         own = f"{self.path}: {self.steps:,} steps, {self.episodes:,} complete episodes{mean}"
         return "\n            ".join([own, *map(str, self.parts.values())])
 
@@ -180,12 +183,13 @@ def export_minari(directory: str | Path, dataset_id: str) -> DataSummary:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="minari")  # advice for those who publish: author, permalink, ...
-            to_minari(buffer, dataset_id, observation_space=observations, action_space=actions)
+            made = to_minari(buffer, dataset_id, observation_space=observations, action_space=actions)
     except ConfigError:
         raise
     except (ValueError, OSError) as error:
         raise ConfigError(f"Minari cannot write {dataset_id!r}: {error}") from error
-    return summary_of(f"minari:{dataset_id}", buffer)
+    held, steps = summary_of(f"minari:{dataset_id}", buffer), int(made.total_steps)
+    return replace(held, steps=steps, left_out=held.steps - steps)
 
 
 def _require_every_variant(env: EnvConfig) -> None:

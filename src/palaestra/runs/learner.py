@@ -202,7 +202,7 @@ class Learner(ABC):
             constrained = algorithm.rewards is not None and algorithm.rewards.learns
             if constrained and getattr(getattr(algorithm, "bonus", None), "replaces", False):
                 yield (
-                    "algorithm.rewards.thresholds are of rewards that algorithm.bonus.kind=gail or airl replaces, so "
+                    "algorithm.rewards.thresholds are of rewards that algorithm.bonus replaces, so "
                     "they would change nothing; leave one of the two out"
                 )
 

@@ -403,9 +403,8 @@ def _moved_schedules(before: ExperimentConfig, after: ExperimentConfig, env_step
     old, new = (
         scheduled_values(one.algorithm, min(1.0, env_steps / one.trainer.total_env_steps)) for one in (before, after)
     )
-    return ", ".join(
-        f"{name} from {old[name]:.3g} to {new[name]:.3g}" for name in old if new.get(name, old[name]) != old[name]
-    )
+    moved = [name for name in old if new.get(name, old[name]) != old[name] and name not in after.algorithm.idle]
+    return ", ".join(f"{name} from {old[name]:.3g} to {new[name]:.3g}" for name in moved)
 
 
 def changes_between(old: ExperimentConfig, new: ExperimentConfig) -> dict[str, tuple[Any, Any]]:

@@ -480,7 +480,7 @@ def idle_settings(algorithm: Any) -> Iterator[str]:
             f"algorithm.network.init is {network.init}, but {own} layers start with weights of their own, so that it "
             "would do nothing; leave it out"
         )
-    for name in ("priority_alpha", "priority_beta") if getattr(algorithm, "prioritized", True) is False else ():
+    for name in algorithm.idle:
         if (value := getattr(algorithm, name, None)) != getattr(defaults, name, None):
             yield f"algorithm.{name} is {value}, but algorithm.prioritized is False; leave one out"
     rewards = getattr(algorithm, "rewards", None)
@@ -488,8 +488,8 @@ def idle_settings(algorithm: Any) -> Iterator[str]:
     if rewards is not None and not rewards.thresholds and rate != type(rewards).multiplier_learning_rate:
         yield f"algorithm.rewards.multiplier_learning_rate is {rate}, but there are no algorithm.rewards.thresholds"
     kind = getattr(bonus, "kind", None)
-    for name, kinds in _OF_BONUSES.items() if kind is not None else ():
+    for name, kinds in _OF_BONUSES.items() if kind in (*_NOVELTY, *_IMITATION) else ():
         if kind not in kinds and getattr(bonus, name) != getattr(defaults.bonus, name):
             yield f"algorithm.bonus.{name} is of {' and '.join(kinds)}, and kind is {kind}"
     if bonus is not None and kind is None and bonus != defaults.bonus:
-        yield "algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl"
+        yield "algorithm.bonus has settings and no kind, so that there is none: rnd, icm, gail, airl, or your own"

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import faulthandler
+import fcntl
 import functools
 import json
 import logging
@@ -16,12 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import IO, Any, Protocol, TypeGuard
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import POLICY, CheckpointError, ConfigError
-from palaestra.core.errors import told_once
-from palaestra.core.files import fingerprint, replace_text
+from palaestra.core.files import fingerprint, replace_text, told_once
 from palaestra.core.reading import NewLines, read_json, read_text
 from palaestra.envs import EventLog
 from palaestra.envs.supervision.places import place_of, places_kept
@@ -463,6 +463,28 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
         except (CheckpointError, ValueError, TypeError, KeyError) as error:
             say_once(f"{path} is no evaluation of this run ({error!r}) and is left out")
     return sorted(found, key=lambda pair: pair[0])
+
+
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
+    """Locks an open file until it is closed, if no other process has it; a warning says where nothing can be locked.
+
+    Args:
+        file: to lock.
+        shared: whether others may lock it so as well.
+
+    Returns:
+        Whether no other process is known to have it.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        say_once(
+            f"this file system has no locks ({error.strerror}): a run that goes on counts as killed, and nothing keeps "
+            "another process from going on with it as well"
+        )
+    return True
 
 
 def is_number(value: Any) -> TypeGuard[float]:

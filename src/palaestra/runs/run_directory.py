@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -17,20 +16,21 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from palaestra.config.config import ExperimentConfig, as_yaml, read_config, saved_config
-from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, printable, require_kind
+from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, did_you_mean, printable, require_kind
 from palaestra.core.files import fingerprint, replace_text, whole_folder
 from palaestra.core.importing import GIVEN
 from palaestra.core.reading import opened, parse_json, read_text
-from palaestra.runs.records import crash_of, fingerprint_of, is_number, provenance, read_evaluations, say_once
+from palaestra.runs.records import crash_of, fingerprint_of, is_number, provenance, read_evaluations, say_once, try_lock
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
 from palaestra.runtime import when_forked
 from palaestra.training.checkpoints import CheckpointStore, step_of
 
-__all__ = ["RunDirectory", "begun_runs", "find_run", "find_runs", "list_groups", "list_runs"]
+__all__ = ["RunDirectory", "begun_runs", "best_run", "find_run", "find_runs", "list_groups", "list_runs"]
 
 _log = logging.getLogger(__name__)
 _LOGS = ("metrics.jsonl", "episodes.csv")
 _OF_CONFIG = ("signature", "config_sha256")
+_NEWEST, _NONE = 5, "none yet; start one with `palaestra train ppo CartPole-v1`"  # said where a run is not found
 _LOOKED_AT_S = 0.1  # longer than who looks whether a run is locked has its lock
 _NUMBERS = ("env_steps", "train_s", "best_return", "resumed_at")
 _KINDS = {**dict.fromkeys(_NUMBERS, float | int | None), "policy_lost_at": int, "reason": str | None, "overrides": list}
@@ -215,16 +215,25 @@ class RunDirectory:
     def status(self) -> str:
         """`created`, `running`, `done`, `interrupted`, `stopped`, `failed`; `killed` or `crashed` if it died."""
         status = str(self.info.get("status", "unknown"))
-        if status != "running" or self._is_locked():
+        dies = status == "running" or (status == "created" and self._was_held)  # others of a group wait for their turn
+        if not dies or self.in_use:
             return status
         return "crashed" if crash_of(self.path) else "killed"
 
-    def _is_locked(self) -> bool:
+    @property
+    def _was_held(self) -> bool:
+        """Whether a process has it, or had it and did not let it go."""
+        lock = self.path / "run.lock"
+        return lock.is_file() and lock.stat().st_size > 0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process has it, as far as the file system knows."""
         if not (self.path / "run.lock").is_file():  # nor is a pipe of a stranger's, which would not open
             return False
         try:
             with opened(self.path / "run.lock") as file:
-                return not lock_file(file, fcntl.LOCK_SH)
+                return not try_lock(file, shared=True)
         except (OSError, CheckpointError):
             return (self.path / "run.lock").exists()
 
@@ -273,7 +282,7 @@ class RunDirectory:
         """
         file = (self.path / "run.lock").open("a+b", buffering=0)
         deadline = time.monotonic() + _LOOKED_AT_S
-        while not (free := lock_file(file)) and time.monotonic() < deadline:
+        while not (free := try_lock(file)) and time.monotonic() < deadline:
             time.sleep(_LOOKED_AT_S / 20)
         if not free:
             file.seek(0)
@@ -300,28 +309,6 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def lock_file(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks an open file until it is closed, if no other process has it; a warning says where nothing can be locked.
-
-    Args:
-        file: to lock.
-        kind: `LOCK_EX` or `LOCK_SH` of `fcntl`.
-
-    Returns:
-        Whether no other process is known to have it.
-    """
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError as error:
-        say_once(
-            f"this file system has no locks ({error.strerror}): a run that goes on counts as killed, and nothing keeps "
-            "another process from going on with it as well"
-        )
-    return True
 
 
 @contextmanager
@@ -415,12 +402,22 @@ def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
         CheckpointError: there is no such run; the message says which there are.
         ConfigError: it is a group of several.
     """
-    if str(name) == "last" and (runs := list_runs(root)):
-        name = max(runs, key=_begun)
     found = find_runs([name], root)
     if len(found) > 1:
-        raise ConfigError(f"{name} is a group of {len(found)} runs; name one of them, such as {found[0].path}")
+        best = best_run(found)
+        such = f"{shlex.quote(str(best.path))}{'' if best.kept_return is None else ', which has the best evaluation'}"
+        group = f"{best.path.parent} of {len(found)} runs"
+        raise ConfigError(f"{name} is the group {group}; name one of them, such as {such}")
     return found[0]
+
+
+def best_run(runs: Sequence[RunDirectory]) -> RunDirectory:
+    """The run whose policy has the best evaluation; the first where none has any.
+
+    Args:
+        runs: at least one.
+    """
+    return max(runs, key=lambda run: float("-inf") if (best := run.kept_return) is None else best)
 
 
 def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
@@ -437,7 +434,7 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
         require_kind(name, str | Path, "what reads a run", "its path or name, such as `directory` of its result")
         for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
             if (path / "group.json").is_file():
-                runs = sorted(path.glob("*/config.yaml"), key=_natural)
+                runs = sorted(path.glob("*/config.yaml"), key=lambda file: (len(str(file)), file))
                 if not runs:
                     raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
                 require_plain(path, [config.parent for config in runs])
@@ -450,14 +447,22 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 found.append(RunDirectory(path))
                 break
         else:
-            single = [path for path in list_runs(root) if not (path.parent / "group.json").is_file()]
-            some = [path.name for path in [*list_groups(root), *single][-5:]]
-            known = ", ".join(some) or "none yet; start one with `palaestra train ppo CartPole-v1`"
+            known = _known(root, str(name).removeprefix(f"{root}/"))
             if Path(name).is_dir():
-                raise CheckpointError(f"{name} is no run, for it has no config.yaml; runs in {root}: {known}")
+                raise CheckpointError(f"{name} is no run, for it has no config.yaml{known}")
             fetch = f"; `palaestra pull {name}` gets it" if str(name).startswith("zoo:") else ""
-            raise CheckpointError(f"there is no run {str(name)!r}; runs in {root}: {known}{fetch}")
+            raise CheckpointError(f"there is no run {str(name)!r}{known}{fetch}")
     return found
+
+
+def _known(root: str | Path, name: str) -> str:
+    """A run or group of a similar name, or the newest."""
+    runs = list_runs(root)[::-1]
+    whole = list(dict.fromkeys(map(_whole, runs)))
+    newest = ", ".join(path.name for path in whole[:_NEWEST])
+    of = f"the newest {_NEWEST} of {len(whole)} in {root} (palaestra list runs --all --root {root})"
+    known = f"; {of if len(whole) > _NEWEST else f'runs in {root}'}: {newest or _NONE}"
+    return did_you_mean(name, [str(path.relative_to(root)) for path in {*runs, *whole}], known)
 
 
 def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[RunDirectory]:
@@ -471,7 +476,7 @@ def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[R
         CheckpointError: see `find_runs`.
     """
     found = find_runs(names, root)
-    begun = [run for run in found if run.status != "created"]
+    begun = [run for run in found if run.info.get("status") != "created"]  # killed as it started has it not
     if begun and len(begun) < len(found):
         left_out = ", ".join(str(run.path) for run in found if run not in begun)
         _log.warning("left out, for they have not begun: %s", left_out)
@@ -480,15 +485,10 @@ def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[R
 
 def _newest(root: str | Path) -> list[Path]:
     """The run that was begun last, or the group that it is of; nothing where there is none."""
-    newest = max(list_runs(root), key=_begun, default=None)
-    return [] if newest is None else [newest.parent if (newest.parent / "group.json").is_file() else newest]
+    newest = max(list_runs(root), key=lambda run: (run / "config.yaml").stat().st_ctime_ns, default=None)
+    return [] if newest is None else [_whole(newest)]
 
 
-def _begun(run: Path) -> int:
-    return (run / "config.yaml").stat().st_ctime_ns
-
-
-def _natural(path: Path) -> tuple[int, str]:
-    """`seed_10` after `seed_9`."""
-    name = path.parent.name
-    return len(name), name
+def _whole(run: Path) -> Path:
+    """The group that a run is of, or the run."""
+    return run.parent if (run.parent / "group.json").is_file() else run

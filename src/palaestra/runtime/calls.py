@@ -199,7 +199,7 @@ class WorkerRecord:
         else:
             state = "busy" if self.running.sequence else "starting"
         cause = "" if self.error is None else str(self.error)
-        return WorkerStatus(self.name, state, self.incarnation, self.calls, busy_s, cause)
+        return WorkerStatus(self.title, state, self.incarnation, self.calls, busy_s, cause)
 
 
 class Arrival(NamedTuple):

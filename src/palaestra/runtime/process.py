@@ -56,9 +56,8 @@ class ProcessRuntime(Runtime):
             ConfigError: the script that runs is no file, and every new process has to import it.
         """
         require_script()
-        name = f"{worker.title} (incarnation {worker.incarnation})" if worker.incarnation else worker.title
         given = worker.factory, prefers_onednn()
-        process = SupervisedProcess(_serve, given, context="forkserver", name=name, preload=_PRELOAD)
+        process = SupervisedProcess(_serve, given, context="forkserver", name=worker.title, preload=_PRELOAD)
         seat = self._alive[worker.id, worker.incarnation] = _Seat(worker, process)
         return seat
 

@@ -187,7 +187,7 @@ class RayRuntime(Runtime):
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            text = f"{worker.name} (Ray actor, incarnation {call.incarnation}) died: {str(error).strip()}"
+            text = f"{worker.title} (Ray actor) died: {str(error).strip()}"
             return Arrival(call.worker, call.incarnation, None, error=WorkerDiedError(text))
         return arrival(worker, call, decode(answer, parcels) if isinstance(answer, Message) else answer)
 

@@ -306,10 +306,10 @@ class Runtime(ABC):
             record.restarts.popleft()
         number, policy = len(record.restarts), self._policy
         if record.handle is not None:
-            self._bury(record, WorkerDiedError(f"{record.name} {why}"))
+            self._bury(record, WorkerDiedError(f"{record.title} {why}"))
         if number >= policy.max_restarts:
             raise WorkerDiedError(
-                f"{record.name} was restarted {number} times within an hour, which is all it may; the first time "
+                f"{record.title} was restarted {number} times within an hour, which is all it may; the first time "
                 f"because: {record.first_error}"
             )
         record.restarts.append(now)
@@ -357,7 +357,7 @@ class Runtime(ABC):
             if record.handle is not None:
                 self.dismiss(record)
         for record in records:
-            self._bury(record, WorkerDiedError(f"{record.name} {why}"), max(0.0, deadline - time.monotonic()))
+            self._bury(record, WorkerDiedError(f"{record.title} {why}"), max(0.0, deadline - time.monotonic()))
             record.due = None
             self._due.pop(record.id, None)
         for group in list(self._groups):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console, ConsoleOptions, Group
 from rich.constrain import Constrain
@@ -69,14 +69,25 @@ class PipedConsole(Console):
         _log.warning("nobody reads what is printed any more; training goes on")
 
 
+@runtime_checkable
+class HasWorkers(Protocol):
+    """A collector whose workers act in other processes."""
+
+    acts_meanwhile: bool
+    """Whether they act while the run evaluates and saves, too."""
+
+    def begin(self) -> None:
+        """Starts them, if there are none yet, and waits until they are there."""
+
+
 class TimeSplit:
-    """Seconds of a run by what was done in them; the parts add up to all of them.
+    """Seconds of a run by what was done in them; the parts add up to all of them. Starting workers comes before.
 
     | part | is |
     |---|---|
     | environment | in the environments, or waiting for their processes |
     | inference | choosing actions |
-    | storing | the rest of collecting: writing rows, counting episodes |
+    | storing | the rest of collecting: writing rows, counting episodes, waiting for workers |
     | learning | updates |
     | waiting | evaluation, checkpoints, loggers and callbacks: neither collecting nor learning |
     """
@@ -84,10 +95,19 @@ class TimeSplit:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         """By part."""
-        self._since = time.perf_counter()
+        self._since, self._acts_meanwhile = time.perf_counter(), False
 
-    def start(self) -> None:
-        """The run begins or resumes: what came before is not counted."""
+    def start(self, collector: object = None, *, collects: bool = True) -> None:
+        """The run begins or resumes: what came before is not counted, nor how long workers take to be there.
+
+        Args:
+            collector: of the run.
+            collects: whether it is about to; its workers, if it has any, are started.
+        """
+        if isinstance(collector, HasWorkers):
+            self._acts_meanwhile = collector.acts_meanwhile
+            if collects:
+                collector.begin()
         self._since = time.perf_counter()
 
     def spent(self, part: str) -> None:
@@ -119,13 +139,16 @@ class TimeSplit:
     def metrics(self, env_steps: int) -> dict[str, float]:
         """For a row of metrics: fractions that add up to 1, training seconds, env steps per second of them.
 
+        Where workers act while the run waits, too, env steps are per second of all time.
+
         Args:
             env_steps: of the run so far.
         """
         whole = max(sum(self.seconds.values()), 1e-9)
+        acting_s = whole if self._acts_meanwhile else self.train_s
         return {
             "time/train_s": self.train_s,
-            "time/env_steps_per_s": env_steps / max(self.train_s, 1e-9),
+            "time/env_steps_per_s": env_steps / max(acting_s, 1e-9),
             **{f"time/{part}": seconds / whole for part, seconds in self.seconds.items()},
         }
 

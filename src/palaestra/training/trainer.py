@@ -122,10 +122,10 @@ class Trainer:
         """
         attach_steps(self.callbacks, self)
         self._loggers.start(self._position())
-        self.time.start()
         self._evaluated_s = began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
+            self.time.start(self.collector, collects=stop.received is None and not self._used_up())
             if self._evaluation_broken_off and stop.received is None:
                 self._begin_evaluation()
                 if not (self._evaluation_broken_off or self.collector.unfinished):

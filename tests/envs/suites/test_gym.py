@@ -61,8 +61,10 @@ def test_an_unknown_id_is_refused_with_a_suggestion():
 
 
 def test_a_game_of_minatar_is_named_as_it_is_here_if_it_is_here():
-    with pytest.raises(ConfigError, match=r"it is .palaestra.envs:MinAtarBreakout"):
+    with pytest.raises(ConfigError, match=r"as 'palaestra.envs:MinAtarBreakout'") as refused:
         load("MinAtar/Breakout-v1")
+    theirs = "mine:MinAtar/Breakout-v1, where mine.py calls minatar.gym.register_envs(). An environment"
+    assert theirs in str(refused.value)
     with pytest.raises(ConfigError, match="Namespace MinAtar not found") as refused:
         load("MinAtar/Pong")
     assert "MinAtarPong" not in str(refused.value)

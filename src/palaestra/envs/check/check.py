@@ -26,6 +26,8 @@ from palaestra.nn import IntegerCode
 __all__ = ["CheckReport", "Finding", "check"]
 
 Make = Callable[[], SingleEnvironment]
+_OURS = (gymnasium.__path__[0], __file__.rpartition("/envs/")[0])
+"""Folders whose lines of a traceback say nothing about an environment."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ def check(
     _tried(found, "close raises nothing", one.close, freed, fix, trace=True)
     report.sees.update(_sees(one.observation_spec))
     if played:
-        stream, again, different, short, state = played
+        stream, again, different, seeded, short, state = played
         found += [
-            *rules.stream_rules(one, stream, again, different),
+            *rules.stream_rules(one, stream, again, seeded=seeded),
             *rules.end_rules(one, [*stream, *different], short),
         ]
         rule = "A running episode can be replayed, so that a run is resumed exactly"
@@ -147,23 +149,57 @@ def _tried(
     try:
         result = call()
     except (Exception, SystemExit) as error:
-        full = trace and not isinstance(error, PalaestraError)
-        got = traceback.format_exc() if full else f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {error}"
+        got = ", ".join([said, *(note for note in getattr(error, "__notes__", ()) if note not in said)])
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS)]
+        if trace and frames and not isinstance(error, PalaestraError):
+            got += f"\n{''.join(traceback.format_list(frames)).rstrip()}"
         found.append(Finding(rule, got, expected, fix))
         return None
     found.append(Finding(rule, seen=seen))
     return result
 
 
-def _steps(env: SingleEnvironment, seed: int) -> Iterator[TimeStep]:
-    """Random steps without end."""
+def _steps(env: SingleEnvironment, seed: int, actions: int | None = None) -> Iterator[TimeStep]:
+    """Random steps without end, with actions of a seed of their own if one is given."""
     space = space_from_spec(env.action_spec)
-    space.seed(episode_seed(seed, 0))
+    space.seed(episode_seed(seed if actions is None else actions, 0))
     env.seed(seed)
-    time_step = env.reset()
+    with _told("in reset"):
+        time_step = env.reset()
+    number = 0
     while True:
         yield time_step
-        time_step = env.step(sample_allowed(space, time_step.observation))
+        action = sample_allowed(space, time_step.observation)
+        number = 1 if time_step.step_type == 0 else number + 1
+        with _told(f"at step {number} with action {action}"):
+            time_step = env.step(action)
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Adds to an error where it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
+
+
+class _Located(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says in which step of an episode, and with which action, something was raised."""
+
+    number = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.number = 0
+        with _told("in reset"):
+            return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.number += 1
+        with _told(f"at step {self.number} with action {action}"):
+            return self.env.step(action)
 
 
 def _play(env: SingleEnvironment, steps: int, seed: int, between: Callable[[], object] = lambda: None) -> Stream:
@@ -183,13 +219,16 @@ def _play_all(
     steps: int,
     seed: int,
     progress: Callable[[], None],
-) -> tuple[Stream, Stream, Stream, Stream, dict[str, Any]] | None:
-    """A stream, the same again, one of another seed, one that is cut off, and the state at the end of the first.
+) -> tuple[Stream, Stream, Stream, bool, Stream, dict[str, Any]] | None:
+    """What the rules of streams and ends ask about; `None` where a rule of Gymnasium is broken.
 
-    `None` where a rule of Gymnasium is broken.
+    Returns:
+        A stream, the same again, one of another seed and other actions, whether another seed gives another with the
+        same actions, a stream that is cut off, and the state at the end of the first.
     """
     gym_env = gym_env_of(one)
     if gym_env is not None:
+        gym_env = _Located(gym_env)
         report.findings.extend(rules.gym_rules(gym_env, seed))
         if report.ok:
             if ACTION_MASK in gym_env.reset(seed=seed)[1]:
@@ -204,7 +243,8 @@ def _play_all(
     state = one.state_dict()
     again = _beside(report, one, two, first, seed, progress)
     different = _play(two, steps, seed + 1, progress)
-    return first, again, different, _play(TimeLimit(one, SHORT), SHORT, seed), state
+    seeded = rules.parting(first, _steps(two, seed + 1, actions=seed)) is not None
+    return first, again, different, seeded, _play(TimeLimit(one, SHORT), SHORT, seed), state
 
 
 def _beside(
@@ -306,8 +346,11 @@ def check_batch(config: EnvConfig, steps: int, seed: int, progress: Callable[[],
         return report
     with create_environment(config, seed=seed) as env:
         lanes = [
-            [*rules.stream_rules(env, first, again, different), *rules.end_rules(env, [*first, *different], None)]
-            for first, again, different in zip(*runs, strict=True)
+            [
+                *rules.stream_rules(env, first, again, seeded=rules.parting(first, different) is not None),
+                *rules.end_rules(env, [*first, *different], None),
+            ]
+            for first, again, different in zip(*runs, strict=True)  # all with the same actions
         ]
     for findings in zip(*lanes, strict=True):
         wrong = [(lane, one) for lane, one in enumerate(findings) if not one.ok]

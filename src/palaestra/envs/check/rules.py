@@ -2,9 +2,9 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,7 @@ from palaestra.envs.contract.environment import SingleEnvironment
 from palaestra.envs.contract.episodes import require_read_mask
 from palaestra.envs.contract.gym_environment import FINAL, REPORTED
 from palaestra.envs.contract.nest import copied, flatten, leaf_dtypes
+from palaestra.envs.contract.rows import no_number
 from palaestra.envs.contract.spaces import sample_allowed, spec_from_space
 from palaestra.envs.wrappers.episode_ends import TimeLimit
 
@@ -64,9 +65,14 @@ def equal(one: TimeStep, two: TimeStep) -> bool:
     return _same(one[:4], two[:4], equal_nan=True)
 
 
-def _parting(one: Stream, two: Stream) -> int | None:
-    """The number of the first time step that differs."""
-    return next((number for number, pair in enumerate(zip(one, two, strict=True)) if not equal(*pair)), None)
+def parting(one: Stream, two: Iterable[TimeStep]) -> int | None:
+    """The number of the first time step that differs; `None` where all are equal.
+
+    Args:
+        one: a stream.
+        two: another, at least as long.
+    """
+    return next((number for number, pair in enumerate(zip(one, two, strict=False)) if not equal(*pair)), None)
 
 
 def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
@@ -94,10 +100,9 @@ def gym_rules(gym_env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Finding]:
     if wrong:
         return
     kinds = [type(flag).__name__ for flag in result[2:4] if not isinstance(flag, bool | np.bool_)]
-    shape = np.shape(result[1])
-    odd = f"shape {shape}" if shape == (1,) else ""
-    fix = "return float(reward); this library takes the number out, other libraries may not"
-    yield Finding("A reward is a number", odd, "a float", fix, "warning")
+    wrong, odd = no_number(result[1]), "shape (1,)" if np.shape(result[1]) == (1,) else ""
+    fix = "return float(reward)" + ("" if wrong else "; this library takes the number out, other libraries may not")
+    yield Finding("A reward is a number", wrong or odd, "a float", fix, "error" if wrong else "warning")
     rule, fix = "terminated and truncated are booleans", "wrap them in bool(...)"
     yield Finding(rule, ", ".join(kinds), "bool and bool", fix)
     got = "an array returned earlier has changed since" if _overwrites(gym_env, seed) else ""
@@ -123,8 +128,11 @@ def _unlike(result: Any, count: int) -> str:
 def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> Finding:
     """Whether the observation of an episode's end is its own.
 
-    Episodes are played to one step before their end and reset there: one that resets itself shows that observation. If
-    a step before the end shows what a reset in its place does, too, observations are drawn alike in both.
+    A step that calls a layer's `reset` and returns what that gave is seen directly. Else episodes are played to one
+    step before their end and reset there: one that resets itself shows that observation, unless its step has drawn
+    random numbers. If a step before the end shows what a reset in its place does, too, observations are drawn alike in
+    both. Where the last step has drawn some, its observation is the episode's own if another episode ends with another
+    one, drawing the same numbers, or if it differs where all first observations are equal; else nothing is known.
 
     Args:
         gym_env: with its Gymnasium wrappers.
@@ -132,48 +140,134 @@ def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> 
     """
     rule = "The last observation of an episode is its own, not the first of the next one"
     fix = "return the episode's last observation from step, and leave resetting to reset()"
-    seen, alike, key = 0, 0, ""
+    seen, alike, key, former, firsts, lasts = 0, 0, "", None, list[Any](), list[Any]()
     for episode in range(3):
-        actions, last = _to_the_end(gym_env, steps, seed + episode)
-        if last is None:
+        end = _to_the_end(gym_env, steps, seed + episode)
+        if end is None:
             break
-        observation, before, info = last
-        key = next((name for name in FINAL if info.get(name) is not None), key)
-        if len(actions) > 1:
-            instead, usual = (_reset_after(gym_env, seed + episode, actions[:-back]) for back in (1, 2))
-            seen += 1
-            alike += _same(observation, instead) and not _same(before, instead) and not _same(before, usual)
+        key = next((name for name in FINAL if end.info.get(name) is not None), key)
+        reset, known = end.reset, end.reset
+        if len(end.actions) > 1:
+            instead, usual = (_reset_after(gym_env, seed + episode, end.actions[:-back]) for back in (1, 2))
+            fits = _same(end.observation, instead)
+            reset = reset or (fits and not _same(end.before, instead) and not _same(end.before, usual))
+            differs = former and _differs(gym_env, seed + episode, end.actions, former)
+            known = reset or not end.drew or bool(differs)
+            firsts, lasts = [*firsts, instead, usual], [*lasts, end.observation]
+        seen, alike, former = seen + known, alike + reset, end
     if key:
         got = f"it resets itself, and has that observation in info[{key!r}], from where this library takes it"
         return Finding(rule, got, "the episode's own last observation", fix, "warning")
+    seen = seen or any(_is_no_first(last, firsts) for last in lasts)
     got = f"at {alike} of {seen} ends the observation is the one that reset() gives there" if seen == alike > 0 else ""
     fix = f"if it resets itself: {fix}. If episodes do end where they begin, all is well"
-    return Finding(rule, got, "another observation", fix, "warning", seen=seen > 0)
+    return Finding(rule, got, "another observation", fix, "warning", seen=bool(seen))
+
+
+def _is_no_first(observation: Any, firsts: Sequence[Any]) -> bool:
+    """Whether an observation differs where all first ones are equal."""
+    return any(
+        np.any(np.all([np.asarray(other) == one for other in others], axis=0) & (np.asarray(last) != one))
+        for last, one, *others in zip(tree_leaves(observation), *map(tree_leaves, firsts), strict=True)
+    )
 
 
 def _reset_after(gym_env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any]) -> Any:
     """What a reset shows in the place of the step that would follow these."""
-    gym_env.reset(seed=seed)
-    for action in actions:
-        gym_env.step(action)
+    _replay(gym_env, seed, actions)
     return copied(gym_env.reset()[0])
 
 
-def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> tuple[list[Any], Any]:
-    """The actions of an episode; its last observation, the one before it and the info, `None` where it did not end."""
+def _replay(gym_env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any]) -> None:
+    gym_env.reset(seed=seed)
+    for action in actions:
+        gym_env.step(action)
+
+
+class _End(NamedTuple):
+    """How an episode ended."""
+
+    actions: list[Any]
+    """All of it."""
+    before: Any
+    """The observation before the last."""
+    observation: Any
+    """The last."""
+    info: dict[str, Any]
+    """Of the last step."""
+    state: Any
+    """Of the random numbers, before the last step."""
+    drew: bool
+    """Whether the last step has drawn some."""
+    reset: bool
+    """Whether a layer's last step called a `reset` and returned what that gave."""
+
+
+def _to_the_end(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> _End | None:
+    """An episode with random actions; `None` where it did not end."""
     gym_env.action_space.seed(seed)
-    before, actions = gym_env.reset(seed=seed)[0], list[Any]()
-    for _ in range(steps):
-        actions.append(sample_allowed(gym_env.action_space, before))
-        observation, _, terminated, truncated, info = gym_env.step(actions[-1])
-        if terminated or truncated:
-            return actions, (observation, before, info)
-        before = copied(observation)
-    return actions, None
+    before, actions = copied(gym_env.reset(seed=seed)[0]), list[Any]()
+    returned = list[bool]()
+    layers = _watched(gym_env, returned)
+    try:
+        for _ in range(steps):
+            actions.append(sample_allowed(gym_env.action_space, before))
+            state = _random_state(gym_env)
+            returned.clear()
+            observation, _, terminated, truncated, info = gym_env.step(actions[-1])
+            if terminated or truncated:
+                drew = not _same(state, _random_state(gym_env))
+                return _End(actions, before, copied(observation), info, state, drew, any(returned))
+            before = copied(observation)
+    finally:
+        for layer in layers:
+            del layer.step, layer.reset
+    return None
+
+
+def _watched(gym_env: gymnasium.Env[Any, Any], returned: list[bool]) -> list[Any]:
+    """The layers that are watched: each step notes whether it returns what a reset that it called gave."""
+    layers, given = list[Any](), list[Any]()
+
+    def watch(step: Callable[[Any], Any], reset: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def noted_step(action: Any) -> Any:
+            before = len(given)
+            result = step(action)
+            returned.append(any(_same(result[0], one) for one in given[before:]))
+            return result
+
+        def noted_reset(*args: Any, **options: Any) -> Any:
+            result = reset(*args, **options)
+            given.append(copied(result[0]))
+            return result
+
+        return noted_step, noted_reset
+
+    layer: Any = gym_env
+    while layer is not None:
+        if not {"step", "reset"} & vars(layer).keys():
+            layers.append(layer)
+            layer.step, layer.reset = watch(layer.step, layer.reset)
+        layer = layer.env if isinstance(layer, gymnasium.Wrapper) else None
+    return layers
+
+
+def _random_state(gym_env: gymnasium.Env[Any, Any]) -> Any:
+    """Of the generator that Gymnasium seeds; `None` where there is another."""
+    generator = getattr(gym_env.unwrapped, "np_random", None)
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else None
+
+
+def _differs(gym_env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any], former: _End) -> bool:
+    """Whether an episode ends with another observation than a former one where its last step draws the same numbers."""
+    _replay(gym_env, seed, actions[:-1])
+    gym_env.unwrapped.np_random.bit_generator.state = former.state
+    observation, _, terminated, truncated, _ = gym_env.step(actions[-1])
+    return bool(terminated or truncated) and not _same(observation, former.observation)
 
 
 def _same(one: Any, two: Any, *, equal_nan: bool = False) -> bool:
-    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
+    pairs = itertools.zip_longest(tree_leaves(one), tree_leaves(two))
     return all(np.array_equal(left, right, equal_nan=equal_nan) for left, right in pairs)
 
 
@@ -204,14 +298,14 @@ def _overwrites(gym_env: gymnasium.Env[Any, Any], seed: int) -> bool:
     return not all(np.array_equal(leaf, copy, equal_nan=leaf.dtype.kind == "f") for leaf, copy in seen)
 
 
-def stream_rules(env: Any, stream: Stream, again: Stream, different: Stream) -> Iterator[Finding]:
+def stream_rules(env: Any, stream: Stream, again: Stream, *, seeded: bool) -> Iterator[Finding]:
     """What every time step has to be, and what follows from the seed.
 
     Args:
         env: that was played.
         stream: what it emitted.
         again: with the same seed and actions.
-        different: with others.
+        seeded: whether another seed gives another, with the same actions.
     """
     rule, pairs = "discount is 0 or 1, and 0 only with LAST", "(FIRST, 1), (MID, 1), (LAST, 0) or (LAST, 1)"
     fix = "a layer changed step_type or discount: use core.termination, truncation or transition"
@@ -234,17 +328,18 @@ def stream_rules(env: Any, stream: Stream, again: Stream, different: Stream) -> 
     misfits = _misfits((step.observation for step in stream), env.observation_spec)
     yield Finding("Observations fit their spec and are finite", next(misfits, ""), "what the spec says", fix)
     misfits = _misfits((np.asarray(step.reward, np.float32) for step in stream), env.reward_spec)
+    misfits = itertools.chain(filter(None, (no_number(step.reward) for step in stream)), misfits)
     rule, fix = "Rewards fit their spec and are finite", "return one finite float"
     yield Finding(rule, next(misfits, ""), "what the spec says", fix)
-    where = _parting(stream, again)
+    where = parting(stream, again)
     rule, got = "The same seed and actions give the same stream", f"they differ from time step {where} on"
     fix = (
         "draw every random number from self.np_random, which super().reset(seed=seed) seeds; keep no state across "
         "episodes. Else a resumed run is not the run that was interrupted"
     )
     yield Finding(rule, "" if where is None else got, "two equal streams from two instances", fix)
-    got = "two equal ones, with different actions as well" if _parting(stream, different) is None else ""
-    fix = "nothing, if the task is the same every time; else use self.np_random in reset"
+    got = "" if seeded else f"two equal ones of {len(stream)} time steps, with the same actions"
+    fix = "nothing, if the task is the same every time; else draw from self.np_random, after super().reset(seed=seed)"
     yield Finding("Another seed gives another stream", got, "two different streams", fix, "warning")
 
 

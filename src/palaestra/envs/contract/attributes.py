@@ -320,6 +320,20 @@ def layers_of(env: Any) -> list[Any]:
     return layers
 
 
+def limit_of_layers(env: Any) -> int:
+    """Most steps of an episode by the layers of a batch's environments; 0 where one has no limit, or none is here.
+
+    Args:
+        env: a batch.
+    """
+    limits: list[int] = []
+    for lane in getattr(getattr(env, "driver", None), "envs", ()):
+        layers = [vars(layer) for layer in layers_of(lane) if type(layer).__name__ == "TimeLimit"]
+        found = [layer.get("duration") or layer.get("_max_episode_steps") or 0 for layer in layers]
+        limits.append(min(filter(None, found), default=0))
+    return max(limits, default=0) if all(limits) else 0
+
+
 INSTEAD = {
     "NormalizeObservation": "--algorithm.normalize-observation true, which is part of the policy",
     "NormalizeReward": "--env.train-wrappers NormalizeReward",

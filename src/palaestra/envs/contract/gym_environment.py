@@ -11,12 +11,11 @@ from typing import Any, final
 
 import gymnasium
 import numpy as np
-import torch
 
-from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep, errors
+from palaestra.core import EnvError, SpecError, SpecTree, TensorSpec, TimeStep, errors, torch_dtype
 from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
-from palaestra.envs.contract.rows import Specs, not_five, wrong_info
+from palaestra.envs.contract.rows import TEXT, Specs, no_number, not_five, wrong_info
 from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
 
 __all__ = ["GymEnvironment", "gym_env_of", "plain_choices"]
@@ -163,11 +162,13 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         self.gym_env.close()
 
     def _reward(self, reward: Any) -> Any:
-        if self._scalar:
+        if self._scalar and type(reward) not in TEXT:
             try:
                 return float(reward)
             except TypeError:  # an array: as in a batch, one with a single number is taken for it
                 pass
+        if wrong := no_number(reward):
+            raise SpecError(wrong)
         array, shape = np.asarray(reward), self.reward_spec.shape
         if array.shape != shape and (shape or array.size != 1):
             several = isinstance(self.observation_spec, tuple) and array.shape == (len(self.observation_spec),)
@@ -301,7 +302,7 @@ def _learn(info: Any, found: dict[str, SpecTree]) -> None:
         elif key not in found and isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
             array = np.asarray(value)
             if array.dtype.kind in "fiub":
-                found[key] = TensorSpec(array.shape, torch.from_numpy(np.array(array)).dtype)
+                found[key] = TensorSpec(array.shape, torch_dtype(array.dtype))
 
 
 def end_of(terminated: Any, truncated: Any, discount: float = 1.0) -> tuple[int, float]:

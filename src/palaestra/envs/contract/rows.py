@@ -16,6 +16,8 @@ from palaestra.envs.contract.spaces import OLD_GYM
 _log = logging.getLogger(__name__)
 _LARGEST = int(np.finfo(np.float64).max)
 _DEEPEST = 100
+TEXT = frozenset([str, bytes, np.str_, np.bytes_])
+"""Types of rewards that `float` and numpy would read, and that are no numbers."""
 MOST_ELEMENTS = 16
 """Of an array in `info`; larger ones are pictures or states, not numbers to report."""
 
@@ -215,15 +217,41 @@ def unreadable(result: Any, specs: Specs, *, direct: bool) -> str:
         return f"the observation has {wrong}"
     if wrong := wrong_info(info):
         return wrong
-    try:
-        if reward is None:  # of which numpy makes NaN
-            raise TypeError
-        shape, size = np.shape(np.asarray(reward, np.float32)), np.size(reward)
-    except (TypeError, ValueError):
-        return f"the reward is {reward!r}, which is no number"
+    if wrong := no_number(reward):
+        return wrong
+    shape, size = np.shape(reward), np.size(reward)
     if shape != specs.reward.shape and (size != 1 or specs.reward.shape):
         return f"the reward has shape {shape}, expected {specs.reward.shape}"
     return ""
+
+
+def no_number(reward: Any) -> str:
+    """Why a reward is neither a number nor an array of numbers; empty if it is. Text is none, whatever it says.
+
+    Examples:
+        >>> no_number("1.0"), no_number([1, 2])
+        ("the reward is '1.0', which is no number", '')
+    """
+    if type(reward) is float:
+        return ""
+    try:
+        kind = np.asarray(reward).dtype.kind
+        if kind == "O" and reward is not None:  # numbers of other classes; of None, numpy makes NaN
+            kind = np.asarray(reward, np.float32).dtype.kind
+    except (TypeError, ValueError):
+        kind = ""
+    return "" if kind and kind in "biuf" else f"the reward is {reward!r}, which is no number"
+
+
+def number(reward: Any) -> float:
+    """A reward that is one number.
+
+    Raises:
+        SpecError: it is text.
+    """
+    if type(reward) in TEXT:
+        raise SpecError(no_number(reward))
+    return float(reward)
 
 
 def not_five(result: Any) -> str:

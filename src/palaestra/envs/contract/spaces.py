@@ -16,7 +16,7 @@ from palaestra.core.spec import ACTION_MASK, SpecTree, dtype_limits, numpy_dtype
 __all__ = ["space_from_spec", "spec_from_space"]
 
 _log = logging.getLogger(__name__)
-LARGEST_BOUND = 1e6
+LARGEST_BOUND = np.float64(1e6)  # a float16, compared with a Python float of that size, overflows
 """A bound of floats beyond it means "none": nobody means the largest number of a dtype."""
 MOST_CHOICES = 4_096
 """Values of a box of integers, over all its elements, that are chosen among; more are no choice."""
@@ -32,9 +32,9 @@ IMAGE_ONLY = "minigrid.wrappers:ImgObsWrapper"
 
 _ADVICE = {
     "MissionSpace": f"--env.gym-wrappers {IMAGE_ONLY} drops the text, and minigrid.wrappers:FlatObsWrapper encodes it",
-    "Text": "encode the text as numbers in a gymnasium.ObservationWrapper",
+    "Text": "encode the text as numbers in a gymnasium.{wrapper}",
     "Graph": "encode the graph as arrays of fixed shape (padded nodes, edges and a mask) in a wrapper",
-    "Sequence": "pad it to a fixed length, with a mask, in a gymnasium.ObservationWrapper",
+    "Sequence": "pad it to a fixed length, with a mask, in a gymnasium.{wrapper}",
     "OneOf": "use a Dict space with one entry per alternative and a Discrete entry that selects",
 }
 
@@ -56,6 +56,8 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
         >>> spec_from_space(spaces.Discrete(3, start=1))
         DiscreteSpec(shape=(), dtype=torch.int64, num=3, start=1)
     """
+    if name == "action_space" and _is_empty(space):
+        raise SpecError(f"the space {_where(name)}{space} has no parts: an action needs something to decide")
     match space:
         case spaces.Box():
             return _box(space, name)
@@ -73,7 +75,16 @@ def spec_from_space(space: spaces.Space[Any], name: str = "") -> SpecTree:
     if type(space).__module__.startswith("gym."):
         raise SpecError(f"the space {_where(name)}{space} is of the package gym. {OLD_GYM}")
     advice = _ADVICE.get(kind, "convert it to Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple in a wrapper")
-    raise SpecError(f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: {advice}")
+    wrapper = "ActionWrapper" if name.startswith("action_space") else "ObservationWrapper"
+    raise SpecError(
+        f"the space {_where(name)}{space} is a {kind}, which has no arrays of fixed shape: "
+        f"{advice.format(wrapper=wrapper)}"
+    )
+
+
+def _is_empty(space: spaces.Space[Any]) -> bool:
+    parts = getattr(space, "spaces", None)
+    return parts is not None and all(map(_is_empty, parts.values() if isinstance(parts, Mapping) else parts))
 
 
 def _box(space: spaces.Box, name: str) -> BoundedSpec:
@@ -150,11 +161,11 @@ def space_from_spec(spec: SpecTree) -> spaces.Space[Any]:
 
 def _multi_discrete(space: spaces.MultiDiscrete, name: str) -> MultiDiscreteSpec:
     if _choices_of(space) is not None:
-        first = int(space.start.reshape(-1)[0])
-        raise SpecError(
-            f"the space {_where(name)}is a MultiDiscrete of shape {space.shape}, whose first choice starts at {first}; "
-            f"here it needs one dimension and starts of 0: give {PLAIN_CHOICES}"
-        )
+        if len(space.shape) != 1:
+            wrong = f"of shape {space.shape}; here it needs one dimension"
+        else:
+            wrong = f"with a choice that starts at {space.start[space.start != 0][0]}; here all start at 0"
+        raise SpecError(f"the space {f'{name!r} ' if name else ''}is a MultiDiscrete {wrong}: give {PLAIN_CHOICES}")
     return MultiDiscreteSpec(dtype=torch_dtype(space.dtype), nvec=tuple(int(n) for n in space.nvec))
 
 

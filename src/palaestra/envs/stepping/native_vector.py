@@ -14,7 +14,7 @@ from palaestra.envs.contract.boundary import ActionReader, Boundary, batched_tim
 from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import lane_seeds_of, require_read_mask, saved_seeds
 from palaestra.envs.contract.nest import batched_arrays, batched_leaves, flatten, to_batched, unflatten
-from palaestra.envs.contract.rows import MOST_ELEMENTS, Rows, Specs, completed
+from palaestra.envs.contract.rows import MOST_ELEMENTS, Rows, Specs, completed, no_number
 from palaestra.envs.contract.spaces import reward_spec_of, spec_from_space
 from palaestra.envs.supervision.faults import describe
 
@@ -166,6 +166,8 @@ class NativeVectorEnvironment(SharedAttributes, HasSpecs, Environment):
             copies = [array.copy() for array in actions]
             given = copies[0] if self._flat_action else unflatten(iter(copies), self._action)
             observation, reward, terminated, truncated, info = self.vector_env.step(given)
+            if wrong := no_number(reward):
+                raise SpecError(wrong)
             self._whole = self._no_floats and np.asarray(reward).dtype.kind in "biu"
             reward = np.array(reward, np.float32)
             if reward.shape != self._reward_shape:

@@ -17,7 +17,7 @@ from palaestra.envs.contract.environment import SingleEnvironment, common_specs
 from palaestra.envs.contract.episodes import NEVER, LaneEpisode, StepLimits, require_read_mask
 from palaestra.envs.contract.gym_environment import GymEnvironment, begun, end_of, last_seen, over_of, wrong_flags
 from palaestra.envs.contract.nest import fits, flatten, leaf_arrays, leaf_dtypes, neutral_rows, problem, unflatten
-from palaestra.envs.contract.rows import Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
+from palaestra.envs.contract.rows import TEXT, Infos, Rows, batched_info, numeric_infos, put, stacked, unreadable
 from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident
 from palaestra.envs.supervision.places import lane_calls
@@ -289,7 +289,7 @@ class SerialDriver(Attributed, Driver):
             reward, observation = np.array(earned, np.float32), [np.array(seen)] if self._plain else []
         except ValueError:  # ragged: seen to below
             reward = observation = None
-        if reward is None or reward.shape != self._reward_shape:
+        if reward is None or reward.shape != self._reward_shape or not TEXT.isdisjoint(map(type, earned)):
             reward = self._rewards(earned)
         if not observation or observation[0].dtype != self._dtypes[0] or observation[0].shape != self._shapes[0]:
             observation = self._gather(seen)
@@ -299,9 +299,9 @@ class SerialDriver(Attributed, Driver):
     def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
         """[B] or [B, k] of rewards that do not come as plain numbers."""
         try:
-            reward = np.array(rewards, np.float32)
+            reward = np.subtract(rewards, 0.0, dtype=np.float32)  # of text there is no difference, and an array
         except ValueError:  # a number beside an array of one
-            reward = np.array([np.asarray(one, np.float32).item() for one in rewards], np.float32)
+            reward = np.array([np.subtract(one, 0.0).item() for one in rewards], np.float32)
         if reward.shape != self._reward_shape and (reward.size != len(self.envs) or len(self._reward_shape) > 1):
             raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
         return reward.reshape(self._reward_shape)

@@ -166,7 +166,10 @@ def _today(name: str) -> str:
     """The end of a message that says how an id of another version or package is called now; empty if it is not."""
     game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name.rpartition("/")[2])
     if name.startswith("MinAtar/"):
-        return next((f" — it is {own.name!r}" for own in own_environments() if own.name.endswith(f"MinAtar{game}")), "")
+        here = next((own.name for own in own_environments() if own.name.endswith(f"MinAtar{game}")), "")
+        ours = f" — this library has the game, without the package, as {here!r}." if here else ""
+        own = f"mine:{name}, where mine.py calls minatar.gym.register_envs()"
+        return ours and f"{ours} The package's own environment is {own}."
     emulator = importlib.util.find_spec("ale_py")  # which is not imported: it would register the old ids
     rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if emulator is not None and emulator.origin and (Path(emulator.origin).parent / f"roms/{rom}.bin").exists():

@@ -77,6 +77,19 @@ class Wrap:
         wrapper = self._resolve()
         return not isinstance(wrapper, type) or issubclass(wrapper, StatefulWrapper)
 
+    @property
+    def concerns_policies(self) -> bool:
+        """Whether it may change what a policy observes, what its actions mean, or how often it is asked.
+
+        Of those with names of their own, which are not imported for it, nobody knows.
+        """
+        if self.name.partition(":")[0] not in (STEP_WRAPPERS, GYM_WRAPPERS):
+            return True
+        wrapper: Any = self._resolve()
+        if not issubclass(wrapper, EnvironmentWrapper):
+            return not issubclass(wrapper, gymnasium.RewardWrapper)
+        return not wrapper.keeps_frames or wrapper.action_rows is not None
+
     def __call__(self, env: Any) -> Any:
         """Puts the wrapper around an environment.
 
