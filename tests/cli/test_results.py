@@ -214,7 +214,7 @@ def test_a_group_cannot_be_changed_as_a_whole(capsys):
     text = output(capsys)
     assert "g is a group; settings can change, and forks begin, in one of its runs at a time" in text
     assert "palaestra resume runs/g/seed_" in text
-    assert "for run in runs/g/seed_*; do palaestra resume $run --until 500; done" in text
+    assert 'for run in runs/g/seed_*; do palaestra resume "$run" --until 500; done' in text
 
 
 def test_a_run_goes_on_with_other_settings_or_beside_itself(capsys):

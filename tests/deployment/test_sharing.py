@@ -14,8 +14,9 @@ import yaml
 
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, files, importing
+from palaestra.core.errors import placeless
 from palaestra.deployment import check_shared, pull, share, sharing
-from palaestra.deployment.card import model_card, placeless, public_changes, typed
+from palaestra.deployment.card import model_card, public_changes, typed
 from palaestra.experiments import RunDirectory, evaluate_run
 from palaestra.policies import save_policy
 from tests.cli.parts import exit_code, output

@@ -218,6 +218,15 @@ def test_an_agent_that_hangs_in_a_worker_counts_as_failed(on_fault, tmp_path, ca
     assert re.search(r"agent \d is gone: the agents \[\d\] have not moved for 3 s", caplog.text)
 
 
+@pytest.mark.slow
+def test_agents_that_share_the_worker_of_one_that_is_dropped_begin_anew(tmp_path):
+    hangs = {"env": "tests.robots.test_hosted:HangsOnce", "file": str(tmp_path / "hangs"), "timeout_s": 3.0}
+    with at_work(num_agents=3, num_workers=1, on_fault="drop", limit=100, **hangs) as (_, collector):
+        collector.unroll(10)
+        assert sorted(fault.handled for fault in collector.faults) == ["drop", "restart", "restart"]
+        assert collector.unroll(10).env_steps == 20
+
+
 class Slow(Reports):
     """Leaves a file behind when it is closed, which takes a while.
 

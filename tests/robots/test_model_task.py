@@ -148,3 +148,9 @@ def test_the_example_has_a_task_that_does_not_act_in_15_lines():
     made = [line for line in source.splitlines() if "InverseDynamics," in line or "ModelTask(" in line]
     assert len(made) == 2
     assert len(lines) - 1 + len(made) <= 15, "without the docstring"
+
+
+def test_an_optimizer_of_torch_is_refused_with_what_is_needed():
+    module = AutoEncoder()
+    with pytest.raises(ConfigError, match=r"optimizer was given a Adam; give OptimizerOption\('adam'"):
+        ModelTask(module, SEEN, MOVE, optimizer=torch.optim.Adam(module.parameters()))

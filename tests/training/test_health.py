@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from palaestra.algorithms import PPOConfig
+from palaestra.algorithms import C51Config, MuZeroConfig, PPOConfig
 from palaestra.training import CheckpointStore, Health
 from tests.training.parts import Recorder, trainer
 
@@ -28,7 +28,7 @@ CONFIG = PPOConfig()
 def warned(rows: list[dict[str, float]], *, lanes: int = 1, on_data: int = 0, **options: Any) -> list[str]:
     """The warnings that rows of metrics lead to."""
     collector = SimpleNamespace(num_lanes=lanes, updates_made=on_data)
-    learner = SimpleNamespace(config=CONFIG, rewards=None, bonus=options.pop("bonus", None))
+    learner = SimpleNamespace(config=options.pop("config", CONFIG), rewards=None, bonus=options.pop("bonus", None))
     health, run = Health(**options), SimpleNamespace(algorithms={"policy": learner}, collector=collector)
     for number, row in enumerate(rows, start=1):
         row = {"env_steps": 1000 * number, **row}
@@ -202,6 +202,18 @@ def test_values_of_other_rewards_than_are_logged_are_not_compared_with_these():
     row = CALM | {"learning/q_mean": 410.0}
     assert len(warned([row] * 20)) == 1
     assert warned([row] * 20, bonus=object()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "reached", "count"),
+    [(C51Config(), 10.5, 1), (C51Config(), -11, 1), (C51Config(), 10, 0), (MuZeroConfig(), -201, 1), (CONFIG, 1e9, 0)],
+)
+def test_returns_beyond_the_range_of_values_are_warned_of(config, reached, count):
+    """Wrong without a word: rewards of 900 and 1,000 are one to MuZero, whose values end at 200."""
+    row = CALM | {"discounted_return_mean": reached}
+    found = warned([row] * 5, config=config)
+    assert len(found) == count and all("values reach from" in text for text in found)
+    assert warned([row] * 5, config=config, bonus=object()) == []
 
 
 def test_the_first_reward_of_a_sparse_task_is_no_explosion():

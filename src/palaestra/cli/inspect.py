@@ -109,18 +109,18 @@ def _policies(options: ListOptions) -> _Listing:
 def _runs(options: ListOptions) -> _Listing:
     runs = [experiments.RunDirectory(path) for path in experiments.list_runs(options.root)]
     groups = experiments.list_groups(options.root)
-    values = [_run(run) for run in runs]
+    most = 0 if options.all or options.json else _NEWEST
+    values, groups = [_run(run) for run in runs[-most:]], groups[-most:]
     states = {path: [experiments.RunDirectory(run.parent).status for run in path.glob("*/run.json")] for path in groups}
     values += [{"path": str(path), "seeds": _seeds(path), "seeds_done": states[path].count("done")} for path in groups]
     if not runs:
         return _Listing(values, [], [], ["no runs yet; start one with `palaestra train ppo CartPole-v1`"])
-    most = 0 if options.all else _NEWEST
     rows = []
-    for run in values[: len(runs)][-most:]:
+    for run in values[: -len(groups) or None]:
         best, steps = run["best_return"], f"{run['done']:,} {run['unit']}"
         rows.append((run["path"], run["status"], steps, "" if best is None else readable(best)))
     notes = [f"the newest {most} of {len(runs)}; --all shows all"] if 0 < most < len(runs) else []
-    for path in groups[-most:]:
+    for path in groups:
         notes.append(f"{path}  {states[path].count('done')} of {len(states[path])} seeds done")
     return _Listing(values, ["run", "status", "done", "best return"], rows, notes)
 

@@ -150,7 +150,7 @@ def _one_at_a_time(name: str, run: Path, options: ResumeOptions) -> str:
     rest = shlex.join([*words, *["--fork"] * options.fork])
     return (
         f"{name} is a group; settings can change, and forks begin, in one of its runs at a time: palaestra resume "
-        f"{one} {rest}; in all of them: for run in {every}/seed_*; do palaestra resume $run {rest}; done"
+        f'{one} {rest}; in all of them: for run in {every}/seed_*; do palaestra resume "$run" {rest}; done'
     )
 
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, ParamSpec
 
@@ -162,6 +163,35 @@ def printable(text: str) -> str:
         '\\x1b[31mred'
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+_WHOLE = re.compile(r"""\A((?:[\w.-]+=)?(?:d4rl:)?)/.+/(?=[^/]+\Z)|(?<=(['"]))/[^'"/\n][^'"\n]*/(?=[^'"/\n]+\2)""")
+"""Folders of what is an absolute path as a whole: a text, the value of an option, what is in quotes."""
+_BEGIN = r"(?:(?<![\w.:/-])|(?<=\bd4rl:))"
+_FOLDERS = re.compile(rf"{_BEGIN}(?:/[\w.~+-]+)+/(?=[\w.~+-])")
+"""Of absolute paths, in a text that may have more."""
+
+
+def placeless(value: Any) -> Any:
+    """A setting without the folders of this machine: of absolute paths, their names; `~` is the user's own folder.
+
+    Args:
+        value: text, or a nest with texts.
+    """
+    if isinstance(value, Mapping):
+        return {key: placeless(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [placeless(one) for one in value]
+    return _without_folders(value) if isinstance(value, str) else value
+
+
+def _without_folders(text: str) -> str:
+    try:
+        home = str(Path.home())
+    except RuntimeError:  # there is none
+        home = "~"
+    text = re.sub(rf"{_BEGIN}{re.escape(home)}/?(?![\w.~+/-])", "~", text) if home != "/" else text
+    return _FOLDERS.sub("", _WHOLE.sub(lambda found: found[1] or "", text))
 
 
 def readable(number: float) -> str:

@@ -330,15 +330,15 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     Args:
         kind: what it is for, a part of its name.
     """
-    prefix = f"palaestra-{kind}-"
+    prefix = f".palaestra-{kind}@{os.uname().nodename}-"  # some locks are known on one machine alone
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+    folder = Path(tempfile.mkdtemp(prefix=f".new{prefix}"))
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # on file systems without locks nothing is removed, either
             stack.enter_context(_locked(folder))
-        folder = folder.rename(folder.with_name(folder.name[1:]))  # which others look at
+        folder = folder.rename(folder.with_name(folder.name.removeprefix(".new")))  # which others look at
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 

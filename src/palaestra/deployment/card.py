@@ -3,7 +3,6 @@
 It tells what was typed and set, but for what is of one machine.
 """
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from palaestra.core.errors import printable
+from palaestra.core.errors import placeless, printable
 
-__all__ = ["OF_A_MACHINE", "inside", "model_card", "placeless", "public_changes", "typed"]
+__all__ = ["OF_A_MACHINE", "inside", "model_card", "public_changes", "typed"]
 
 OF_A_MACHINE = {
     "run.directory": "runs",
@@ -24,11 +23,6 @@ OF_A_MACHINE = {
 }
 """Settings of one machine, and what they are for everybody."""
 _ADDRESSES = ("--address", "--distributed.address")
-_WHOLE = re.compile(r"""\A((?:[\w.-]+=)?(?:d4rl:)?)/.+/(?=[^/]+\Z)|(?<=(['"]))/[^'"/\n][^'"\n]*/(?=[^'"/\n]+\2)""")
-"""Folders of what is an absolute path as a whole: a text, the value of an option, what is in quotes."""
-_BEGIN = r"(?:(?<![\w.:/-])|(?<=\bd4rl:))"
-_FOLDERS = re.compile(rf"{_BEGIN}(?:/[\w.~+-]+)+/(?=[\w.~+-])")
-"""Of absolute paths, in a text that may have more."""
 
 
 def model_card(facts: Mapping[str, Any], files: list[str], name: str) -> str:
@@ -80,28 +74,6 @@ def inside(wrappers: Sequence[str]) -> str:
     """
     names = printable(", ".join(wrappers))
     return f"observations and actions are those of the environment inside {names}: apply them yourself"
-
-
-def placeless(value: Any) -> Any:
-    """A setting without the folders of this machine: of absolute paths, their names; `~` is the user's own folder.
-
-    Args:
-        value: text, or a nest with texts.
-    """
-    if isinstance(value, Mapping):
-        return {key: placeless(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [placeless(one) for one in value]
-    return _without_folders(value) if isinstance(value, str) else value
-
-
-def _without_folders(text: str) -> str:
-    try:
-        home = str(Path.home())
-    except RuntimeError:  # there is none
-        home = "~"
-    text = re.sub(rf"{_BEGIN}{re.escape(home)}/?(?![\w.~+/-])", "~", text) if home != "/" else text
-    return _FOLDERS.sub("", _WHOLE.sub(lambda found: found[1] or "", text))
 
 
 def public_changes(overrides: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from typing import Any
 from palaestra import experiments
 from palaestra.config.config import config_to_mapping
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, files, import_extra
-from palaestra.core.errors import printable
+from palaestra.core.errors import placeless, printable
 from palaestra.deployment import zoo
-from palaestra.deployment.card import OF_A_MACHINE, inside, model_card, placeless, public_changes, typed
+from palaestra.deployment.card import OF_A_MACHINE, inside, model_card, public_changes, typed
 from palaestra.policies import Policy, copy_policy
 
 __all__ = ["SharedPolicy", "check_shared", "pull", "share"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from palaestra.core import AtLeastOne, ConfigError, Fraction, NotNegative, Range, did_you_mean, refuses, require_ranges
+from palaestra.core.errors import placeless
 from palaestra.core.importing import given_name, name_to_find
 from palaestra.envs.suites.gym import registered_limit
 from palaestra.envs.supervision.faults import FaultPolicy, OnFault, Timeout
@@ -220,11 +221,12 @@ class EnvConfig:
     def policy_wrappers(self) -> tuple[str, ...]:
         """Wrappers between a policy and the environment, also in evaluations, as text, the innermost first.
 
-        Whoever lets a policy act elsewhere has to apply them; those of rewards, films and time limits are left out.
+        Whoever lets a policy act elsewhere has to apply them; those of rewards, films and time limits are left out,
+        and so are folders of this machine.
         """
         layers = (*self.gym_wrappers, *self.wrappers)
         concern = (one for one in layers if not isinstance(one, Wrap) or one.concerns_policies)
-        return tuple(str(one) if isinstance(one, Wrap) else "a function" for one in concern)
+        return tuple(placeless(str(one)) if isinstance(one, Wrap) else "a function" for one in concern)
 
     @property
     def all_kwargs(self) -> dict[str, Any]:

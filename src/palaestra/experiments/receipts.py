@@ -261,6 +261,8 @@ def _differing(run: RunDirectory, copy: RunDirectory, step: int, state: Mapping[
         copy.checkpoints().save(step, state, replace=True)
     here, then = _state(copy, step), _state(run, step)
     made = [one["trainer"].get("evaluation") or {} for one in (here, then)]
+    for one in made:  # from the returns; its formula was another before 0.2
+        one.pop("return_ci95", None)
     played = any(one.get("against_best") is not None for one in made)  # against whom, a replay cannot know
     ignored = _OF_THE_CLOCK | (_OF_THE_END if state is not None else {"best", "evaluation"} if played else set())
     for one in (here, then):

@@ -36,6 +36,8 @@ class AgentError(PalaestraError, RuntimeError):
     """An agent failed; the message names it, and the cause is what happened."""
 
     exit_code = 3
+    of_another = False
+    """Whether it was ended with its worker, in which another one failed."""
 
 
 AgentFailure: TypeAlias = AgentError | NonFiniteError

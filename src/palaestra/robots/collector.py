@@ -249,7 +249,7 @@ class RobotCollector(Closeable):
                 continue
             if self.on_fault == "raise":
                 raise error
-            if self.on_fault == "restart":
+            if self.on_fault == "restart" or (isinstance(error, AgentError) and error.of_another):
                 fault = self._fault(number, error, "restart")
                 try:
                     due = time.monotonic() + self._budget.spend(number, fault)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from palaestra.algorithms import AlgorithmConfig, GradientAlgorithm, Losses
 from palaestra.core import Batch, ConfigError, Replay, RunSeeds, SpecTree, TensorSpec, map_spec, seeded_initialisation
+from palaestra.core.errors import require_kind
 from palaestra.nn import CoreModel, NetworkConfig, OptimizerOption
 from palaestra.policies import NetworkPolicy, PolicyStep
 from palaestra.robots.task import ComputationTask
@@ -58,6 +59,7 @@ class ModelTask(ComputationTask):
         policy.network_config = NetworkConfig()  # so that it is kept with the run; the module's layers are its own
         plan = plan or Replay(unroll_length=8, mini_batch_size=64)
         optimizer = optimizer or OptimizerOption("adam", {"lr": 1e-3})
+        require_kind(optimizer, OptimizerOption, "ModelTask's optimizer", "OptimizerOption('adam', {'lr': 1e-3})")
         super().__init__(ModelAlgorithm(policy, optimizer, plan, seeds), **options)
 
     @property

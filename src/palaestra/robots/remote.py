@@ -272,9 +272,8 @@ class RemoteAgentGroup:
             why: for people.
         """
         with self.changed:
-            for host in self._hosts:
-                if not host.numbers.isdisjoint(numbers):
-                    self._remove(host, AgentError(why))
+            for host in [one for one in self._hosts if not one.numbers.isdisjoint(numbers)]:
+                self._remove(host, AgentError(why), numbers)
 
     def take_episodes(self) -> list[Episode]:
         """Episodes that have ended since the last call."""
@@ -406,13 +405,13 @@ class RemoteAgentGroup:
                     del waiting[request.agent_id]
             self.changed.notify_all()
 
-    def _remove(self, host: _Host, cause: Exception) -> None:
+    def _remove(self, host: _Host, cause: Exception, failed: Sequence[int] | None = None) -> None:
         """A worker is gone, or is given up, with all its agents."""
         with self.changed:
             host.call = None
             for number in sorted(host.numbers):
                 error = AgentError(f"agent {number} is gone: {cause}")
-                error.__cause__ = cause
+                error.__cause__, error.of_another = cause, failed is not None and number not in failed
                 self._lose(host, number, error)
             self.changed.notify_all()
 

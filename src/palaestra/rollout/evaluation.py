@@ -247,7 +247,7 @@ def first_episodes(
         raise ConfigError(f"an evaluation was asked for {episodes} episodes; it needs at least 1")
     left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     kept: list[Episode] = []
-    began, warned = time.monotonic(), False
+    began, look_s = time.monotonic(), _LONG_S
     with closing(play):
         for steps, ended in enumerate(play, start=1):
             continue_evaluation()
@@ -258,9 +258,10 @@ def first_episodes(
             passed_s = time.monotonic() - began
             if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
                 break
-            if not warned and passed_s >= _LONG_S and _may_not_end(kept, left, steps, step_limit):
-                warned, so_far = True, (len(kept), episodes, passed_s, steps)
-                if is_news(_NO_END):
+            if passed_s >= look_s:
+                endless, so_far = _may_not_end(kept, left, steps, step_limit), (len(kept), episodes, passed_s, steps)
+                look_s = math.inf if endless else passed_s + 1
+                if endless and is_news(_NO_END):
                     _log.warning(*((_SLOW, *so_far, step_limit) if step_limit else (_NO_END, *so_far)))
     if len(kept) < episodes:
         text = f"only {len(kept)} of {episodes} evaluation episodes ended within {time_limit_s} s"

@@ -87,12 +87,13 @@ class OwnEnds:
 
     def _judge(self) -> None:
         first = np.stack(self._first)
+        least = first.min(0)  # large constants would leave products of matrices no digits
         size = np.ptp(first, 0) + 4e-6 * np.abs(first).max(0) + 1e-12  # of where episodes begin
 
         def apart(seen: list[np.ndarray]) -> Tensor:
             """[n, firsts] how far, in sizes."""
-            rows = np.reshape(seen, (-1, len(size)))
-            return torch.cdist(torch.from_numpy(rows / size), torch.from_numpy(first / size))
+            rows, firsts = ((np.reshape(one, (len(one), len(size))) - least) / size for one in (seen, first))
+            return torch.cdist(torch.from_numpy(rows), torch.from_numpy(firsts))
 
         to_next = apart(self._first).fill_diagonal_(torch.inf).amin(1)
         near = max(0.25, 2 * to_next.max().item())  # there are more first observations than have been seen

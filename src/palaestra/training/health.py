@@ -27,6 +27,7 @@ _CAUSES = {
     "explained_variance": "values explain returns worse than a constant would",
     "gradient_norm": "the loss explodes",
     "q_mean": "action values diverge",
+    "range": "values end where their range does, so actions beyond it look alike",
     "episodes": "episodes never end, so no return is known",
 }
 _LOWER_RATE = "lower algorithm.learning_rate"
@@ -42,6 +43,7 @@ _ADVICE = {  # of which a run is told what its algorithm has
         "lower algorithm.n_step",
         "scale rewards down",
     ),
+    "range": ("raise algorithm.max_return", "lower algorithm.min_return", "scale rewards down"),
     "episodes": ("set env.max_episode_steps",),
 }
 
@@ -60,6 +62,7 @@ class Health(Callback):
     | explained variance | below -0.5, unless learning works or returns are 0: equal ones have no variance to explain |
     | gradient norm | above 100 times its median of the last 100 rows, unless learning works |
     | action values | beyond 20 times the largest discounted return so far, and 100; not of other rewards |
+    | range of values | discounted returns lie outside `min_return` to `max_return`; not of other rewards |
     | episodes | none has ended in 100,000 env steps, and 10,000 of each environment |
 
     Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
@@ -128,12 +131,14 @@ class Health(Callback):
         many = max(_MANY_STEPS, _LONG_EPISODE * trainer.collector.num_lanes)
         if self._unit == "env steps" and steps >= many and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
+        if beyond := _beyond(row.get("discounted_return_mean", 0.0), _algorithm(trainer, None)):
+            found["range"] = beyond
         for name, value in row.items():
             if not (match := _LEARNED.fullmatch(name)) or (flat and match["metric"] == "explained_variance"):
                 continue
             learner = _algorithm(trainer, match["policy"])
-            if match["metric"] == "q_mean" and (learner.rewards or getattr(learner, "bonus", None)):
-                continue  # returns are of other rewards
+            if match["metric"] == "q_mean" and _has_other_rewards(learner):
+                continue
             if wrong := self._wrong(name, match["metric"], value, works):
                 cause, policy = match["metric"].partition("/")[0], match["policy"]
                 found[f"{cause}/{policy}" if policy else cause] = f"{wrong} (policy {policy!r})" if policy else wrong
@@ -164,6 +169,21 @@ class Health(Callback):
 def _algorithm(trainer: TrainingRun, policy: str | None) -> Any:
     """That of a policy, or the only one."""
     return trainer.algorithms.get(policy or "", next(iter(trainer.algorithms.values())))
+
+
+def _has_other_rewards(learner: Any) -> bool:
+    """Whether it learns from other rewards than those that returns are sums of."""
+    return bool(learner.rewards or getattr(learner, "bonus", None))
+
+
+def _beyond(discounted_return: float, learner: Any) -> str | None:
+    """What is wrong with a return outside the range of an algorithm's values."""
+    most = getattr(learner.config, "max_return", math.inf)
+    least = getattr(learner.config, "min_return", -most)
+    scaled = hasattr(learner, "reward_scale")  # the range is that of scaled returns
+    if scaled or _has_other_rewards(learner) or not (discounted_return < least or discounted_return > most):
+        return None
+    return f"discounted returns are {discounted_return:.4g}, and values reach from {least:g} to {most:g}"
 
 
 def _advice(cause: str, config: Any) -> list[str]:

@@ -26,7 +26,7 @@ from palaestra.nn import IntegerCode
 __all__ = ["CheckReport", "Finding", "check"]
 
 Make = Callable[[], SingleEnvironment]
-_OURS = (gymnasium.__path__[0], __file__.rpartition("/envs/")[0])
+_OURS = (f"{gymnasium.__path__[0]}/", f"{__file__.rpartition('/envs/')[0]}/")
 """Folders whose lines of a traceback say nothing about an environment."""
 
 

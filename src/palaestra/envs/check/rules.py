@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -151,7 +151,8 @@ def end_of_own_rule(gym_env: gymnasium.Env[Any, Any], steps: int, seed: int) -> 
             instead, usual = (_reset_after(gym_env, seed + episode, end.actions[:-back]) for back in (1, 2))
             fits = _same(end.observation, instead)
             reset = reset or (fits and not _same(end.before, instead) and not _same(end.before, usual))
-            differs = former and _differs(gym_env, seed + episode, end.actions, former)
+            comparable = former if end.drew and former and former.state is not None else None
+            differs = comparable and _differs(gym_env, seed + episode, end.actions, comparable)
             known = reset or not end.drew or bool(differs)
             firsts, lasts = [*firsts, instead, usual], [*lasts, end.observation]
         seen, alike, former = seen + known, alike + reset, end
@@ -229,25 +230,22 @@ def _watched(gym_env: gymnasium.Env[Any, Any], returned: list[bool]) -> list[Any
     """The layers that are watched: each step notes whether it returns what a reset that it called gave."""
     layers, given = list[Any](), list[Any]()
 
-    def watch(step: Callable[[Any], Any], reset: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        def noted_step(action: Any) -> Any:
-            before = len(given)
-            result = step(action)
-            returned.append(any(_same(result[0], one) for one in given[before:]))
-            return result
+    def step(layer: Any, /, *args: Any, **options: Any) -> Any:
+        before = len(given)
+        result = type(layer).step(layer, *args, **options)
+        returned.append(isinstance(result, tuple) and any(_same(result[0], one) for one in given[before:]))
+        return result
 
-        def noted_reset(*args: Any, **options: Any) -> Any:
-            result = reset(*args, **options)
-            given.append(copied(result[0]))
-            return result
-
-        return noted_step, noted_reset
+    def reset(layer: Any, /, *args: Any, **options: Any) -> Any:
+        result = type(layer).reset(layer, *args, **options)
+        given.extend([copied(result[0])] if isinstance(result, tuple) else [])
+        return result
 
     layer: Any = gym_env
     while layer is not None:
         if not {"step", "reset"} & vars(layer).keys():
             layers.append(layer)
-            layer.step, layer.reset = watch(layer.step, layer.reset)
+            layer.step, layer.reset = step.__get__(layer), reset.__get__(layer)  # of a copy, the copy's
         layer = layer.env if isinstance(layer, gymnasium.Wrapper) else None
     return layers
 

@@ -236,7 +236,7 @@ def no_number(reward: Any) -> str:
         return ""
     try:
         kind = np.asarray(reward).dtype.kind
-        if kind == "O" and reward is not None:  # numbers of other classes; of None, numpy makes NaN
+        if kind in "OV" and reward is not None:  # numbers of other classes, bfloat16; of None, numpy makes NaN
             kind = np.asarray(reward, np.float32).dtype.kind
     except (TypeError, ValueError):
         kind = ""

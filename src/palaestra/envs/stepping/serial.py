@@ -298,10 +298,12 @@ class SerialDriver(Attributed, Driver):
 
     def _rewards(self, rewards: Sequence[Any]) -> np.ndarray:
         """[B] or [B, k] of rewards that do not come as plain numbers."""
+        if any(np.asarray(one).dtype.kind in "SU" for one in rewards):
+            raise TypeError("text is no number")
         try:
-            reward = np.subtract(rewards, 0.0, dtype=np.float32)  # of text there is no difference, and an array
+            reward = np.array(rewards, np.float32)
         except ValueError:  # a number beside an array of one
-            reward = np.array([np.subtract(one, 0.0).item() for one in rewards], np.float32)
+            reward = np.array([np.asarray(one, np.float32).item() for one in rewards], np.float32)
         if reward.shape != self._reward_shape and (reward.size != len(self.envs) or len(self._reward_shape) > 1):
             raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
         return reward.reshape(self._reward_shape)

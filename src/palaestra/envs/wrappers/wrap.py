@@ -18,6 +18,11 @@ __all__ = ["Wrap"]
 
 STEP_WRAPPERS = "palaestra.envs.wrappers"
 """Where the names of time step wrappers are looked up that come without a module."""
+_UNSEEN = (
+    "HumanRendering", "NormalizeReward", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics",
+    "RecordVideo", "RenderCollection", "TimeLimit",
+)  # fmt: skip
+"""Wrappers of Gymnasium that policies do not notice, besides those of rewards."""
 GYM_WRAPPERS = "gymnasium.wrappers"
 """The same for Gymnasium wrappers."""
 
@@ -87,7 +92,7 @@ class Wrap:
             return True
         wrapper: Any = self._resolve()
         if not issubclass(wrapper, EnvironmentWrapper):
-            return not issubclass(wrapper, gymnasium.RewardWrapper)
+            return not issubclass(wrapper, gymnasium.RewardWrapper) and wrapper.__name__ not in _UNSEEN
         return not wrapper.keeps_frames or wrapper.action_rows is not None
 
     def __call__(self, env: Any) -> Any:
