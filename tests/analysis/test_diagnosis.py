@@ -172,8 +172,9 @@ def advised() -> list[str]:
     found = list[str]()
     for module in (diagnosis, played):
         for call in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(call, ast.keyword) and call.arg == "advice" and isinstance(call.value, ast.Tuple):
-                found += ast.literal_eval(call.value)
+            if isinstance(call, ast.keyword) and call.arg == "advice":
+                values = [call.value.body, call.value.orelse] if isinstance(call.value, ast.IfExp) else [call.value]
+                found += [text for one in values if isinstance(one, ast.Tuple) for text in ast.literal_eval(one)]
     return found
 
 

@@ -215,8 +215,8 @@ ROOMS = {
     "core": Room(18, 2252, "0060"),
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2566, "0060"),
-    "envs": Room(58, 7508, "0060"),
-    "experiments": Room(10, 1833, "0060"),
+    "envs": Room(58, 7506, "0060"),
+    "experiments": Room(10, 1841, "0060"),
     "multiagent": Room(14, 2121, "0060"),
     "nn": Room(20, 2992, "0060"),
     "ops": Room(11, 758, "0060"),
@@ -227,7 +227,7 @@ ROOMS = {
     "runs": Room(16, 3173, "0060"),
     "runtime": Room(12, 1752, "0059"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2525, "0060"),
+    "training": Room(16, 2529, "0060"),
 }
 """The size of each package when the rooms were opened."""
 

@@ -129,7 +129,7 @@ def test_the_best_of_a_group_may_have_a_return_of_zero(tmp_path):
     worse, best = written(tmp_path, rows_of([1.0]), "worse"), written(tmp_path, rows_of([1.0]), "best")
     worse.write_info({"best_return": -3.0})
     best.write_info({"best_return": 0.0})
-    assert max([worse, best], key=sharing._best_return) is best
+    assert sharing.experiments.best_run([worse, best]) is best
 
 
 def test_play_eval_and_new_runs_take_the_folder_and_resume_does_not(shared, capsys):

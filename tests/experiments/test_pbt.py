@@ -59,6 +59,14 @@ class Choice(TensorEnvironment):
         return state["step"][:, None]
 
 
+class Uneven(Choice):
+    """Action 0 ends an episode, so that members differ in how many rows only begin one."""
+
+    def transition(self, state, action):
+        state, reward, over = super().transition(state, action)
+        return state, reward, over | (action == 0)
+
+
 ENV = f"{__name__}:Choice"
 
 
@@ -76,9 +84,9 @@ def here(monkeypatch):
     monkeypatch.setattr(module, "_train_parts", trained)
 
 
-def population(folder, selection, rates, **settings):
+def population(folder, selection, rates, env=ENV, **settings):
     """A population with these learning rates; its run directories."""
-    base = preset("ppo", ENV)
+    base = preset("ppo", env)
     config = config_from_mapping(ExperimentConfig, SETTINGS | {"run__directory": str(folder)} | settings, base=base)
     members = selection.members(config, len(rates))
     for place, rate in enumerate(rates):
@@ -128,10 +136,11 @@ def test_no_member_ends_with_a_learning_rate_of_0(tmp_path, here):
 
 
 @pytest.mark.slow
-def test_a_population_that_was_killed_goes_on_exactly(tmp_path, here, monkeypatch):
+@pytest.mark.parametrize("env", [ENV, f"{__name__}:Uneven"])
+def test_a_population_that_was_killed_goes_on_exactly(env, tmp_path, here, monkeypatch, caplog):
     """In the middle, after one member has saved what another has not; copies made since are made again."""
     selection, rates = Selection(every=1, seed=1, space=(RATE, GAMMA)), [0.0, 1e-2, 3e-2, 0.0]
-    whole = population(tmp_path / "whole", selection, rates)
+    whole = population(tmp_path / "whole", selection, rates, env)
 
     calls = itertools.count()
 
@@ -143,12 +152,13 @@ def test_a_population_that_was_killed_goes_on_exactly(tmp_path, here, monkeypatc
     compare = Exploit.__call__
     monkeypatch.setattr(Exploit, "__call__", breaks)
     with pytest.raises(KeyboardInterrupt):
-        population(tmp_path / "parts", selection, rates)
+        population(tmp_path / "parts", selection, rates, env)
     monkeypatch.setattr(Exploit, "__call__", compare)
     parts = {run.config.run.seed: run for run in (find_runs([p], tmp_path)[0] for p in (tmp_path / "parts").iterdir())}
     shutil.rmtree(parts[2].checkpoints().steps()[-1])
     paths = [tmp_path / "parts" / f"member_{number}" for number in range(len(rates))]
     module.resume_members(paths, selection=selection.to_json())
+    assert "begins anew" not in caplog.text
     for number, run in whole.items():
         assert parts[number].info["copies"] == run.info["copies"]
         assert parts[number].config.algorithm == run.config.algorithm

@@ -353,7 +353,6 @@ def _fall(log: _Log) -> Iterator[Symptom]:
     first, best, late = (float(one["return_mean"]) for one in (results[0], of_best, of_late))
     surely = of_best["return_ci95"][0] > max(results[0]["return_ci95"][1], of_late["return_ci95"][1])
     follows = isinstance(getattr(log.config.algorithm, "learning_rate", None), Linear | Piecewise)
-    advice = "a smaller --algorithm.learning-rate" + ", or one that falls, such as 'linear(3e-4, 0)'" * (not follows)
     if best - late > 0.5 * (best - first) > 0 and surely:
         yield Symptom(
             name="performance_collapse",
@@ -361,7 +360,12 @@ def _fall(log: _Log) -> Iterator[Symptom]:
             evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
             threshold="half of what was gained is lost in the last two of at least four evaluations, and intervals "
             "of 95% do not touch (our choice)",
-            advice=(advice, "the best policy, which is kept: eval and play use it"),
+            advice=("a smaller --algorithm.learning-rate", "the best policy, which is kept: eval and play use it")
+            if follows
+            else (
+                "a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'",
+                "the best policy, which is kept: eval and play use it",
+            ),
         )
 
 

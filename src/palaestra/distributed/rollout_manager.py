@@ -316,8 +316,13 @@ class RolloutManager(WorkerStreams):
         self._config = config
         self.episodes: int | None = None
         """Whole episodes that each environment plays in an unroll, instead of a length."""
-        self._quota = Quota()
-        self._fragments, self._exact = 0, True
+        self._quota, self._fragments, self._exact = Quota(), 0, True
+
+    def begin(self) -> None:
+        """See `WorkerStreams.begin`; refuses whole episodes of many agents before."""
+        if isinstance(self._make, AgentsFactory):
+            refuse_whole_episodes(self.episodes, "what trainer.episodes_per_iteration sets,", self._make.env.name)
+        super().begin()
 
     # -- collecting
 
@@ -334,9 +339,6 @@ class RolloutManager(WorkerStreams):
             WorkersLostError: there are too few workers.
             RemoteError: a worker's environment or policy failed.
         """
-        if isinstance(self._make, AgentsFactory):
-            asked = "RolloutManager.episodes, which trainer.episodes_per_iteration sets,"
-            refuse_whole_episodes(self.episodes, asked, self._make.env.name)
         began, info = time.perf_counter(), CollectInfo(0)
         self.begin()
         if rows := self._quota.begin(self.episodes or length):

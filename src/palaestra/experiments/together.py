@@ -18,6 +18,7 @@ from typing import Any
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import algorithm_name, preset
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable, trust
+from palaestra.core.files import read_json
 from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, PbtMember, Selection
 from palaestra.experiments.run import active, ended, require_same_task
@@ -143,13 +144,13 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
         selection: of population-based training.
 
     Raises:
-        CheckpointError: they have no checkpoints of one env step to go on from.
+        CheckpointError: they have no checkpoints of one iteration to go on from.
     """
     resumed = any(run.status != "created" for run in runs)
     left = [run for run in runs if not run.info.get("reason")] if resumed else runs
     directories = [run for run in left if run.status != "failed"] or left  # all of them failed by what they share
-    if resumed:
-        _level(directories)
+    going_on = [run for run in directories if run.status != "done"] if resumed else []
+    _level(going_on)
     learners = [make_learner(directory.config) for directory in directories]
     for learner in learners:
         as_member(learner, len(learners))
@@ -165,7 +166,7 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
             )
             for place, (stack, directory, learner) in enumerate(zip(stacks, directories, learners, strict=True))
         ]
-        if len({trainer.collector.env_steps for trainer in trainers}) > 1:
+        if len({max(_saved(run), default=0) for run in going_on}) > 1:
             raise CheckpointError("checkpoints of a population are damaged; train its members anew")
         together, unroll = population(learners, trainers)
         exploit = [Exploit(selection, trainers, lineages, together)] if selection else []
@@ -184,17 +185,27 @@ def train_directories(runs: Sequence[RunDirectory], selection: Selection | None 
 
 def _level(directories: Sequence[RunDirectory]) -> None:
     """Takes away checkpoints that not all of the runs have, which were made last where a process was killed."""
-    saved = [
-        {step_of(path): path for path in directory.checkpoints().steps() if (path / "manifest.json").is_file()}
-        for directory in directories
-    ]
-    newest = max(set.intersection(*map(set, saved)), default=-1)
+    saved = [_saved(directory) for directory in directories]
+    newest = max(set.intersection(*map(set, saved)), default=-1) if saved else -1
     for directory, own in zip(directories, saved, strict=True):
-        for step, path in own.items():
-            if step > newest:
+        for iteration, path in own.items():
+            if iteration > newest:
                 shutil.rmtree(path)
-        if own and newest < 0:  # it begins anew
+        if own and newest < 0:
+            logging.getLogger(__name__).warning(
+                "%s begins anew: its population has no checkpoints of one iteration", directory.path
+            )
             directory.write_info({"saved": False, "resumed_at": None, "env_steps": None})
+
+
+def _saved(directory: RunDirectory) -> dict[int, Path]:
+    """Whole checkpoints by their iteration: env steps of an iteration differ where some rows only begin episodes."""
+    found: dict[int, Path] = {}
+    for path in directory.checkpoints().steps():
+        if (path / "manifest.json").is_file():
+            trainer = read_json(path / "state.json")["trainer"]
+            found[trainer.get("iterations", step_of(path))] = path
+    return found
 
 
 def group_summary(done: GroupResult) -> list[str]:

@@ -525,7 +525,7 @@ class _OneHot(nn.Module):
         self.ndim, self.out_size = ndim, sum(nvec)
         # entry j of the code is 1 where the value number choice[j] equals category[j]
         counts = torch.tensor(nvec, dtype=torch.int64)
-        choice = torch.arange(len(nvec)).repeat_interleave(counts)
+        choice = torch.arange(len(nvec)).repeat_interleave(counts, output_size=self.out_size)
         category = torch.arange(self.out_size) - (counts.cumsum(0) - counts)[choice] + start
         self.register_buffer("choice", choice, persistent=False)
         self.register_buffer("category", category, persistent=False)

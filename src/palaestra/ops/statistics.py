@@ -161,7 +161,7 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     return float(array.mean() - half), float(array.mean() + half)
 
 
-def t_quantile(degrees_of_freedom: float) -> float:
+def t_quantile(degrees_of_freedom: int) -> float:
     """97.5% quantile of Student's t, from |t| = √ν tan φ, where the density of φ is in proportion to cos(φ)^(ν − 1).
 
     Args:

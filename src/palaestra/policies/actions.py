@@ -373,7 +373,8 @@ def head_of(spec: SpecTree, path: str = "") -> Head:
     Raises:
         ConfigError: a leaf is an integer tensor or has too many categories, or there is nothing to decide.
     """
-    require_few_categories(spec, "action")
+    if isinstance(spec, TensorSpec):
+        require_few_categories(spec, "action")
     if isinstance(spec, dict | tuple) and spec:
         children = children_of(spec)
         return _Parts({name: head_of(child, f"{path}.{name}".strip(".")) for name, child in children.items()})

@@ -193,7 +193,7 @@ class WandbLogger(_RunLogger):
         project: at the service.
         directory: of the run; its name is the run's name, after the group's if it is in one.
         config: settings to show with the run.
-        mode: `"offline"` writes files that `wandb sync` sends later.
+        mode: `"offline"` writes files that `wandb sync` sends later; by default what `WANDB_MODE` says, else online.
 
     Raises:
         MissingExtraError: wandb is not installed.
@@ -205,7 +205,7 @@ class WandbLogger(_RunLogger):
         directory: str | Path,
         *,
         config: Mapping[str, Any] | None = None,
-        mode: Literal["online", "offline"] = "online",
+        mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:
         folder = Path(directory).absolute()
         options = {"project": project, "mode": mode, "id": _named(folder)[1], "dir": str(folder)}

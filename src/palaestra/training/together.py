@@ -34,10 +34,16 @@ class Member(SimplePolicyManager):
         return dict.fromkeys(sources, self.made)
 
 
-def _steps(trainer: Trainer, stop: StopSignals) -> Generator[Ask]:
-    """What `Trainer.run` does, in steps."""
+def _steps(trainer: Trainer, trainers: Sequence[Trainer], stop: StopSignals) -> Generator[Ask]:
+    """What `Trainer.run` does, in steps, the first of which lies between two iterations.
+
+    All save after the same iterations, from which they can go on together: their env steps differ.
+    """
     with closing(trainer.running(stop)) as iterations:
         for _ in iterations:
+            yield Ask()
+            if stop.received is not None or any(other.saved[1] > trainer.saved[1] for other in trainers):
+                trainer.save()
             yield from trainer.iteration()
 
 
@@ -81,11 +87,12 @@ def run_together(
 
     runs: list[Any] = []
     with computing_at_speed(), StopSignals(stop_all, grace_s=trainers[0].config.grace_s) as stop, ExitStack() as opened:
-        runs += [_steps(trainer, stop) for trainer in trainers]
+        runs += [_steps(trainer, trainers, stop) for trainer in trainers]
         for run in runs:
             opened.callback(run.close)
         while left := [place for place in range(len(trainers)) if place not in ends]:
-            asked = {place: one for place in left if (one := go_on(place, waited=True)) is not None}
+            left = [place for place in left if go_on(place, waited=True) is not None]
+            asked = {place: one for place in left if (one := go_on(place)) is not None}
             for place in asked:
                 trainers[place].time.spent("waiting")
             before_unroll(list(asked))

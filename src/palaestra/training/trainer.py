@@ -84,7 +84,7 @@ class Trainer:
         self.result: Any = None
         """How it ended."""
         # saved: env steps, and iterations, of which some take none; outdated: whether that lacks what was made since
-        self._saved, self._failed_saves, self._outdated = (-1, 0), 0, False
+        self.saved, self._failed_saves, self._outdated = (-1, 0), 0, False
         # the last: env steps of the best evaluation, if it is of this session
         self._finished, self._stopping, self._stop_reason, self._best_at = False, False, "", None
 
@@ -329,14 +329,14 @@ class Trainer:
             CheckpointError: it cannot be written, for more than `max_failed_saves` times in a row.
         """
         now = self.collector.env_steps, self._iterations
-        if self._checkpoints is None or (self._saved == now and not self._outdated):
+        if self._checkpoints is None or (self.saved == now and not self._outdated):
             return
         try:
-            self._checkpoints.save(now[0], self.state(), replace=self._outdated or self._saved[0] == now[0])
+            self._checkpoints.save(now[0], self.state(), replace=self._outdated or self.saved[0] == now[0])
         except CheckpointError as error:
             self._save_failed(error, final=final)
             return
-        self._saved, self._failed_saves, self._outdated = now, 0, False
+        self.saved, self._failed_saves, self._outdated = now, 0, False
 
     def _save_failed(self, error: CheckpointError, *, final: bool = False) -> None:
         self._failed_saves += 1
@@ -409,7 +409,7 @@ class Trainer:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))
         self._evaluation_broken_off = trainer["evaluation_broken_off"] and getattr(evaluator, "begun_at", now) != now
         self._finished = trainer["finished"] and self._used_up()  # the budget may be larger than it was
-        self._saved = now, self._iterations
+        self.saved = now, self._iterations
         self._outdated = bool(self._evaluation_broken_off or trainer["evaluations"])
 
     def _position(self) -> dict[str, int]:

@@ -300,10 +300,8 @@ class SerialDriver(Attributed, Driver):
         """[B] or [B, k] of rewards that do not come as plain numbers."""
         if any(np.asarray(one).dtype.kind in "SU" for one in rewards):
             raise TypeError("text is no number")
-        try:
-            reward = np.array(rewards, np.float32)
-        except ValueError:  # a number beside an array of one
-            reward = np.array([np.asarray(one, np.float32).item() for one in rewards], np.float32)
+        alike = len({*map(np.shape, rewards)}) == 1  # no number beside an array of one
+        reward = np.array(rewards if alike else [np.asarray(one, np.float32).item() for one in rewards], np.float32)
         if reward.shape != self._reward_shape and (reward.size != len(self.envs) or len(self._reward_shape) > 1):
             raise SpecError(f"the rewards have shape {reward.shape}, expected {self._reward_shape}")
         return reward.reshape(self._reward_shape)
