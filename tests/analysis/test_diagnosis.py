@@ -173,8 +173,8 @@ def advised() -> list[str]:
     for module in (diagnosis, played):
         for call in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(call, ast.keyword) and call.arg == "advice":
-                values = [call.value.body, call.value.orelse] if isinstance(call.value, ast.IfExp) else [call.value]
-                found += [text for one in values if isinstance(one, ast.Tuple) for text in ast.literal_eval(one)]
+                value = call.value.value if isinstance(call.value, ast.Subscript) else call.value
+                found += ast.literal_eval(value) if isinstance(value, ast.Tuple) else []
     return found
 
 

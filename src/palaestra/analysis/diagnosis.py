@@ -352,20 +352,17 @@ def _fall(log: _Log) -> Iterator[Symptom]:
     of_best, of_late = (max(some, key=lambda one: one["return_mean"]) for some in (results, results[-2:]))
     first, best, late = (float(one["return_mean"]) for one in (results[0], of_best, of_late))
     surely = of_best["return_ci95"][0] > max(results[0]["return_ci95"][1], of_late["return_ci95"][1])
-    follows = isinstance(getattr(log.config.algorithm, "learning_rate", None), Linear | Piecewise)
     if best - late > 0.5 * (best - first) > 0 and surely:
         yield Symptom(
             name="performance_collapse",
             severity=2,
             evidence=f"evaluations rose from {first:.4g} to {best:.4g}, and the last two are at most {late:.4g}",
-            threshold="half of what was gained is lost in the last two of at least four evaluations, and intervals "
-            "of 95% do not touch (our choice)",
-            advice=("a smaller --algorithm.learning-rate", "the best policy, which is kept: eval and play use it")
-            if follows
-            else (
-                "a smaller --algorithm.learning-rate, or one that falls, such as 'linear(3e-4, 0)'",
+            threshold="half of the gain is lost in the last two of 4 evaluations or more, beyond 95% (our choice)",
+            advice=(
+                "one that falls, such as --algorithm.learning-rate 'linear(3e-4, 0)'",
+                "a smaller --algorithm.learning-rate",
                 "the best policy, which is kept: eval and play use it",
-            ),
+            )[isinstance(getattr(log.config.algorithm, "learning_rate", None), Linear | Piecewise) :],
         )
 
 
