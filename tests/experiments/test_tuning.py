@@ -327,11 +327,12 @@ def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypa
     assert list(found.failed.values()) == ["on fresh seeds: seed 10000 failed"]
 
 
-def test_a_folder_with_runs_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "runs" / "trial_0").mkdir(parents=True)
+@pytest.mark.parametrize("there", ["runs", "run.json", "group.json"])
+def test_a_folder_with_runs_of_something_else_is_left_alone(there, tmp_path):
+    (tmp_path / there).mkdir()
     with pytest.raises(ConfigError, match="has runs and no study"):
         searched(tmp_path)
-    assert (tmp_path / "runs" / "trial_0").is_dir()
+    assert [*tmp_path.iterdir()] == [tmp_path / there]
 
 
 def test_half_a_line_that_a_machine_left_at_its_end_does_not_hold_a_study_up(tmp_path, trained):

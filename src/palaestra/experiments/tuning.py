@@ -154,7 +154,8 @@ def tune(
 @contextlib.contextmanager
 def _held(folder: Path, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search) -> Iterator[None]:
     """Holds the folder for this process, and refuses one that has another question's answers."""
-    if (folder / "runs").is_dir() and not (folder / "study.json").exists():
+    is_taken = any((folder / name).exists() for name in ("runs", "run.json", "group.json"))
+    if is_taken and not (folder / "study.json").exists():
         raise ConfigError(f"{folder} has runs and no study, whose trials would take their place; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
