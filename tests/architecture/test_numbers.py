@@ -216,7 +216,7 @@ ROOMS = {
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2566, "0060"),
     "envs": Room(58, 7506, "0060"),
-    "experiments": Room(10, 1842, "0060"),
+    "experiments": Room(10, 1843, "0060"),
     "multiagent": Room(14, 2121, "0060"),
     "nn": Room(20, 2992, "0060"),
     "ops": Room(11, 758, "0060"),

@@ -64,7 +64,7 @@ def count_learners(run: str | Path, *, root: str | Path = "runs") -> tuple[int, 
     _require_running(directory, settings.num_learners)
     newest = last_line(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else b""
     row: dict[str, float] = parse_json(newest or "{}")
-    if row.get("env_steps", 0) <= directory.info.get("resumed_at", -1):  # of the session before
+    if row.get("env_steps", 0) <= (directory.info.get("resumed_at") or -1):  # of the session before
         row = {}
     there, asked = (int(row.get(f"learners/{name}", settings.num_learners)) for name in ("there", "asked"))
     try:

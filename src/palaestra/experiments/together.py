@@ -203,8 +203,9 @@ def _saved(directory: RunDirectory) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for path in directory.checkpoints().steps():
         if (path / "manifest.json").is_file():
-            trainer = read_json(path / "state.json")["trainer"]
-            found[trainer.get("iterations", step_of(path))] = path
+            with suppress(CheckpointError):  # a damaged one counts as none
+                trainer = read_json(path / "state.json")["trainer"]
+                found[trainer.get("iterations", step_of(path))] = path
     return found
 
 
