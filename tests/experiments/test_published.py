@@ -71,6 +71,16 @@ def test_the_same_seed_gives_the_same_bits(results, capsys):
 
 
 @pytest.mark.slow
+def test_a_row_of_many_agents_has_a_hash_for_each_policy(tmp_path):
+    row = Row("dqn", "palaestra.multiagent:Meeting", 200, seeds=1, settings={"agents": {"sharing": "separate"}})
+    made = train_published(row.algorithm, row.env, 0, tmp_path, **row.settings, trainer__total_env_steps=row.env_steps)
+    assert len(set(made["final"]["last"]["weights_sha256"].values())) == 3
+    queue.add(tmp_path, queue.Job(row, 0), made, {"command": "", "revision": "abc"})
+    found = verify(row.name, results=tmp_path)
+    assert (found.verdict, found.seeds[0]["bits"]) == ("same bits", "same")
+
+
+@pytest.mark.slow
 def test_a_row_that_was_trained_in_lanes_has_the_same_bits_in_a_batch(tmp_path):
     """What published HalfCheetah's rows is stepped in a batch by now."""
     pytest.importorskip("mujoco.batch", reason="needs MuJoCo 3.17 or later")

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.config.presets import load_config
-from palaestra.core import ConfigError, did_you_mean
+from palaestra.core import POLICY, ConfigError, did_you_mean
 from palaestra.core.files import temporary_folder
 from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
-from palaestra.policies import Policy, load_policy, save_policy
-from palaestra.rollout import evaluate
-from palaestra.runs import FRESH_SEED, evaluation_environment, read_evaluations
+from palaestra.policies import Policy, save_policy
+from palaestra.runs import FRESH_SEED, Learner, learner_of, read_evaluations
 from palaestra.runs.computed import differences, machine_kind
-from palaestra.training import StoppedError
+from palaestra.training import StoppedError, named_policies
 
 __all__ = ["PublishedRow", "Verification", "published_rows", "train_published", "verify"]
 
@@ -165,28 +164,30 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
     if done.result.status == "interrupted":
         raise StoppedError("the run is not whole, so it says nothing", done.result.exit_code)
     evaluations = read_evaluations(done.directory)
-    assert isinstance(done.policy, Policy)
-    policies = {"last": done.policy, "best": load_policy(done.directory / "policy")}
+    learner = learner_of(load_config(done.directory / "config.yaml"))
+    policies = {"last": learner.policies | named_policies(done.policy), "best": learner.kept_policies(done.directory)}
     return {
         "seed": seed,
         "env_steps": [steps for steps, _ in evaluations],
         "return_mean": [evaluation["return_mean"] for _, evaluation in evaluations],
         "episodes": evaluations[-1][1]["episodes"],
-        "final": {which: _final(policy, done.directory, seed, which) for which, policy in policies.items()},
+        "final": {which: _final(learner, those, done.directory / which, seed) for which, those in policies.items()},
         "machine": machine_kind(),
         "train_s": done.result.train_s,
     }
 
 
-def _final(policy: Policy, directory: Path, seed: int, which: str) -> dict[str, Any]:
-    config = load_config(directory / "config.yaml")
-    env, lanes = evaluation_environment(config, FRESH_SEED + seed, config.run.eval_num_envs)
-    with env:
-        result = evaluate(policy, env, episodes=_FINAL_EPISODES, seeds=lanes)
-    save_policy(policy, directory / f"{which}_policy")
-    described = read_json(directory / f"{which}_policy" / "policy.json")
+def _final(learner: Learner, policies: Mapping[str, Policy], folder: Path, seed: int) -> dict[str, Any]:
+    result = learner.evaluation()(policies, episodes=_FINAL_EPISODES, deterministic=True, seed=FRESH_SEED + seed)
+    hashes = {name: _hash(policies[name], folder / name) for name in learner.algorithms}
     reached = {name: getattr(result, name) for name in ("return_mean", "return_std", "episodes")}
-    return {**reached, "weights_sha256": described["weights_sha256"]}
+    return {**reached, "weights_sha256": hashes[POLICY] if POLICY in hashes else hashes}
+
+
+def _hash(policy: Policy, folder: Path) -> str:
+    """Of its weights, as a saved policy has it."""
+    save_policy(policy, folder)
+    return str(read_json(folder / "policy.json")["weights_sha256"])
 
 
 def verify(
