@@ -181,7 +181,7 @@ def _final(learner: Learner, policies: Mapping[str, Policy], folder: Path, seed:
     result = learner.evaluation()(policies, episodes=_FINAL_EPISODES, deterministic=True, seed=FRESH_SEED + seed)
     hashes = {name: _hash(policies[name], folder / name) for name in learner.algorithms}
     reached = {name: getattr(result, name) for name in ("return_mean", "return_std", "episodes")}
-    return {**reached, "weights_sha256": hashes[POLICY] if POLICY in hashes else hashes}
+    return {**reached, "weights_sha256": hashes.get(POLICY, hashes)}
 
 
 def _hash(policy: Policy, folder: Path) -> str:
