@@ -1,7 +1,7 @@
 """`python -m benchmarks.packages [PACKAGE ...]`: what packages of environments do beside this library.
 
 Each is installed into a Python environment of its own over this one, in the versions that this one has, or those of
-its family in `palaestra env create`; looked at by `palaestra check-env`, which steps it about 2,000 times by chance,
+its family in `palaestra venv create`; looked at by `palaestra check-env`, which steps it about 2,000 times by chance,
 and trained by PPO for 300 env steps. What has a result is not tried again, unless it is named; so a command that was
 broken off goes on where it stopped.
 """
@@ -133,7 +133,7 @@ def _row(name: str, facts: dict[str, Any], found: dict[str, Any] | None) -> list
     seen = f"; by hand: {facts['seen']}" if "seen" in facts else ""
     found = found or {"install": f"not run{seen}"}
     said = [str(found.get(key, "")) for key in ("mib", "install", "check", "train")]
-    own = f"`palaestra env create {facts['family']}`" if "family" in facts else ""
+    own = f"`palaestra venv create {facts['family']}`" if "family" in facts else ""
     notes = "; ".join(filter(None, (own, facts.get("note", ""))))
     return [name, str(facts["version"]), env, *(one.replace("|", "\\|") for one in said), notes]
 

@@ -12,75 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when first used: `palaestra --help` and `palaestra list` wait for nothing
     from palaestra.algorithms import *
-    from palaestra.buffers import *
-    from palaestra.compat import *
-    from palaestra.core import *
-    from palaestra.deployment import *
-    from palaestra.envs import *
-    from palaestra.experiments import *
-    from palaestra.experiments.run import run  # the documentation takes the star's for the file
-    from palaestra.nn import *
-    from palaestra.policies import *
-    from palaestra.rollout import *
-    from palaestra.training import *
+    from palaestra.analysis import diagnose, evaluate_run, evaluate_runs, film_run
+    from palaestra.buffers import ReplayBuffer
+    from palaestra.compat import ExperienceSet
+    from palaestra.config import ExperimentConfig, RunConfig, load_config, preset
+    from palaestra.core import Batch, Linear, OnPolicy, Replay, RunSeeds, StepType, TimeStep
+    from palaestra.core.errors import CheckpointError, ConfigError, EnvError, PalaestraError
+    from palaestra.core.spec import BoundedSpec, DiscreteSpec, TensorSpec
+    from palaestra.deployment import export, serve, share
+    from palaestra.envs import EnvConfig, create_environment
+    from palaestra.experiments import GroupResult, resume_seeds, train_together, tune, verify, verify_run
+    from palaestra.experiments.run import RunResult, resume, run, train
+    from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+    from palaestra.policies import Phase, Policy, load_policy, save_policy, stochastic_policy
+    from palaestra.rollout import Collector, Evaluation, evaluate
+    from palaestra.training import Callback, ConsoleLogger, Trainer, TrainerConfig
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
-    "DQN",
-    "PPO",
-    "Algorithm",
-    "AlgorithmConfig",
-    "Batch",
-    "Callback",
-    "Collector",
-    "ConsoleLogger",
-    "CoreModel",
-    "DQNConfig",
-    "EnvConfig",
-    "Evaluation",
-    "ExperienceSet",
-    "ExperimentConfig",
-    "GradientAlgorithm",
-    "Linear",
-    "Losses",
-    "Network",
-    "NetworkConfig",
-    "OnPolicy",
-    "OptimizerOption",
-    "PPOConfig",
-    "Phase",
-    "Policy",
-    "Reinforce",
-    "ReinforceConfig",
-    "Replay",
-    "ReplayBuffer",
-    "RunConfig",
-    "RunResult",
-    "RunSeeds",
-    "StepType",
-    "TimeStep",
-    "Trainer",
-    "TrainerConfig",
-    "create_environment",
-    "diagnose",
-    "evaluate",
-    "evaluate_run",
-    "export",
-    "load_config",
-    "load_policy",
-    "preset",
-    "resume",
-    "run",
-    "save_policy",
-    "serve",
-    "share",
-    "stochastic_policy",
-    "train",
-    "train_together",
-    "tune",
-    "verify",
-]
+    "DQN", "PPO", "Algorithm", "AlgorithmConfig", "Batch", "BoundedSpec", "Callback", "CheckpointError", "Collector",
+    "ConfigError", "ConsoleLogger", "CoreModel", "DQNConfig", "DiscreteSpec", "EnvConfig", "EnvError", "Evaluation",
+    "ExperienceSet", "ExperimentConfig", "GradientAlgorithm", "GroupResult", "Linear", "Losses", "Network",
+    "NetworkConfig", "OnPolicy", "OptimizerOption", "PPOConfig", "PalaestraError", "Phase", "Policy", "Reinforce",
+    "ReinforceConfig", "Replay", "ReplayBuffer", "RunConfig", "RunResult", "RunSeeds", "StepType", "TensorSpec",
+    "TimeStep", "Trainer", "TrainerConfig", "create_environment", "diagnose", "evaluate", "evaluate_run",
+    "evaluate_runs", "export", "film_run", "load_config", "load_policy", "preset", "resume", "resume_seeds", "run",
+    "save_policy", "serve", "share", "stochastic_policy", "train", "train_together", "tune", "verify", "verify_run",
+]  # fmt: skip
 
 _PACKAGES = (
     "deployment",

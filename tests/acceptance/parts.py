@@ -32,7 +32,7 @@ class CountingAlgorithm(GradientAlgorithm):
         """Observations of each minibatch."""
 
     def build(self, observation_spec: SpecTree, action_spec: SpecTree, config: AlgorithmConfig) -> None:
-        self.policy = CategoricalPolicy.build(observation_spec, action_spec)
+        self.policy = CategoricalPolicy.build(observation_spec, action_spec).requires_grad_(False)
 
     def preprocess(self, batch: Batch, source: DataSource) -> Batch:
         """Leaves out the bootstrap row of an unroll, so that every field has T rows."""

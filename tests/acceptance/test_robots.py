@@ -27,14 +27,27 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Eight agents through so few env steps that nothing is learned yet."""
+    return stopped_after(STEPS)
+
+
 @pytest.fixture(scope="module")
 def trained():
-    """Eight agents through 1,600 env steps; the collector is stopped afterwards, and how long that took."""
+    return stopped_after(1_600)
+
+
+def stopped_after(env_steps):
+    """A robot and what is known of its run; the collector is stopped, and how long that took is the last of it."""
     env = four_rooms(0)
     robot = FourRoomsRobot(env.observation_spec, env.action_spec, FourRoomsConfig(), RunSeeds(1))
     before = {name: weights(task) for name, task in robot.tasks.items()}
     collector = RobotCollector(robot, four_rooms, 8, seed=1, config=QUICK)
-    result = Trainer(collector, robot, TrainerConfig(total_env_steps=1_600)).run()
+    result = Trainer(collector, robot, TrainerConfig(total_env_steps=env_steps)).run()
     statistics = {name: wrapper.prediction.statistics for name, wrapper in collector.wrappers.items()}
     began = time.monotonic()
     collector.close()
@@ -84,33 +97,34 @@ def test_the_control_task_is_given_each_goal_that_the_goal_task_chose_before(mon
     torch.testing.assert_close(stored[:29], torch.stack(goals[:29]))
 
 
-def test_the_requests_of_eight_agents_are_computed_in_fewer_calls(trained):
+def test_the_requests_of_eight_agents_are_computed_in_fewer_calls(played):
     """Scenario 9, PARL-17, PARL-23: never more than eight rows, and far fewer calls than requests."""
-    _, _, _, statistics, _, _ = trained
-    assert statistics["control"].requests == 1_600 and statistics["control"].largest_batch <= 8
-    assert statistics["control"].batches < 1_600 / 3
+    _, _, _, statistics, _, _ = played
+    assert statistics["control"].requests == STEPS and statistics["control"].largest_batch <= 8
+    assert statistics["control"].batches < STEPS / 3
     assert statistics["goal"].batches < statistics["goal"].requests
 
 
-def test_the_tasks_run_at_different_rates(trained):
+def test_the_tasks_run_at_different_rates(played):
     """Scenario 9, PARL-12: the control task in every step, the goal task every tenth or on an event."""
-    robot = trained[0]
+    robot = played[0]
     goal, control = (robot.tasks[name].predictions for name in ("goal", "control"))
-    assert control == 1_600 and 1_600 / 10 <= goal < 1_600 / 5
+    assert control == STEPS and STEPS / 10 <= goal < STEPS / 5
 
 
-def test_the_stream_of_the_control_task_ends_with_each_subgoal(trained):
+def test_the_stream_of_the_control_task_ends_with_each_subgoal(played):
     """Scenario 9, PARL-16, PARL-21: LAST with discount 0 where it was reached, 1 where the time was over."""
-    robot = trained[0]
+    robot = played[0]
     buffer = robot.tasks["control"].buffer
     rows = buffer.in_time_order(3)
     kinds, discount = buffer.step_type[rows], buffer.discount[rows]
     last = kinds == StepType.LAST
-    assert int(last.sum()) >= 15 and set(discount[last].tolist()) <= {0.0, 1.0} and bool((discount[~last] == 1).all())
+    assert int(last.sum()) >= 3 and set(discount[last].tolist()) <= {0.0, 1.0} and bool((discount[~last] == 1).all())
     ends = last.nonzero().flatten().tolist()
     assert max(b - a for a, b in zip([-1, *ends], ends, strict=False)) <= 11  # ten steps and the one it began with
 
 
+@pytest.mark.slow
 def test_no_gradient_passes_between_the_tasks(trained):
     """Scenario 9, PARL-10: what one learns leaves the other bit by bit as it was, without a gradient."""
     robot = trained[0]
@@ -122,10 +136,10 @@ def test_no_gradient_passes_between_the_tasks(trained):
         assert all(parameter.grad is None for parameter in other.algorithm.model.parameters())
 
 
-def test_the_robot_stopped_in_time_and_left_no_thread(trained):
-    """Scenario 9, PARL-22, PARL-26: within two seconds, with every place freed."""
-    _, collector, _, _, _, stopped_s = trained
-    assert stopped_s < 2.0 and not collector.clients.connected
+def test_the_robot_stopped_in_time_and_left_no_thread(played):
+    """Scenario 9, PARL-22, PARL-26: it waits for nobody until a time is over, and every place is freed."""
+    _, collector, _, _, _, stopped_s = played
+    assert stopped_s < QUICK.timeout_s / 2 and not collector.clients.connected
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("agent ", "prediction of", "learning of"))]
 
 

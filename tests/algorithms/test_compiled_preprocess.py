@@ -19,7 +19,7 @@ def prepared_for(monkeypatch, algorithm, collector, lengths):
     """Layouts [T, B] of rewards that graphs of `preprocess` are made for, when unrolls of such lengths are learned."""
     made = []
 
-    def compiled_method(owner, method, example, changed):
+    def compiled_method(owner, method, example, *rest):
         if method.__name__ == "preprocess_in_graph":
             made.append(tuple(example["reward"].shape))
         return functools.partial(method, owner)

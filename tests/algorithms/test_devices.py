@@ -107,7 +107,7 @@ def test_acting_begins_anew_where_the_saved_generator_is_of_another_kind():
 def test_compiled_code_is_for_one_device(monkeypatch):
     made = []
 
-    def compiled(algorithm, step, batch, changed):
+    def compiled(algorithm, step, batch, *rest):
         made.append(algorithm.device.type)
         return lambda batch: (({}, None, 1), None)
 

@@ -1,5 +1,6 @@
 """Algorithms of the library that a user extends: one method replaced, the rest as it is."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from palaestra import load_policy
 from palaestra.algorithms import DQN, PPO, DQNConfig
-from palaestra.core import DataSource
+from palaestra.core import CheckpointError, DataSource
 from tests.algorithms.parts import collected
 from tests.cli.parts import exit_code, output
 
@@ -29,6 +30,35 @@ class Bold(PPO):
     def preprocess(self, batch: Any, source: DataSource) -> Any:
         found = super().preprocess(batch, source)
         return found.replace(advantage=2 * found.advantage)
+
+
+class Tempered(PPO):
+    """Whose policy has a number that falls with each update."""
+
+    config_class = PPO.config_class
+
+    def build(self, observation_spec: Any, action_spec: Any, config: Any) -> None:
+        super().build(observation_spec, action_spec, config)
+        self.policy.register_buffer("temperature", torch.ones(()))
+
+    def after_update(self, batch: Any) -> None:
+        self.policy.temperature.mul_(0.5)
+
+
+def test_buffers_of_a_policy_are_in_checkpoints():
+    """Beside those of the model; of the run, and of older ones, which have none."""
+    algorithm, collector = collected("ppo", "discrete")
+    specs = algorithm.policy.observation_spec, algorithm.policy.action_spec
+    first, twin = Tempered(*specs, algorithm.config), Tempered(*specs, algorithm.config)
+    first.update(collector.buffer)
+    state = copy.deepcopy(first.state_tensors())
+    assert state.keys() - algorithm.state_tensors().keys() == {"policy.temperature"}
+    twin.load_state_tensors({name: value for name, value in state.items() if name != "policy.temperature"})
+    assert twin.policy.temperature == 1
+    twin.load_state_tensors(state)
+    assert twin.policy.temperature == 0.5
+    with pytest.raises(CheckpointError, match=r"(?s)the saved tensors do not fit the policy: .*temperature"):
+        twin.load_state_tensors({**state, "policy.temperature": torch.ones(2)})
 
 
 def test_a_method_of_an_algorithm_may_be_replaced():

@@ -70,6 +70,16 @@ def test_the_discriminator_is_that_of_a_plain_transcription(kind, space):
     assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights))
 
 
+@pytest.mark.parametrize("space", ["masked", "composite"])
+def test_no_network_of_the_discriminator_sees_which_actions_are_allowed(space):
+    algorithm, _, drawn = imitating("gail", space)
+    rows = algorithm.bonus.transitions(drawn, torch.Generator())
+    seen = rows["observation"]
+    mask = tree_map(lambda leaf: 1 - leaf.int(), seen["action_mask"])
+    other = rows.replace(observation=seen.replace(action_mask=mask))
+    assert torch.equal(algorithm.bonus.rewards(other, drawn.valid), algorithm.bonus.rewards(rows, drawn.valid))
+
+
 @KINDS
 def test_the_penalty_of_slopes_is_that_of_a_plain_transcription(kind):
     """Gulrajani et al. 2017, equation (3), as Kostrikov et al. 2019 use it: of all that f is made of."""

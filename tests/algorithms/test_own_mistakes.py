@@ -8,7 +8,7 @@ import torch
 
 from palaestra import CoreModel, OptimizerOption, preset, train
 from palaestra.algorithms import A2C, Algorithm, AlgorithmConfig, GradientAlgorithm, Losses
-from palaestra.core import ConfigError, TensorSpec
+from palaestra.core import ConfigError, DiscreteSpec, TensorSpec
 from tests.algorithms.parts import collected
 
 
@@ -63,6 +63,34 @@ def test_a_build_that_fails_is_not_said_to_be_of_the_wrong_environment():
 def test_what_an_algorithm_has_to_define_is_named(kind, lacks):
     with pytest.raises(ConfigError, match=rf"{kind} does not define .*{lacks}"):
         preset(f"{__name__}:{kind}", "CartPole-v1")
+
+
+class Dropping(A2C):
+    """With a component of its own."""
+
+    def build(self, observation_spec, action_spec, config):
+        super().build(observation_spec, action_spec, config)
+        self.model.extend({"judge": torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1))})
+
+
+class Untrained(A2C):
+    """With a parameter beside the network."""
+
+    def build(self, observation_spec, action_spec, config):
+        super().build(observation_spec, action_spec, config)
+        self.policy.temperature = torch.nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Dropping, "the component 'judge' of Dropping has a Dropout, 1, which draws from PyTorch's global generator"),
+        (Untrained, "policy of Untrained has parameters that are in no component of self.model.*: temperature; add"),
+    ],
+)
+def test_networks_that_could_not_be_trained_are_refused(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(TensorSpec((4,)), DiscreteSpec(num=2))
 
 
 @pytest.mark.parametrize("given", [gymnasium.spaces.Discrete(2), "CartPole-v1"])

@@ -12,7 +12,15 @@ from palaestra.analysis.curves import iqm, labels_of, shown_metric, thinned_metr
 from palaestra.analysis.report import one_run, write_report
 from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import ExperimentConfig, RunDirectory, compare_runs, curves_of, preset, read_metrics
+from palaestra.experiments import (
+    Comparison,
+    ExperimentConfig,
+    RunDirectory,
+    compare_runs,
+    curves_of,
+    preset,
+    read_metrics,
+)
 from palaestra.ops import mean_interval
 from palaestra.runs import records
 from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
@@ -100,7 +108,7 @@ def test_a_comparison_says_how_many_runs_it_is_of_and_needs_a_place_that_both_ha
     written(tmp_path, rows_of([3] * 10), "other")
     written(tmp_path, [row | {"env_steps": 200} for row in rows_of([3])], "late")
     found = compare_runs("g", "other", root=tmp_path)
-    assert found.to_json()["num_runs"] == (1, 1)
+    assert isinstance(found, Comparison) and found.to_json()["num_runs"] == (1, 1)
     written(tmp_path, rows_of([3] * 3), "short")
     found = compare_runs("g", "short", root=tmp_path)
     assert str(found).endswith("a difference of +2 (of 2 and 1 runs that came so far)")

@@ -2,14 +2,17 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from palaestra.analysis import logs
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.experiments import read_logs
 from tests.cli.parts import exit_code, output
+from tests.experiments.parts import rows_of, written
 
 
 def referee(points):
@@ -176,3 +179,19 @@ def test_a_folder_without_a_log_is_a_mistake_of_the_caller(tmp_path, capsys):
     folder.mkdir()
     assert exit_code("stats", str(folder)) == 2
     assert "there is no log in" in output(capsys)
+
+
+def test_hidden_folders_have_no_runs_and_a_copy_is_none(tmp_path):
+    """What is not whole yet, old versions, and `cp -r seed_0 seed_0.bak` were further runs."""
+    run = written(tmp_path, rows_of([1.0, 2.0]), "seed_0").path
+    for name in (".tmp-0", ".Trash/seed_0", "seed_0.bak"):
+        shutil.copytree(run, tmp_path / name)
+    assert [one.directory and one.directory.path for one in read_logs(tmp_path)] == [run]
+
+
+def test_a_single_run_may_have_any_number_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_MOST_FILES", 2)
+    run = written(tmp_path, rows_of([1.0, 2.0]), "seed_0").path
+    assert len(read_logs(run)) == 1
+    with pytest.raises(ConfigError, match="has more than 2 files; name the folders of the runs"):
+        read_logs(tmp_path)

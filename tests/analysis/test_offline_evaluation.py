@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 import palaestra
 from palaestra import EnvConfig
-from palaestra.analysis.offline_evaluation import _Data, interval_of_members
+from palaestra.analysis.offline_evaluation import _Data, _Values, interval_of_members
 from palaestra.buffers import ReplayBuffer
-from palaestra.core import ConfigError
+from palaestra.core import Batch, ConfigError, DiscreteSpec, MultiBinarySpec, TensorSpec
 from palaestra.envs import create_environment
 from palaestra.experiments import collect_data, data_of, evaluate_offline, export_data, find_run, policies_of_run
 from palaestra.policies import Policy, RandomPolicy
@@ -256,6 +256,17 @@ def test_actions_count_as_the_environment_executes_them(tmp_path):
             policy.network.mean.mlp.layers[-1].bias.fill_(mean)
         found.append(evaluate_offline(policy, str(tmp_path / "data"), gamma=GAMMA, updates=20).value)
     assert found[0] == found[1]
+
+
+def test_values_do_not_see_which_actions_are_allowed():
+    spec = {"action_mask": MultiBinarySpec((3,)), "position": TensorSpec((2,))}
+    values = _Values(RandomPolicy(spec, DiscreteSpec(num=3)), 2)
+    position, action = torch.ones(4, 2), torch.tensor([0, 1, 2, 0])
+    found = [
+        values(Batch(observation=Batch(action_mask=allowed, position=position), action=action))
+        for allowed in (torch.zeros(4, 3, dtype=torch.int8), torch.ones(4, 3, dtype=torch.int8))
+    ]
+    assert torch.equal(*found)
 
 
 def test_data_of_another_task_is_named(policy, tmp_path, caplog):

@@ -28,7 +28,7 @@ def test_what_env_create_says_to_try_next_was_tried():
 
 def test_a_row_that_was_not_run_says_so():
     facts = {"toy": {"version": 1.0, "env": "toy:Toy-v0", "family": "jax", "note": "tiny"}}
-    assert "| toy | 1.0 | `toy:Toy-v0` |  | not run |  |  | `palaestra env create jax`; tiny |" in markdown(facts, {})
+    assert "| toy | 1.0 | `toy:Toy-v0` |  | not run |  |  | `palaestra venv create jax`; tiny |" in markdown(facts, {})
     found = {"version": "1.0", "install": "yes", "mib": 3, "check": "27 rules: 0 broken", "train": "yes"}
     assert "| 3 | yes | 27 rules: 0 broken | yes |" in markdown(facts, {"toy": found})
 

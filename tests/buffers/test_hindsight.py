@@ -31,9 +31,10 @@ def arrived(kind, lane, t):
     )
 
 
-def walked(sampler, episode=10, steps=45, capacity=60, last=1.0):
+def walked(sampler, episode=10, steps=45, capacity=60, last=1.0, **memory):
     """Two lanes in episodes of equal length, whose last rows have this discount."""
-    buffer = ReplayBuffer(capacity, 2, observation_spec=SPEC, action_spec=DiscreteSpec(num=2), sampler=sampler)
+    specs = {"observation_spec": SPEC, "action_spec": DiscreteSpec(num=2), **memory}
+    buffer, state = ReplayBuffer(capacity, 2, sampler=sampler, **specs), Batch(h=torch.zeros(2)) if memory else None
     buffer.open(arrived(FIRST, 2, 0))
     for t in range(1, steps):
         place = t % (episode + 1)
@@ -41,7 +42,7 @@ def walked(sampler, episode=10, steps=45, capacity=60, last=1.0):
         time_step = arrived(kind, 2, t)
         if kind == LAST:
             time_step = time_step._replace(discount=torch.full((2,), last))
-        buffer.append(torch.zeros(2, dtype=torch.int64), time_step)
+        buffer.append(torch.zeros(2, dtype=torch.int64), time_step, state=state)
     return buffer
 
 
@@ -127,6 +128,16 @@ def test_rows_of_later_episodes_in_a_sequence_keep_their_goals():
     moved, came = drawn.step_type[1:] != FIRST, goals[1:] == achieved[1:]
     assert torch.equal((drawn.reward[1:] == 0)[first[1:] & moved], came[first[1:] & moved])
     assert (drawn.reward[1:][~first[1:] & moved] == -1).all()
+
+
+def test_a_sequence_that_begins_at_the_end_of_an_episode_is_about_the_next_one():
+    """As may be where only some rows have a hidden state: of 10 to 24, the steps after 21 are of one more episode."""
+    sampler = HindsightSampler(reward, strategy="final", share=1.0)
+    buffer = walked(sampler, capacity=120, state_spec={"h": TensorSpec(())}, state_period=10)
+    drawn = buffer.draw(replay(mini_batch_size=200, mini_batch_length=15), generator())
+    goals = drawn.observation.desired_goal[:, drawn.step_type[0] == LAST, 0]
+    assert goals.numel() and set((goals[:12] % 100).flatten().tolist()) == {21}
+    assert (goals[12:] == GOAL).all()
 
 
 def test_later_episodes_in_a_sequence_end_as_they_did():

@@ -222,6 +222,15 @@ def test_a_priority_that_comes_back_late_does_not_reach_the_row_that_took_the_pl
     assert set(leaves[leaves > 0].tolist()) == {1.0}
 
 
+def test_a_priority_lets_no_row_be_drawn_that_cannot_be_learned_from():
+    """TS-11: ends of episodes, broken fragments and rows that were overwritten or never written stay out."""
+    buffer, _ = prioritized(60, 2, 20, breaks=True)
+    buffer.draw(replay(), generator())
+    buffer.write_back(torch.arange(60), torch.full((60,), 9.0))
+    drawn = buffer.draw(replay(mini_batch_size=2000), generator())
+    assert set(drawn.index.tolist()) == set(buffer.starts(1).tolist())
+
+
 def test_beta_follows_its_schedule():
     """TS-11: MARO's and Tianshou's fixed beta is a schedule here."""
     buffer, _ = prioritized(settings=Prioritized(beta=Linear(0.4, 1.0, 0.5)))

@@ -18,7 +18,7 @@ from palaestra.buffers import (
     sampler_of,
 )
 from palaestra.buffers.reader import StreamReader
-from palaestra.core import ConfigError, Offline, Prioritized, ShapeError
+from palaestra.core import Batch, ConfigError, Offline, Prioritized, ShapeError, TensorSpec
 from palaestra.ops import n_step_targets
 from palaestra.testing.buffers import FIRST, LAST, MID, World, check_unroll, check_windows
 from tests.buffers.model import filled, generator, make_buffer, replay, step
@@ -168,6 +168,18 @@ def test_only_complete_episodes_are_drawn():
     assert set(drawn.observation.tolist()) == expected
     with pytest.raises(ShapeError, match="no episode lies in the buffer from its first to its last step"):
         sampled(EpisodeSampler(), 60, 2, 1)[0].draw(replay(), generator())
+
+
+def test_a_sequence_that_begins_at_the_end_of_an_episode_needs_the_next_one_to_be_complete():
+    """As may be where only some rows have a hidden state."""
+    buffer = make_buffer(60, 1, state_spec={"h": TensorSpec(())}, state_period=10, sampler=EpisodeSampler())
+    buffer.open(step([FIRST]))
+    for t in range(1, 17):
+        kind = {10: LAST, 11: FIRST}.get(t, MID)
+        buffer.append(torch.tensor([0]), step([kind]), state=Batch(h=torch.zeros(1)))
+    assert buffer.starts(4).tolist() == [0, 10]
+    drawn = buffer.draw(replay(mini_batch_size=50, mini_batch_length=4), generator())
+    assert set(drawn.index.tolist()) == {0}
 
 
 def test_ends_come_as_often_as_they_are_asked_for():

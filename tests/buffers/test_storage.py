@@ -176,6 +176,30 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     assert isinstance(MainMemory().allocate("rows", {"x": ((2,), torch.float64)})["x"], torch.Tensor)
 
 
+def test_files_without_what_describes_them_are_refused_and_not_made_anew(tmp_path):
+    """The buffer said 0 rows, or gave zeros as rows; what was killed while it made its files makes them again."""
+    buffer, world = make_buffer(24, 2, storage=MappedFiles(tmp_path)), World(2, 12)
+    world.open(buffer)
+    world.append(buffer)
+    for name in ("heads", "rows"):
+        described = (tmp_path / f"{name}.json").rename(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match=rf"{name}.json, which says what {name}\..* holds, is missing"):
+            make_buffer(24, 2, storage=MappedFiles(tmp_path))
+        described.rename(tmp_path / f"{name}.json")
+    check_contents(make_buffer(24, 2, storage=MappedFiles(tmp_path)), world)
+    (tmp_path / "heads.json").rename(tmp_path / "heads.tmp")
+    assert len(make_buffer(24, 2, storage=MappedFiles(tmp_path))) == 0
+
+
+def test_blocks_that_are_missing_are_no_zeros(tmp_path):
+    made = lambda: MappedFiles(tmp_path).allocate_blocks("rows", "a", (100, 2, 8, 8), torch.uint8)  # noqa: E731
+    made().blocks[1] = b"some"
+    assert bytes(made().blocks[1]) == b"some"
+    (tmp_path / "rows.a.blocks.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"rows.a.blocks.bin has no bytes instead of \d+: it is missing"):
+        made()
+
+
 def test_mapped_files_may_be_as_small_as_a_byte_or_empty(tmp_path):
     shapes = {"small": ((1, 1), torch.uint8), "empty": ((4, 0), torch.float32)}
     made = MappedFiles(tmp_path).allocate("rows", shapes)

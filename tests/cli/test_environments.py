@@ -1,4 +1,4 @@
-"""`palaestra env create`: what is installed, and which families exclude each other."""
+"""`palaestra venv create`: what is installed, and which families exclude each other."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from tests.cli.parts import exit_code
 
 
 def test_what_is_to_be_installed_is_shown(tmp_path, capsys):
-    assert exit_code("env", "create", "robotics", "--dry-run", "--folder", str(tmp_path / "new")) == 0
+    assert exit_code("venv", "create", "robotics", "--dry-run", "--folder", str(tmp_path / "new")) == 0
     shown = capsys.readouterr().out
     assert "gymnasium-robotics==1.4.2 mujoco==3.11.0" in shown and shlex.join(library()) in shown
     assert not (tmp_path / "new").exists()
@@ -24,13 +24,13 @@ def test_what_is_to_be_installed_is_shown(tmp_path, capsys):
     ],
 )
 def test_families_that_exclude_each_other_are_refused_by_name(names, message, capsys):
-    assert exit_code("env", "create", *names, "--dry-run") == 2
+    assert exit_code("venv", "create", *names, "--dry-run") == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_folder_that_is_none_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("here")
-    assert exit_code("env", "create", "robotics", "--folder", str(tmp_path)) == 2
+    assert exit_code("venv", "create", "robotics", "--folder", str(tmp_path)) == 2
     assert "is no Python environment" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import pytest
 from palaestra.algorithms import ALGORITHMS, DQN, DQNConfig
 from palaestra.cli.commands import COMMANDS, Command
 from palaestra.cli.help import options_of
-from palaestra.cli.options import defaults_of
+from palaestra.cli.options import defaults_of, parse
 from palaestra.cli.train import TrainCommand
 from tests.cli.parts import exit_code, output
 from tools import commands_page
@@ -24,6 +24,15 @@ def test_the_help_of_a_training_fits_on_a_screen_and_has_the_values_of_the_pair(
     assert "usage: palaestra train ppo CartPole-v1" in text
     assert "[linear(0.001, 0)]" in text  # the preset's
     assert "--help-all has all" in text
+
+
+def test_a_short_name_of_a_command_comes_before_that_of_its_groups():
+    """`tune --time-limit 2h` ended each trial after two hours, and the search never."""
+    base = defaults_of(COMMANDS["tune"], ["dqn", "CartPole-v1"])
+    options = parse(base, ["--time-limit", "2h"])
+    assert (options.time_limit_s, options.trainer.time_limit_s) == (7200, None)
+    (found,) = [option.setting.path for option in options_of(base) if "--time-limit" in option.names]
+    assert found == "time_limit_s"
 
 
 FEW = ("behaviour_cloning", "evolution_strategies", "reinforce")  # they have fewer

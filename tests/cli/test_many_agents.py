@@ -136,7 +136,7 @@ def test_each_policy_of_a_run_has_its_own_limit_of_lag(tmp_path):
     row = rows[-1]
     assert row["workers/dropped/eager"] == row["workers/dropped"] >= 3
     assert row["workers/dropped/patient"] == 0
-    _, policies = policies_of_run(RunDirectory("runs/run"), "last")
+    _, policies = policies_of_run("run", "last")
     assert policies["eager"].version == row["iterations"] - row["workers/dropped/eager"]
     assert policies["patient"].version > policies["eager"].version
     assert max(one["workers/lag_max"] for one in rows) > 4

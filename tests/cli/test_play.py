@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import palaestra
+from palaestra.core import ConfigError
+from palaestra.experiments import write_film
 from tests.cli.parts import exit_code, output, train
 from tests.faults.parts import COMMAND, command
 
@@ -72,9 +75,21 @@ def test_without_a_file_name_the_film_lies_in_the_run(capsys):
 def test_a_film_runs_at_the_rate_of_its_environment(monkeypatch):
     """CartPole says 50 pictures in a second."""
     written = []
-    monkeypatch.setattr("palaestra.experiments.write_film", lambda path, frames, fps: written.append(fps))
+    monkeypatch.setattr("palaestra.analysis.films.write_film", lambda frames, path, fps: written.append(fps))
     assert exit_code("play", "run") == exit_code("play", "run", "--fps", "10") == 0
     assert written == [50, 10]
+
+
+def test_a_film_is_one_call_in_python():
+    (earned,) = palaestra.film_run("last", "python.gif", fps=20, overlay=False)
+    assert 1 <= earned <= 20 and Path("python.gif").stat().st_size > 500
+    with pytest.raises(ConfigError, match="episodes is 0; it must be a whole number"):
+        palaestra.film_run("last", "python.gif", episodes=0)
+    assert write_film([np.zeros((4, 4, 3), np.uint8)], "deep/one.gif", fps=1).exists()
+    with pytest.raises(ConfigError, match=r"frames is 'one.gif'; give the pictures first: write_film\(frames, path"):
+        write_film(Path("one.gif"), [], fps=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"there is no picture for one.gif"):
+        write_film([], "one.gif", fps=1)
 
 
 def test_an_environment_that_cannot_be_drawn_is_named(capsys):

@@ -43,6 +43,31 @@ def test_what_cannot_be_printed_ends_no_run(stdout, monkeypatch, caplog):
     assert ("what was printed is lost" in caplog.text) == (stdout is not None)
 
 
+def test_a_run_and_a_group_say_how_they_ended_as_json(capsys):
+    """`train --json` was refused, `resume` had none; lines for people are on stderr."""
+
+    def answer(*words: str) -> dict[str, Any]:
+        assert exit_code(*words, "--json") == 0
+        printed = capsys.readouterr()
+        assert "next        palaestra" in printed.err
+        return json.loads(printed.out)
+
+    words = ("train", "ppo", *CHAIN, *SHORT, "--algorithm.unroll-length", "8")
+    made = answer(*words, "--run.name", "run")
+    assert [made[key] for key in ("directory", "status", "exit_code", "unit")] == ["runs/run", "done", 0, "env steps"]
+    assert made["env_steps"] >= 48 and made["best_return"] == made["evaluation"]["return_mean"]
+    resumed = answer("resume", "run", "--until", "80")
+    assert resumed.keys() == made.keys() and resumed["env_steps"] >= 80
+    group = answer(*words, "--run.name", "few", "--seeds", "3,7")
+    assert [(seed["seed"], seed["status"], seed["unit"]) for seed in group["seeds"]] == [
+        (3, "done", "env steps"),
+        (7, "done", "env steps"),
+    ]
+    assert answer("resume", "few") == group
+    assert exit_code(*words, "--print-config", "--json") == 2
+    assert "--print-config prints YAML; leave out --json" in output(capsys)
+
+
 def test_a_run_that_was_never_evaluated_says_which_policy_there_is(capsys):
     run = train("--trainer.eval-episodes", "0")
     assert f"next palaestra play {run} --which last" in output(capsys)

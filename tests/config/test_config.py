@@ -4,11 +4,21 @@ import dataclasses
 
 import pytest
 
-from palaestra import DQNConfig, EnvConfig, ExperimentConfig, Linear, NetworkConfig, PPOConfig, RunConfig, TrainerConfig
+from palaestra import (
+    DQN,
+    DQNConfig,
+    EnvConfig,
+    ExperimentConfig,
+    Linear,
+    NetworkConfig,
+    PPOConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from palaestra.algorithms import ALGORITHMS
-from palaestra.config.config import config_to_mapping
+from palaestra.config.config import config_to_mapping, settings_of
 from palaestra.config.presets import tuned
-from palaestra.core import ConfigError, Piecewise
+from palaestra.core import ConfigError, DiscreteSpec, Piecewise, Schedule, TensorSpec, scheduled_values
 from palaestra.distributed import DistributedConfig
 from palaestra.envs import EnvironmentWrapper, Wrap
 from palaestra.envs.wrappers import TimeLimit
@@ -35,6 +45,31 @@ FULL = ExperimentConfig(
     trainer=TrainerConfig(total_env_steps=10, eval_every_steps=0),
     run=RunConfig(seed=3, name="a name", compile=True),
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SlottedConfig(DQNConfig):
+    """Keeps its own field elsewhere than those of its base."""
+
+    temperature: Schedule = 1.0
+
+
+class SlottedDQN(DQN):
+    """An algorithm of a user's own."""
+
+    config_class = SlottedConfig
+
+
+def test_an_own_configuration_may_have_slots(tmp_path):
+    """F2: such a run could not be resumed, and its schedule was none."""
+    given = {"algorithm_name": f"{__name__}:SlottedDQN", "algorithm.temperature": "linear(1, 0)"}
+    config = config_from_mapping(ExperimentConfig, given)
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert "algorithm.temperature" in {setting.path for setting in settings_of(ExperimentConfig, vars(config))}
+    own = SlottedDQN(TensorSpec((2,)), DiscreteSpec(num=2), config.algorithm)
+    own.set_progress(0.5)
+    assert own.value_of("temperature").item() == scheduled_values(config.algorithm, 0.5)["temperature"] == 0.5
 
 
 @pytest.mark.parametrize("config", [ExperimentConfig(), FULL, *PRESETS.values()])

@@ -8,6 +8,8 @@ import torch
 import palaestra
 from palaestra.algorithms import ALGORITHMS
 from palaestra.config.presets import tuned
+from palaestra.core import ConfigError
+from palaestra.envs.tiny import Chain
 from palaestra.experiments import PRESETS, make_algorithm, preset
 
 
@@ -69,6 +71,13 @@ def test_a_preset_trains_and_evaluates_out_of_the_box(name, package, tmp_path, m
 
 def test_quantile_sac_has_the_name_of_its_paper_too():
     assert preset("tqc", "HalfCheetah-v5") == preset("quantile_sac", "HalfCheetah-v5")
+
+
+def test_a_class_has_the_settings_of_its_name():
+    """As in `train`; a bare TypeError came of it."""
+    assert preset(palaestra.PPO, Chain) == preset("ppo", "palaestra.envs.worlds.tabular:Chain")
+    with pytest.raises(ConfigError, match="the algorithm comes first: ppo, then the environment"):
+        preset(Chain, "ppo")
 
 
 def test_a_run_may_be_asked_for_by_the_name_of_the_paper(tmp_path):

@@ -12,7 +12,8 @@ import torch
 
 from palaestra import NetworkConfig
 from palaestra.algorithms import ALGORITHMS, GradientAlgorithm
-from palaestra.core import Linear, Offline, TimeStep, tree_map, tree_paths
+from palaestra.core import Linear, Offline, Range, TimeStep, tree_map, tree_paths
+from palaestra.core.settings import members_of
 from palaestra.testing.algorithms import different, parameters, shaken, whole_state
 from tests.algorithms.parts import CASES, SETTINGS, collector_for, environment, make, tiny_config
 
@@ -84,6 +85,18 @@ def numbers_of(name: str) -> list[str]:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is Union else ()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_number_has_a_range(name):
+    """What is out of it is refused by its name, and no search looks there."""
+    hints = typing.get_type_hints(ALGORITHMS[name].config_class, include_extras=True)
+    numbers = {key: hint for key, hint in hints.items() if {int, float} & {*members_of(hint)}}
+    ranges = {
+        key: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Range)]
+        for key, hint in numbers.items()
+    }
+    assert [key for key, found in ranges.items() if not found] == []
 
 
 class Kept:

@@ -25,7 +25,7 @@ from palaestra.core import (
     save_tensors,
     split_state,
 )
-from palaestra.core.files import temporary_folder, whole_folder, write_json
+from palaestra.core.files import read_manifest, seal, temporary_folder, whole_folder, write_json
 from tests.core.nests import assert_same
 
 
@@ -210,3 +210,11 @@ with told_once():
         other.wait()
     with temporary_folder("said") as mine:
         assert [*tmp_path.iterdir()] == [mine]
+
+
+def test_a_sealed_folder_lists_no_hidden_files(tmp_path):
+    """A system puts `.DS_Store` or `._name` into folders and takes them away, and the folder was damaged then."""
+    for name in ("weights", ".DS_Store", "._weights"):
+        (tmp_path / name).write_text(name)
+    seal(tmp_path, 1)
+    assert list(read_manifest(tmp_path, 1)["files"]) == ["weights"]

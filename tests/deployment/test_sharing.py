@@ -15,7 +15,7 @@ import yaml
 import palaestra
 from palaestra.core import CheckpointError, ConfigError, files, importing
 from palaestra.core.errors import placeless
-from palaestra.deployment import check_shared, pull, share, sharing
+from palaestra.deployment import check_shared, exporting, pull, share, sharing
 from palaestra.deployment.card import model_card, public_changes, typed
 from palaestra.experiments import RunDirectory, evaluate_run
 from palaestra.policies import save_policy
@@ -70,6 +70,15 @@ def test_a_shared_folder_is_a_policy_with_a_card_a_curve_and_hashes(made, shared
     assert low <= facts["seeds"]["mean"] <= high
     assert {"config.yaml", "curve.csv", "curve.png", "evals/evaluation.json"} <= set(facts["files"])
     assert not [path for path in shared.rglob("*") if path.suffix in (".pkl", ".pt", ".pth")]
+
+
+def test_what_is_known_of_a_shared_policy_is_in_its_manifest(shared):
+    """It had no env steps, no algorithm and no seed where it was shared or exported again."""
+    facts, known = check_shared(shared), exporting._facts(RunDirectory(shared))
+    assert [known[name] for name in ("algorithm", "env", "seed", "env_steps")] == ["ppo", CHAIN, facts["seed"], 96]
+    assert known["last_evaluation"]["return_mean"] == facts["evaluation"]["return_mean"]
+    with pytest.raises(ConfigError, match="is a shared policy already; `palaestra pull theirs --output FOLDER` checks"):
+        share(shared)
 
 
 def test_the_hub_reads_the_front_matter_of_the_card(shared):

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import functools
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import gymnasium
@@ -18,7 +18,7 @@ from palaestra.core import POLICY, RunSeeds, join_state, split_state
 from palaestra.distributed import ActingParts, AsynchronousConfig, CollectorFactory, DistributedConfig, worker_streams
 from palaestra.envs import EnvConfig, probe_specs
 from palaestra.rollout import buffer_for
-from palaestra.runtime import RestartPolicy, Runtime, WorkerDiedError
+from palaestra.runtime import Call, RestartPolicy, Runtime, WorkerDiedError
 from palaestra.training import Trainer
 from tests.algorithms.parts import KINDS, SETTINGS, tiny_config
 
@@ -119,16 +119,35 @@ class SlowWorker:
         return dataclasses.replace(self.parts, env=env)(worker)
 
 
+def fake_time(runtime: Any, silent_s: float) -> list[float]:
+    """A runtime's clock: seconds that a test adds, and so many for each wait in which nothing comes."""
+    clock, poll = [0.0], runtime.poll
+
+    def waited(timeout_s: float) -> list[Any]:
+        found = poll(timeout_s)
+        clock[0] += silent_s if timeout_s and not found else 0.0
+        return found
+
+    runtime.poll, runtime.clock.now = waited, lambda: clock[0]
+    return clock
+
+
 class HoldBack:
     """Keeps the answers of some workers of a local runtime until they are let through."""
 
     def __init__(self, runtime: Any) -> None:
         self.held: set[str] = set()
         """Ids of workers."""
+        self.asked = Counter[str]()
+        """How often workers were asked, by method."""
         self._kept: deque[Any] = deque()
-        self._poll = runtime.poll
-        runtime.poll = self.poll
+        self._poll, self._submit = runtime.poll, runtime.submit
+        runtime.poll, runtime.submit = self.poll, self.submit
         runtime.works_here = False  # as workers elsewhere, they can be waited for too long
+
+    def submit(self, worker: Any, call: Call, request: Any) -> None:
+        self.asked[call.method] += 1
+        self._submit(worker, call, request)
 
     def poll(self, timeout_s: float) -> list[Any]:
         ready = [arrival for arrival in self._kept if arrival.worker not in self.held]

@@ -25,6 +25,15 @@ def test_workers_follow_the_number_of_agents_or_of_policies():
     assert sizes(TrainerAllocator("by-policy", 6, ["a", "b", "c"]).allocate({"a": 9})) == {"a": 2, "b": 2, "c": 2}
 
 
+@pytest.mark.parametrize(
+    ("agents", "quotas"), [((24, 13, 13), (3, 1, 1)), ((13, 13, 24), (1, 1, 3)), ((31, 32, 37), (1, 2, 2))]
+)
+def test_a_worker_left_over_goes_where_most_was_rounded_off_and_one_too_many_comes_from_there(agents, quotas):
+    """MARO-28: shares of 2.4, 1.3 and 1.3 are rounded to 4 of 5 workers, those of 1.55, 1.6 and 1.85 to 6."""
+    allocator = TrainerAllocator("by-agent", 5, [*"abc"], agents=dict(zip("abc", agents, strict=True)))
+    assert tuple(sizes(allocator.allocate()).values()) == quotas
+
+
 @pytest.mark.parametrize("workers", range(1, 9))
 @pytest.mark.parametrize("experience", [{}, {"a": 1}, {"a": 1, "b": 10_000, "c": 1}, {"a": 5, "b": 5, "c": 5, "d": 5}])
 def test_every_policy_has_a_worker_and_every_worker_a_policy(workers, experience):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from palaestra import EnvConfig, Trainer, TrainerConfig
 from palaestra.core import Batch, ConfigError
 from palaestra.distributed import ShardMap
-from palaestra.runtime import RayRuntime, RestartPolicy, Shared, WorkerDiedError
+from palaestra.runtime import RayRuntime, RestartPolicy, Shared, WorkerDiedError, ray_cluster
 from palaestra.runtime.messages import Message
 from palaestra.runtime.ray_cluster import ClusterError
 from tests.contracts.workers import Counter
@@ -224,6 +225,28 @@ def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_configuratio
     with pytest.raises(ClusterError, match=r"Ray does not start on this machine: The current node timed out") as error:
         RayRuntime()
     assert error.value.exit_code == 3
+
+
+def test_a_head_that_was_not_asked_for_long_has_half_a_minute_from_the_first_failure_on(monkeypatch):
+    """F15: one failed probe after a long update was taken for its end."""
+    now, there = [1000.0], [True]
+
+    def reach(address, timeout_s):
+        if not there[0]:
+            raise ConnectionRefusedError(address)
+
+    monkeypatch.setattr(ray_cluster.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ray_cluster, "reach", reach)
+    monkeypatch.setattr(ray_cluster.ClusterLine, "_connected", lambda self: None)
+    context = SimpleNamespace(get_node_id=lambda: "here", gcs_address="head:6379")
+    nodes = [{"NodeID": "here", "RayletSocketName": "/socket"}]
+    line = ray_cluster.ClusterLine(SimpleNamespace(get_runtime_context=lambda: context, nodes=lambda: nodes))
+    for passed_s, answers in [(5.0, True), (600.0, False), (3.0, True), (600.0, False), (29.0, False)]:
+        now[0], there[0] = now[0] + passed_s, answers
+        line.require_head()
+    now[0] += 3.0
+    with pytest.raises(ClusterError, match="head:6379, has not answered for 30 s"):
+        line.require_head()
 
 
 LISTENS = """

@@ -18,6 +18,7 @@ from tests.distributed.runs import (
     assert_same,
     copied,
     env_of,
+    fake_time,
     iterate,
     kill,
     make_algorithm,
@@ -84,13 +85,12 @@ def test_workers_that_finish_within_the_grace_count(runtime):
 
 @pytest.mark.parametrize(("max_lag", "used"), [(0, False), (1, True), (3, True)])
 def test_late_data_is_used_if_it_is_not_too_old_and_named_if_it_is(runtime, max_lag, used):
-    """F19, MARO-12: data of version 1 arrives when the policy has version 2."""
+    """F19, MARO-12: data of version 1 arrives when the policy has version 2. Nothing that was asked for vanishes."""
     hold = HoldBack(runtime)
     trainer = make_trainer(runtime, "ppo", **FOUR, min_finished_workers=3, max_lag=max_lag)
     manager = trainer.collector
     trainer.train_iter()
-    late = worker_of(manager, 3)
-    hold.held.add(late)
+    hold.held.add(late := worker_of(manager, 3))
     trainer.train_iter()
     steps = manager.env_steps
     hold.held.clear()
@@ -103,8 +103,9 @@ def test_late_data_is_used_if_it_is_not_too_old_and_named_if_it_is(runtime, max_
         assert (dropped.worker, dropped.incarnation) == (late, 0)
         assert dropped.reason == f"it is 1 policy versions old, and max_lag is {max_lag}"
     assert manager.env_steps > steps
-    versions = manager.buffers["policy"].reader.everything().policy_version
-    assert sorted(set(versions.flatten().tolist())) in ([1, 2], [2], [0, 2], [0, 1, 2])
+    versions = set(manager.buffers["policy"].reader.everything().policy_version.flatten().tolist())
+    assert 2 in versions and (1 in versions) is used
+    assert hold.asked["collect"] == sum(metrics[f"workers/{where}"] for where in ("fragments", "dropped", "late"))
 
 
 def test_a_dropped_fragment_leaves_a_gap_that_nothing_is_learned_across(runtime):
@@ -174,16 +175,15 @@ def test_a_dead_worker_is_replaced_and_its_fragment_dropped(runtime, caplog, wai
 def test_a_worker_that_takes_too_long_is_ended_and_restarted(runtime):
     """F4, F18."""
     hold = HoldBack(runtime)
-    manager = make_trainer(runtime, "ppo", **FOUR, timeout_s=0.3).collector
+    fake_time(runtime, silent_s=20.0)
+    manager = make_trainer(runtime, "ppo", **FOUR).collector
     manager.unroll(10)
     hung = worker_of(manager, 1)
     hold.held.add(hung)
-    began = time.monotonic()
     manager.unroll(10)
-    assert time.monotonic() - began < 60.0
     (dropped,) = manager.dropped
     assert dropped.worker == hung
-    assert dropped.reason == "did not answer within 0.3 s"
+    assert dropped.reason == "did not answer within 60 s"
     hold.held.clear()
     manager.unroll(10)
     manager.unroll(10)

@@ -2,13 +2,12 @@
 
 import functools
 import logging
-import time
 
 import numpy as np
 
 from palaestra import EnvConfig, Trainer
 from palaestra.runtime import LocalRuntime
-from tests.distributed.runs import QUICK, HoldBack, copied, iterate, make_manager, make_trainer
+from tests.distributed.runs import QUICK, HoldBack, copied, fake_time, iterate, make_manager, make_trainer
 from tests.distributed.test_processes import ppo_for
 
 
@@ -20,16 +19,17 @@ def test_workers_that_wait_for_room_are_not_waited_for_and_join_later(monkeypatc
     """F15: there is room for three of four; the fourth is no fault, and a checkpoint without it is resumed by two."""
     with LocalRuntime(QUICK) as runtime:
         hold = HoldBack(runtime)
+        clock = fake_time(runtime, silent_s=0.1)
         hold.held.add("rollout-3")
         monkeypatch.setattr(runtime, "room", lambda resources: 3.0)
         monkeypatch.setattr(runtime, "waits_for_room", lambda worker: worker in hold.held)
-        trainer = make_trainer(runtime, "ppo", num_workers=4, timeout_s=3.0)
+        trainer = make_trainer(runtime, "ppo", num_workers=4)
         manager = trainer.collector
         with caplog.at_level(logging.WARNING):
             manager.begin()
         assert "there is room for 3 of 4 workers" in caplog.text
-        asked_s = manager.group.workers[3].asked_s
-        while time.monotonic() < asked_s + 3.2:  # longer than timeout_s
+        for _ in range(10):  # a hundred seconds, longer than timeout_s
+            clock[0] += 10.0
             trainer.train_iter()
         assert lanes_with_rows(manager) == [0, 1, 2]
         state = copied(trainer.state())
@@ -42,6 +42,21 @@ def test_workers_that_wait_for_room_are_not_waited_for_and_join_later(monkeypatc
         resumed.load_state(state)
         iterate(resumed, 1)
         assert resumed.collector.resume == "statistical"
+
+
+def test_who_came_late_has_no_more_seconds_than_the_unroll_that_takes_it(monkeypatch):
+    """Environments had more than 100% of the time and storing rows less than none."""
+    with LocalRuntime(QUICK) as runtime:
+        manager = make_trainer(runtime, "ppo", num_workers=2).collector
+        fresh = manager.fresh
+
+        def late(worker, call, fragment, max_lag):
+            fragment.info.env_s = fragment.info.total_s = 3600.0
+            return fresh(worker, call, fragment, max_lag)
+
+        monkeypatch.setattr(manager, "fresh", late)
+        info = manager.unroll(10)
+        assert 0.0 < info.env_s + info.inference_s <= info.total_s
 
 
 def test_what_failed_in_a_fragment_that_is_too_old_is_told():

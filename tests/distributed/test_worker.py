@@ -1,5 +1,6 @@
 """`RolloutWorker`: what a new life begins with."""
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -94,6 +95,18 @@ def test_an_environment_has_its_number_of_the_whole_run(on_fault):
     worker.close()
 
 
+def test_policies_of_a_run_draw_from_generators_of_their_own():
+    """F25: noise that is the same on all workers would be the same experience several times over."""
+    env = dataclasses.replace(KINDS["serial"], num_envs=3)
+    make = functools.partial(PPO, *probe_specs(env)[:2], PPOConfig(), RunSeeds(0))
+    one: Any = CollectorFactory(env=env, algorithm=make, num_workers=3)
+    agents = functools.partial(actors, RANDOM, TWO_KINDS)
+    several: Any = AgentsFactory(env=dataclasses.replace(RANDOM, num_envs=3), actors=agents, num_workers=3)
+    for factory, count in ((one, 3), (several, 6)):
+        policies = [policy for worker in range(3) for policy in factory(worker).policies.values()]
+        assert len({policy.generator.initial_seed() for policy in policies}) == len(policies) == count
+
+
 def test_chaos_in_one_environment_of_the_run_is_chaos_in_that_one_of_its_worker():
     env = EnvConfig(name="CartPole-v1", num_envs=4, chaos="raise@2#3,nan@9")
     observation_spec, action_spec, _ = probe_specs(EnvConfig(name="CartPole-v1"))
@@ -173,9 +186,10 @@ def test_only_what_has_changed_is_encoded():
     _, second = weights.newest()
     assert second.view()["odd"]["tensors"] == {}
     policies["odd"].exploration.strength = 0.25
+    policies["odd"].exploration.progress = 0.5
     first, third = weights.newest()
     assert first is whole
-    assert [third.view()["odd"][key] for key in ("version", "exploration", "tensors")] == [1, 0.25, {}]
+    assert [third.view()["odd"][key] for key in ("version", "exploration", "tensors")] == [1, (0.25, 0.5), {}]
     assert third.view().keys() == {"odd"}
     for policy in policies.values():
         policy.version += 1
@@ -183,6 +197,17 @@ def test_only_what_has_changed_is_encoded():
             tensor.data += 1
     (fourth,) = weights.newest()
     assert fourth.message.size_bytes == pytest.approx(whole.message.size_bytes, abs=64)
+
+
+def test_an_exploration_on_a_worker_knows_the_progress_of_the_run():
+    """Where its strength does not follow it, too."""
+    learns, acts = ({"odd": actors(RANDOM, TWO_KINDS)[1]["odd"].policy} for _ in range(2))
+    weights = ActingWeights(learns)
+    for progress in (0.0, 0.5):
+        learns["odd"].exploration.progress = progress
+        for one in weights.newest():
+            worker_module.load_acting_weights(acts, one.view())
+        assert acts["odd"].exploration.progress == progress
 
 
 def test_a_policy_that_changes_whole_is_compared_now_and_then():

@@ -63,7 +63,7 @@ COMMANDS = {
 }
 ELSEWHERE = {
     "serve last": "tests/acceptance/test_first_day.py",
-    "env create robotics": "tests/cli/test_environments.py",
+    "venv create robotics": "tests/cli/test_environments.py",
 }
 NEEDS = {
     "jax:gymnax": "gymnax",

@@ -11,6 +11,7 @@ from palaestra import DQN, Collector, DQNConfig, EnvConfig, create_environment
 from palaestra.core import BoundedSpec, ConfigError, EnvError, SpecError, TensorSpec
 from palaestra.envs import (
     BatchedWrapper,
+    EnvironmentWrapper,
     GymEnvironment,
     NativeVectorEnvironment,
     TensorEnvironment,
@@ -74,6 +75,30 @@ class Signed(RewardMap):
 
     def map(self, reward):
         return (reward > 0) * 1.0 - (reward < 0) * 1.0
+
+
+class Bounded(EnvironmentWrapper):
+    """Says that it does the same to all rows, and has a method for one alone."""
+
+    elementwise = True
+
+    def advance(self, action):
+        time_step = self.env.advance(action)
+        return time_step._replace(reward=min(time_step.reward, 0.5))
+
+
+class Raised(Signed):
+    """As the one above."""
+
+    def change(self, time_step):
+        return time_step._replace(reward=time_step.reward + 1)
+
+
+class Shifted(BatchedWrapper):
+    """Changes the frames of a stack."""
+
+    def change(self, time_step):
+        return time_step._replace(observation=time_step.observation * torch.tensor([[[0.5], [1.0]]]))
 
 
 def counters(num_envs=2, mode="NextStep"):
@@ -209,6 +234,38 @@ def test_alf_46_wrappers_that_are_for_one_environment_are_refused_by_name():
         create_environment(EnvConfig(name=name, wrappers=(lambda env: 3,)))
     with pytest.raises(SpecError, match="BatchedWrapper was given a GymEnvironment"):
         BatchedWrapper(GymEnvironment(Counter()))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Bounded, "advance"), (Raised, "change")])
+def test_alf_46_a_layer_that_would_do_nothing_to_rows_is_refused(kind, method):
+    """ALF-46: it says `elementwise`; what it does is in a method that a batch does not call."""
+    needed = f"{kind.__name__} cannot go around .*, and do in change_rows or action_rows to rows what {method} does"
+    with pytest.raises(ConfigError, match=needed):
+        kind(TensorCartPole(1, lane_seeds=[1]))
+
+    class Mended(kind):
+        def change_rows(self, time_step):
+            return time_step._replace(reward=time_step.reward - 3)
+
+    env = Mended(TensorCartPole(1, lane_seeds=[1]))
+    env.reset()
+    assert env.step(torch.tensor([0])).reward.tolist() == [-2.0]
+
+
+def test_a_layer_of_a_batch_says_itself_that_it_keeps_frames():
+    """Else rows of a buffer, which keep each frame once, would be others than those that were seen."""
+    env = Shifted(FrameStack(TensorCartPole(2, lane_seeds=[1, 2]), num_frames=2))
+    algorithm = DQN(env.observation_spec, env.action_spec, DQNConfig(capacity=100, learning_starts=10))
+    collector = Collector.of(env, algorithm)
+    collector.collect(n_step=4)
+    buffer = collector.buffer
+    one, two = (buffer[buffer.in_time_order(0)[place]].observation for place in (0, 1))
+    assert torch.equal(two[0], one[1] / 2)
+    config = EnvConfig(
+        name="palaestra.envs.tiny:TensorCartPole", wrappers=("FrameStack(num_frames=2)",), untransformed=True
+    )
+    with create_environment(config) as env:
+        assert env.observation_spec.stacked == 2
 
 
 def test_bounds_that_nobody_looks_at_cannot_be_strict():

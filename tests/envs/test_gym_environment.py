@@ -1,5 +1,6 @@
 """Tests of `palaestra.envs.contract.gym_environment`."""
 
+import enum
 import functools
 import os
 import sys
@@ -242,6 +243,21 @@ def test_mujoco_draws_without_a_screen_unless_somebody_has_chosen(given, monkeyp
     GymEnvironment(Draws()).render()
     assert seen == [given.get("MUJOCO_GL", None if given else "egl")]
     assert os.environ.get("MUJOCO_GL") == given.get("MUJOCO_GL")
+
+
+def test_numbers_of_any_class_are_numbers_in_info():
+    """Those of subclasses were found, named, and then 0."""
+
+    class Metres(float):
+        """A unit."""
+
+    made = Counter()
+    info = {"phase": enum.IntEnum("Phase", ["START", "END"]).END, "height": Metres(1.5), "up": True}
+    made.step = lambda action: (*Counter.step(made, action)[:4], info)
+    lanes = LaneEnvironment(SerialDriver([GymEnvironment(made)]), lane_seeds=[1])
+    lanes.reset()
+    found = lanes.step(torch.zeros(1, dtype=torch.int64)).env_info
+    assert {name: value.item() for name, value in found.items()} == {"phase": 2, "height": 1.5, "up": 1}
 
 
 def test_a_machine_without_a_screen_is_told_how_to_draw():

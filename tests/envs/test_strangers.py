@@ -127,7 +127,7 @@ def test_minigrid_is_found_without_its_prefix_and_its_wrapper_is_named(tmp_path,
 def test_meta_world_is_found_without_its_prefix(tmp_path, monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     with pytest.raises(
-        ConfigError, match=r"metaworld, which is not installed: `palaestra env create metaworld`.*reach-v3"
+        ConfigError, match=r"metaworld, which is not installed: `palaestra venv create metaworld`.*reach-v3"
     ):
         load("Meta-World/goal_observable")
     text = MINIGRID.replace("MiniGrid-Empty-5x5-v0", "Meta-World/goal_observable").replace('"go"', "1")

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from palaestra.core import EnvError, SpecError
-from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, SerialDriver, ThreadDriver
+from palaestra.envs import FaultPolicy, GymEnvironment, LaneEnvironment, ProcessDriver, SerialDriver, ThreadDriver
+from palaestra.runtime import CLOCK, supervision
 from tests.envs.worlds import Counter, counter, faulty, layered
 
 ZERO = torch.zeros(1, dtype=torch.int64)
@@ -70,6 +71,26 @@ def test_the_prompt_of_a_debugger_may_take_as_long_as_it_likes(monkeypatch, wait
         env.reset()
         assert env.step(ZERO).step_type.tolist() == [1]
     sys.settrace(trace)
+
+
+@pytest.mark.parametrize(("driver", "given"), [(ThreadDriver, counter), (ProcessDriver, [counter])])
+def test_a_step_in_which_all_was_stopped_is_no_hang(driver, given, monkeypatch):
+    """F4: Ctrl-Z; the environment is stopped with the process that waits for it, and answers after it goes on."""
+    true, wait, stopped_s = time.monotonic, supervision.StoppableClock.wait, []
+
+    def stops(self, waits, *deadline):
+        return wait(self, waits if stopped_s else lambda _: stopped_s.append(3600.0), *deadline)
+
+    with LaneEnvironment(driver(given), lane_seeds=[1]) as env:
+        env.reset()
+        for seconds in ("_stopped_s", "_counted_s"):
+            monkeypatch.setattr(CLOCK, seconds, 0.0)
+        monkeypatch.setattr(time, "monotonic", lambda: true() + sum(stopped_s))
+        monkeypatch.setattr(supervision, "spin_acquire", lambda semaphore: False)
+        monkeypatch.setattr(supervision.StoppableClock, "wait", stops)
+        assert env.step(ZERO).step_type.tolist() == [1]
+        assert stopped_s
+        assert not env.faults
 
 
 def test_ctrl_c_interrupts_the_wait_and_the_environment_can_be_closed():

@@ -1,6 +1,8 @@
 """Callbacks in every way of training: as objects, and by name."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +139,23 @@ def test_hooks_that_a_run_could_not_call_are_refused_before_it_begins(tmp_path, 
     with pytest.raises(ConfigError, match="give a list of"):
         palaestra.train("ppo", "CartPole-v1", **given)
     assert not list(tmp_path.iterdir())
+
+
+class Elsewhere(Callback):
+    """Changes the working directory, as some environments do."""
+
+    def iteration_ended(self, trainer, updates):
+        os.chdir("/")
+
+
+def test_the_working_directory_may_change_while_a_run_goes_on(tmp_path, monkeypatch):
+    """The run ended, for its directory was "gone"."""
+    for run in ({"fork": False}, {"fork": True}):
+        monkeypatch.chdir(tmp_path)
+        if not run["fork"]:
+            done = trained(Path("runs"), callbacks=[Elsewhere()], trainer__checkpoint_every_steps=32)
+        else:
+            done = palaestra.resume("runs/run", **run, callbacks=[Elsewhere()], trainer__total_env_steps=160)
+        assert done.result.status == "done"
+        assert RunDirectory(done.directory).status == "done" and done.directory.is_relative_to(tmp_path / "runs")
+        assert RunDirectory(done.directory).env_steps == done.result.env_steps

@@ -108,7 +108,8 @@ def test_without_a_number_it_is_said_how_many_learners_there_are(tmp_path, capsy
     assert code == 2 and "is still starting" in said
     mine.write_info({"status": "running"})
     assert scaled(capsys, str(mine.path)) == (0, "learners    2\n")
-    assert scaled(capsys, str(mine.path), "--learners", "3")[0] == 0
+    asked = scaled(capsys, str(mine.path), "--learners", "3", "--json")
+    assert asked == scaled(capsys, str(mine.path), "--json") == (0, '{"there": 2, "asked": 3}\n')
     assert scaled(capsys, str(mine.path)) == (0, "learners    2, asked for 3\n")
     follow, row = FollowScale(mine.path), dict[str, float]()
     scale(mine.path, learners=4)

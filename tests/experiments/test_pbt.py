@@ -12,15 +12,16 @@ import palaestra
 from palaestra.cli.main import main
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.dimensions import Dimension
-from palaestra.core import ConfigError, DiscreteSpec, Piecewise, TensorSpec
+from palaestra.core import CheckpointError, ConfigError, DiscreteSpec, Piecewise, TensorSpec
 from palaestra.core.schedule import schedule_value
 from palaestra.envs import TensorEnvironment
-from palaestra.experiments import Search, find_runs, load_config, preset, read_evaluations, study
+from palaestra.experiments import RunDirectory, Search, find_runs, load_config, preset, read_evaluations, study
 from palaestra.experiments import seeds as module
 from palaestra.experiments.pbt import Ancestry, Exploit, Selection, population_space
 from palaestra.experiments.seeds import train_members
 from palaestra.experiments.together import train_directories
 from palaestra.policies import load_policy
+from tests.experiments.parts import written
 from tests.experiments.test_together import require_same_runs
 
 RATE = Dimension("algorithm.learning_rate", "linear", 0.0, 0.1)
@@ -262,3 +263,18 @@ def test_what_anneals_by_itself_begins_as_the_number_it_starts_from():
     begun, space = population_space(config, None)
     assert begun.algorithm.learning_rate == 1e-3
     assert "algorithm.learning_rate" in [one.path for one in space]
+
+
+def test_runs_of_a_study_are_deleted_only_where_none_of_them_has_begun(tmp_path):
+    """A member that was missing, or a fork in one, made the next call delete all of them."""
+    wanted = {tmp_path / "member_0": [0], tmp_path / "member_1": [1]}
+    for path, (seed,) in wanted.items():
+        written(path, [], f"seed_{seed}").write_info({"status": "done"})
+        (path / "group.json").write_text("{}")
+    assert [run.path.name for run in study._going_on(wanted)] == ["seed_0", "seed_1"]
+    (tmp_path / "member_1").rename(tmp_path / "elsewhere")
+    written(tmp_path / "member_0", [], "seed_0_fork")
+    with pytest.raises(CheckpointError, match=r"missing are .*member_1/seed_1, and too many .*seed_0_fork"):
+        study._going_on(wanted)
+    RunDirectory(tmp_path / "member_0/seed_0").write_info({"status": "created"})
+    assert study._going_on(wanted) == [] and not (tmp_path / "member_0").exists()

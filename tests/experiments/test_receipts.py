@@ -89,6 +89,14 @@ def test_a_run_that_was_ended_early_is_verified_too(tmp_path):
     assert verify_run(run.path).ok
 
 
+def test_a_run_that_still_trains_is_not_replayed(run):
+    """It deletes the checkpoints that are compared in the end, and the work was for nothing."""
+    run.lock()
+    with pytest.raises(ConfigError, match=r"still trains, and deletes the checkpoints .*; wait until it has ended"):
+        verify_run(run.path)
+    run.unlock()
+
+
 @pytest.mark.parametrize("again", [{"from_start": True}, {"iterations": 4}])
 def test_more_of_it_is_replayed_if_asked(run, again):
     receipt = verify_run(run.path, **again)

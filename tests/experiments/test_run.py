@@ -227,6 +227,8 @@ def test_a_configuration_can_be_handed_over_whole(tmp_path):
     )
     run = palaestra.train("dqn", CHAIN, config=config, trainer__total_env_steps=30, env__max_episode_steps=5)
     assert run.result.env_steps == 30
+    with pytest.raises(ConfigError, match="config was given a dict; give an ExperimentConfig"):
+        palaestra.train("dqn", CHAIN, config={})
 
 
 def test_a_run_that_fails_says_so(tmp_path):
@@ -278,7 +280,7 @@ def test_a_full_disk_never_replaces_the_first_cause(tmp_path, monkeypatch, caplo
 def test_what_is_no_name_is_refused():
     """F27: also from Python."""
     for algorithm in (None, palaestra.envs.tiny.Chain()):
-        with pytest.raises(ConfigError, match=r"train was given .* and .*; give an algorithm and an environment"):
+        with pytest.raises(ConfigError, match=r"the algorithm is .*; give its name or its class, such as"):
             palaestra.train(algorithm, CHAIN)
     with pytest.raises(ConfigError, match=r"env.name is 3; give an id .*, an environment, or a class or function that"):
         palaestra.train("ppo", 3)

@@ -32,6 +32,7 @@ from palaestra.experiments import (
 )
 from palaestra.experiments import seeds as module
 from palaestra.runs import records
+from palaestra.training import TrainResult
 from tests.experiments.parts import CHAIN, SMALL, rows_of, trained, written
 from tests.faults.parts import COMMAND, child_environment
 from tests.training.parts import Hooks
@@ -83,6 +84,7 @@ def test_seeds_train_in_a_group_and_equal_single_runs(tmp_path):
         find_run("g", tmp_path)
     again = resume_seeds("g", root=tmp_path)
     assert [seed.status for seed in again.seeds] == ["done", "done"]  # nothing was left to do
+    assert module.SeedResult.__annotations__["status"] is TrainResult.__annotations__["status"]
     said = group_summary(again)[-1]
     assert said.startswith("highest evaluation, by which the policy was chosen: ") and said.endswith("of 2 of 2 seeds")
 

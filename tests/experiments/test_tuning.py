@@ -14,6 +14,7 @@ import palaestra
 from palaestra.cli.main import main
 from palaestra.config.dimensions import first_values, with_values
 from palaestra.core import CheckpointError, ConfigError, Linear, PalaestraError
+from palaestra.envs.tiny import Chain
 from palaestra.experiments import RunDirectory, Search, load_config, preset, search_space, study, tuning
 from palaestra.experiments.seeds import GroupResult, SeedResult
 from palaestra.rollout import Evaluation
@@ -133,6 +134,17 @@ def test_the_preset_is_the_best_of_the_search_with_its_fresh_score(tmp_path, tra
     assert loaded.algorithm.learning_rate == pytest.approx(first.fresh_score)
     assert json.loads((tmp_path / "summary.json").read_text())["winners"][0]["trial"] == first.trial
     assert len([name for name in trained.names if name.startswith("trial")]) == found.complete == 4
+
+
+def test_each_task_has_a_study_of_its_own(tmp_path, trained, monkeypatch):
+    """A second algorithm was refused as another study; classes and `__` were no names."""
+    monkeypatch.chdir(tmp_path)
+    search, space = Search(trials=1, fresh_seeds=2, top=1), {"algorithm__learning_rate": (1e-4, 1e-2)}
+    for algorithm, env in ((palaestra.SAC, "Pendulum-v1"), (palaestra.PPO, Chain)):
+        found = palaestra.tune(algorithm, env, config=preset(algorithm, env), search=search, space=space)
+        assert {one.path: one.high for one in found.space}["algorithm.learning_rate"] == 1e-2
+    names = sorted(path.name for path in Path("studies").iterdir())
+    assert names == ["ppo_palaestra.envs.worlds.tabular-Chain", "sac_Pendulum-v1"]
 
 
 def test_a_study_that_was_ended_goes_on_to_the_same_trials(tmp_path, trained, monkeypatch):

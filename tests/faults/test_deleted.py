@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from palaestra import Trainer
+from palaestra.core import RunLostError
 from palaestra.experiments import RunDirectory
+from palaestra.training import Callback
 from tests.cli.parts import exit_code, output, train
+from tests.experiments.parts import config_of, trained
 from tests.faults.parts import COMMAND, child_environment, logged
+from tests.runs.test_lineage import contents
 
 LONG = ("--trainer.total-env-steps", "100000", "--trainer.log-every-steps", "16", "--trainer.eval-every-steps", "0")
 
@@ -41,11 +45,11 @@ SIZES = ("--algorithm.unroll-length", "8", "--algorithm.network.hidden-sizes", "
 
 
 @pytest.mark.parametrize("what", ["runs/run", "runs/run/checkpoints", "runs"])
-def test_a_deleted_run_directory_ends_the_run_with_3_and_one_message(deleting, capsys, what):
+def test_a_deleted_run_directory_ends_the_run_with_5_and_one_message(deleting, capsys, what):
     """D7: nothing is made again, and a record lies beside where it was, if there is a folder for it."""
     deleting(what)
     end = ("--trainer.checkpoint-every-steps", "64") if "checkpoints" in what else ()
-    assert exit_code(*ARGUMENTS, *SIZES, *LONG, *end) == 3
+    assert exit_code(*ARGUMENTS, *SIZES, *LONG, *end) == 5
     text = output(capsys)
     assert text.count("RunLostError") == 1
     assert "is gone: it was deleted, moved or unmounted while the run went on" in text
@@ -63,7 +67,7 @@ def test_a_deleted_run_directory_ends_the_run_with_3_and_one_message(deleting, c
 def test_a_directory_that_is_deleted_at_the_very_end_is_noticed(deleting, capsys, monkeypatch):
     """D7: between the last row of metrics and the end of the run."""
     deleting("runs/run", iterations=3)
-    assert exit_code(*ARGUMENTS, *SIZES, "--trainer.total-env-steps", "192", "--trainer.log-every-steps", "10000") == 3
+    assert exit_code(*ARGUMENTS, *SIZES, "--trainer.total-env-steps", "192", "--trainer.log-every-steps", "10000") == 5
     assert "is gone" in output(capsys)
 
 
@@ -94,3 +98,28 @@ def test_a_directory_that_is_deleted_by_another_process(tmp_path, wait_until):
     assert text.count("is gone") == 1
     assert "Traceback" not in text
     assert (tmp_path / "runs" / "run.lost.json").exists()
+
+
+class Moved(Callback):
+    """Moves the run away, and begins another of its name."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def iteration_ended(self, trainer, updates):
+        runs = self.run.parent
+        if not (runs / "before").exists():
+            self.run.rename(runs / "before")
+            RunDirectory.create(config_of(runs, run__name="run"))
+            self.found = contents(self.run)
+
+
+@pytest.mark.parametrize("writes", ["eval", "checkpoint", "log"])
+def test_a_run_writes_nothing_into_another_that_has_its_name_by_now(tmp_path, writes):
+    """Its policies, evaluations and checkpoints went there, and its end."""
+    periods = {f"trainer__{name}_every_steps": 16 if name == writes else 0 for name in ("eval", "checkpoint")}
+    log_every_steps, moved = 16 if writes == "log" else 10_000, Moved(tmp_path / "run")
+    with pytest.raises(RunLostError, match=r"the run directory .*run is gone: it was deleted, moved"):
+        trained(tmp_path, "run", **periods, trainer__log_every_steps=log_every_steps, callbacks=[moved])
+    assert contents(tmp_path / "run") == moved.found
+    assert json.loads((tmp_path / "run.lost.json").read_text())["env_steps"] < 96

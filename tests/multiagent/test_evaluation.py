@@ -48,6 +48,15 @@ def test_late_rewards_count_in_full():
     assert result.parts["ticks"] == 5
 
 
+@pytest.mark.parametrize(("epsilon", "deterministic"), [(0.0, True), (0.1, False)])
+def test_an_evaluation_in_which_any_policy_explores_is_not_called_deterministic(epsilon, deterministic):
+    collector, actors = collector_of(Shop, num_envs=1, mapping={"buyer": "one", "*": "other"}, algorithm="dqn")
+    policies = {name: actor.policy for name, actor in actors.items()}
+    policies["other"].eval_epsilon = epsilon
+    result = evaluate_agents(policies, collector.envs, collector.policy_specs, episodes=1)
+    assert result.deterministic is deterministic
+
+
 def test_an_evaluation_leaves_training_as_if_nothing_had_happened():
     """Acting noise of its own; the collector's environments are not those of the evaluation."""
     results = []

@@ -1,11 +1,14 @@
 """Checkpoints of runs with many agents: what is resumed goes on bit for bit."""
 
+import numpy as np
 import pytest
 import torch
 
 from palaestra import PPO, NetworkConfig, PPOConfig, RunSeeds
-from palaestra.core import EnvError
-from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, assign_policies
+from palaestra.core import EnvError, restart, transition
+from palaestra.multiagent import MultiAgentCollector, MultiAgentEnvs, MultiAgentStep, assign_policies
+from palaestra.multiagent.acting import MappedPolicy
+from palaestra.policies import Phase, RandomPolicy, RulePolicy
 from palaestra.testing.algorithms import different
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
 from tests.multiagent.parts import RandomWorld, Shop
@@ -87,6 +90,51 @@ def test_an_unroll_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
             one.train_iter()
         results.append({k: v for k, v in one.algorithms["both"].state_tensors().items() if isinstance(v, torch.Tensor)})
     assert not different(*results)
+
+
+def test_a_reward_that_came_before_its_row_is_resumed():
+    """F25: it belongs to the action of the next row, wherever a checkpoint is between."""
+    spec = Shop().agents["painter"]
+    rule = RulePolicy(lambda seen: seen[:, 0].long(), spec.observation, spec.action)
+    policy_specs, seen = assign_policies({"painter": spec}, {"*": "all"}), np.zeros(2, np.float32)
+    early, mapped = (MappedPolicy(rule, policy_specs["all"], 1, delayed=True) for _ in range(2))
+    early.take(0, MultiAgentStep({"painter": restart(seen)}))
+    early.act(Phase.COLLECT, actions=[{}])
+    early.take(0, MultiAgentStep({}, late_rewards={"painter": [5.0]}))
+    mapped.load_state_dict(early.state_dict(), ())
+    for one in (early, mapped):
+        (row,) = one.take(0, MultiAgentStep({"painter": transition(seen, 0.0)}))
+        assert row.reward == 5.0 and not row.waiting
+
+
+def test_what_a_policy_draws_that_does_not_learn_is_resumed():
+    """F25: what it earned in an episode that a checkpoint cut, and in those after it."""
+    spec, mapping = Shop().agents["painter"], {"buyer": "learns", "painter": "chance"}
+    whole, second = (
+        collector_of(Shop, num_envs=1, mapping=mapping, chance=RandomPolicy(spec.observation, spec.action))[0]
+        for _ in range(2)
+    )
+    whole.unroll(5)
+    second.buffers["learns"].load_state_tensors(whole.buffers["learns"].state_tensors())
+    second.load_state(whole.state())
+    earned = []
+    for one in (whole, second):
+        one.unroll(50)
+        earned.append([episode.info["painter/return"] for episode in one.drain()])
+    assert len(earned[0]) > 3 and earned[0] == earned[1]
+
+
+def test_unrolls_of_less_than_a_step_go_on_where_they_were():
+    """F25: who replays learns after each of them, by the rows of the one before that had any."""
+    (whole, _), (second, _) = (
+        collector_of(lambda: Shop(delay=0), num_envs=1, mapping={"*": "both"}, algorithm="dqn") for _ in range(2)
+    )
+    for _ in range(9):
+        whole.unroll(0.25)
+    second.buffers["both"].load_state_tensors(whole.buffers["both"].state_tensors())
+    second.load_state(whole.state())
+    went_on, resumed = ([(info.rows, info.rows_of) for info in map(one.unroll, [0.25] * 8)] for one in (whole, second))
+    assert went_on == resumed and went_on[0] == (0, {"both": 1})
 
 
 def test_a_environment_that_does_not_replay_is_named():

@@ -24,6 +24,7 @@ from palaestra.multiagent.self_play import SelfPlay
 from palaestra.runs.matches import RunningPool
 from palaestra.testing.algorithms import different, parameters
 from palaestra.training import CheckpointStore, SimplePolicyManager, Trainer, TrainerConfig
+from tests.multiagent.parts import Shop
 
 CONFIG = SelfPlayConfig(pool_size=2, snapshot_period=2, newest_probability=0.25)
 
@@ -171,6 +172,54 @@ def test_a_return_against_a_snapshot_is_that_of_the_seat_that_the_policy_plays()
         episodes = [*collector.unroll(40).episodes, *collector.drain()]
         seen = [(one.episode_return, one.info["all/return"], one.info.get("self_play/score")) for one in episodes]
         assert len(seen) > 30 and set(seen) == expected
+
+
+class Advanced(Meeting):
+    """Who has the higher number earns far more in the first step of an episode, and less in every other."""
+
+    def begin_episode(self, seed):
+        self._worth = 100
+        return super().begin_episode(seed)
+
+    def advance(self, actions):
+        outcome, worth, self._worth = super().advance(actions), self._worth, -1
+        paid = {name: np.float32(worth * number) for number, name in enumerate(self.agents)}
+        steps = {name: step._replace(reward=paid[name]) for name, step in outcome.time_steps.items()}
+        return outcome._replace(time_steps=steps)
+
+
+def test_scores_of_episodes_that_a_checkpoint_cut_are_of_the_whole_episode():
+    """F25."""
+    config = SelfPlayConfig(pool_size=2, newest_probability=0.0)
+    (whole, ours), (second, theirs) = (collector_of(config, make=Advanced) for _ in range(2))
+    whole.unroll(2)
+    assert any(whole.state()["self_play"]["returns"])
+    theirs.load_state_tensors(ours.state_tensors())
+    second.buffers["all"].load_state_tensors(whole.buffers["all"].state_tensors())
+    second.load_state(whole.state())
+    went_on, resumed = ([*one.unroll(30).episodes, *one.drain()] for one in (whole, second))
+    assert len(went_on) > 3 and went_on == resumed
+
+
+def test_late_rewards_reach_the_action_that_earned_them():
+    """MARO-18: of the seat that is learned from, and of no other."""
+    collector, _ = collector_of(SelfPlayConfig(pool_size=2, newest_probability=0.0), make=lambda: Shop(3, 6))
+    collector.unroll(80)
+    buffer, learned = collector.buffers["all"], 0
+    for lane in range(buffer.num_lanes):
+        rows = buffer[buffer.in_time_order(lane)]
+        for row in torch.nonzero(rows.step_type[:-1] != StepType.LAST).flatten().tolist():
+            assert float(rows.reward[row + 1]) == 1000.0 * rows.observation[row, 0] + 10 * int(rows.action[row])
+            learned += 1
+    assert learned > 30
+
+
+def test_the_age_of_opponents_is_in_versions_of_the_policy_since_they_joined():
+    collector, ppo = collector_of(SelfPlayConfig(pool_size=1, snapshot_period=100, newest_probability=0.0))
+    collector.unroll(1)
+    ppo.policy.version = 7
+    episodes = [*collector.unroll(40).episodes, *collector.drain()]
+    assert {one.info["self_play/age"] for one in episodes} == {7.0}
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):

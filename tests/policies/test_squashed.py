@@ -52,6 +52,15 @@ def test_a_space_without_finite_bounds_is_refused(kind, spec):
         kind.build(SPEC, spec)
 
 
+@pytest.mark.parametrize("method", ["choose", "_action", "action"])
+def test_compiled_collection_does_not_pass_by_the_choice_of_a_subclass(method):
+    own = {method: lambda self, *given: getattr(DeterministicPolicy, method)(self, *given)}
+    mixed = type("Mixed", (type("Mixin", (), own), DeterministicPolicy), {})
+    both = type("Both", (DeterministicPolicy,), own | {"act_with": DeterministicPolicy.act_with})
+    policies = [kind.build(SPEC, BOX, exploration=GaussianNoise(0.1)) for kind in (DeterministicPolicy, mixed, both)]
+    assert [policy.acting_noise(OBSERVATION) is None for policy in policies] == [False, True, False]
+
+
 def test_the_best_action_of_the_squashed_gaussian_is_its_squashed_mean():
     policy = SquashedGaussianPolicy.build(SPEC, BOX)
     mean, _ = policy.network(OBSERVATION).chunk(2, -1)

@@ -12,6 +12,7 @@ from palaestra.core import (
     DiscreteSpec,
     StepType,
     TensorSpec,
+    TimeStep,
     game_over_of,
     restart,
     termination,
@@ -185,6 +186,18 @@ def test_the_memory_of_a_recurrent_policy_is_the_helpers():
     states = next(iter(communicator.sent[0].state.values()))[:, 0]
     assert not states[0].any() and states[2].any() and not torch.equal(states[2], states[3])
     assert helper.metrics is not None
+
+
+def test_a_memory_begins_in_its_initial_state_where_the_stream_begins_inside_an_episode():
+    config = PPOConfig(unroll_length=4, network=NetworkConfig(recurrent="gru", recurrent_size=5), mini_batch_length=2)
+    task = ComputationTask(PPO(OBSERVATION, CHOICE, config), learning="agent")
+    policy = task.algorithm.policy
+    zeros = policy.initial_state(1)
+    policy.network.initial_state = lambda count: zeros.map(lambda leaf: leaf.expand(count, -1) + 1)
+    helper, _, _ = helper_of(task)
+    helper.predict(transition(seen(1), 1.0))
+    expected = policy.act(TimeStep(0, observation=torch.tensor([[1.0, 1.0]])), policy.initial_state(1)).state
+    assert all(map(torch.equal, helper._hidden.values(), expected.values()))
 
 
 def test_rows_for_replay_lie_in_the_agents_own_lane():

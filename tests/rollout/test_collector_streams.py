@@ -133,6 +133,28 @@ def test_a_number_of_episodes_for_each_environment_is_met_exactly(same_step):
     assert all(after == FIRST for lane in kinds for before, after in itertools.pairwise(lane) if before == LAST)
 
 
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_unroll_joins_nothing_to_lanes_that_had_their_episodes_and_were_stepped_on_unseen(same_step, moved):
+    """TS-23: it begins new episodes, also where a checkpoint was between."""
+    collector, twin = (
+        Collector.of(env, make("dqn", env, capacity=400))
+        for env in (Numbered(LENGTHS, same_step=same_step), Numbered(LENGTHS, same_step=same_step))
+    )
+    collector.collect(n_episode=[1, 4, 1, 2])
+    if moved:
+        twin.buffer.load_state_tensors(collector.buffer.state_tensors())
+        twin.load_state(join_state(*split_state(collector.state())))
+        collector = twin
+    collector.unroll(6)
+    for lane, stream in enumerate(lanes_of(collector)):
+        rows = collector.buffer.in_time_order(lane)
+        joined = collector.buffer.is_start(rows[:-1])
+        pairs = list(itertools.pairwise(stream))
+        assert all(after[0] == before[0] + 1 for (before, after), one in zip(pairs, joined, strict=True) if one)
+        assert all(after[1] == FIRST for before, after in pairs if before[1] == LAST)
+
+
 def test_observation_statistics_are_of_what_was_collected_alone():
     """Lanes of unequal length are filled up; what stands there is counted with the next unroll, or was counted."""
     env = Numbered(LENGTHS)
@@ -227,7 +249,7 @@ def test_an_unroll_that_was_paused_and_moved_goes_on_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_a_pause_neither_loses_nor_repeats_a_row_of_lanes_that_answer_on_their_own(name):
-    """F22, F25: they answer in another order after it."""
+    """F22, F25: they answer in another order after it; rows from before it have their log-probabilities, too."""
     collector = paused_and_moved(name, num_ready=2)
     collector.unroll(9)
     assert not collector.unfinished
@@ -236,6 +258,13 @@ def test_a_pause_neither_loses_nor_repeats_a_row_of_lanes_that_answer_on_their_o
         assert stream == expected(lane, LENGTHS[lane], len(stream))
     acted = sum(kind != LAST for stream in streams for _, kind in stream[:-1])
     assert acted == collector.env_steps
+    if name == "ppo":
+        buffer = collector.buffer
+        rows = np.concatenate([buffer.in_time_order(lane)[:-1] for lane in range(buffer.num_lanes)])
+        seen, action = buffer.take("observation", rows), buffer.take("action", rows)
+        torch.testing.assert_close(
+            buffer.take("policy_info.log_prob", rows), collector.policy.behaviour(seen, action).log_prob
+        )
 
 
 # -- hooks and random actions

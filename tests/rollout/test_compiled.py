@@ -1,7 +1,10 @@
 """Acting and stepping in one graph gives what they give one after another."""
 
+import copy
 import itertools
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +49,7 @@ def uncompiled(monkeypatch):
     """
     programs: list[int] = []
 
-    def made(owner, method, example, changed=()):
+    def made(owner, method, example, checked):
         programs.append(len(example.noise))
         return partial(method, owner)
 
@@ -178,6 +181,32 @@ def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
     made.unroll(4)
     assert uncompiled == [4, 4]  # constants of the old one are gone
     assert (made.buffer.recent("step_type", 4) == 2).any(), "the wind blows every point away"
+
+
+def test_a_number_of_a_policy_that_changes_counts_and_ends_compiled_code(monkeypatch, caplog):
+    made, learner = collector()
+    policy: Any = learner.policy
+
+    class Leaning(type(policy)):
+        lean = 0
+
+        def act_with(self, observation, noise):
+            action, described = super().act_with(observation, noise)
+            return torch.full_like(action, self.lean), described
+
+    def frozen(owner, method, example, checked):
+        checked([SimpleNamespace(guard_type="CONSTANT_MATCH", name="self.policy.lean")])
+        then = copy.copy(owner)
+        then.policy = copy.copy(policy)
+        return partial(method, then)
+
+    monkeypatch.setattr(compiled, "compiled_method", frozen)
+    policy.__class__ = Leaning
+    made.compile()
+    for policy.lean in (0, 1, 0):
+        made.unroll(4)
+        assert (made.buffer.recent("action", 4) == policy.lean).all()
+    assert caplog.text.count("policy.lean has changed, which compiled code takes for a constant") == 1
 
 
 def test_a_policy_with_a_memory_acts_as_before(uncompiled):

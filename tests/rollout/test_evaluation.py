@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -13,7 +14,7 @@ from palaestra.core import ConfigError, SpecError, StepType
 from palaestra.envs import LaneEnvironment, SerialDriver, TimeLimit, Wrap, load
 from palaestra.policies import Phase, RandomPolicy
 from palaestra.rollout import Episode, EpisodeTracker
-from palaestra.rollout.evaluation import _may_not_end, evaluation_of
+from palaestra.rollout.evaluation import _may_not_end, evaluation_of, first_episodes
 from tests.algorithms.parts import collected, environment, make
 
 ENDLESS = "palaestra.envs.tiny:Endless"
@@ -188,6 +189,22 @@ def test_a_time_limit_ends_an_evaluation_with_what_has_ended_and_says_so():
     endless = LaneEnvironment(SerialDriver([load(ENDLESS, env_id=0, max_episode_steps=10**9)]), lane_seeds=[1])
     with pytest.raises(ConfigError, match=r"only 0 of 1 .* set a time limit on episodes"):
         evaluate(policy, endless, episodes=1, time_limit_s=0.05)
+
+
+def test_time_in_which_all_is_stopped_is_not_of_an_evaluation(monkeypatch):
+    """Ctrl-Z for an hour, of ten minutes that it may take; a step that does take long counts."""
+    clock, step_s = [0.0], [3600.0, *[8.0] * 9]
+    monkeypatch.setattr("palaestra.rollout.evaluation.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def play():
+        for seconds in step_s:
+            clock[0] += seconds
+            yield []
+        yield [Episode(1.0, 10, 0, {})]
+
+    assert len(first_episodes(play(), 1, 1, time_limit_s=83.0)) == 1
+    with pytest.raises(ConfigError, match="only 0 of 1"):
+        first_episodes(play(), 1, 1, time_limit_s=81.0)
 
 
 def test_an_evaluation_in_which_nothing_ends_takes_no_more_and_more_memory(monkeypatch):

@@ -75,6 +75,16 @@ def test_each_client_gets_its_own_rows(requests, max_batch_size):
     assert server.statistics.rows == sum(rows for _, rows in requests)
 
 
+def test_a_batch_is_in_the_order_of_its_clients_whoever_was_faster():
+    """What is drawn for each does not depend on that."""
+    batches = []
+    server = server_of(lambda rows: batches.append(rows.flatten().tolist()) or rows)
+    answers = [ask(server, client) for client in (5, 0, 3)]
+    with server:
+        assert [answer.result(LONG_S).item() for answer in answers] == [5, 0, 3]
+    assert batches == [[0, 3, 5]]
+
+
 def test_eight_blocked_clients_are_computed_in_fewer_calls():
     """PARL-17, PARL-23: eight threads that wait make one batch, long before the waiting time is over."""
     sizes = []

@@ -29,6 +29,12 @@ def config_of(algorithm, env, **settings):
             "ranks perturbations by what each earned in its own environment, and env.variants pay differently",
         ),
         (
+            "evolution_strategies",
+            "CartPole-v1",
+            {"env__num_envs": 6, "distributed__runtime": "local", "distributed__num_workers": 2},
+            "gives each of 2 workers 3, .* in pairs of opposite signs.*: 8 in all",
+        ),
+        (
             "decision_transformer",
             "Pendulum-v1",
             {"env__train_wrappers": SHAPED, "offline__data": "demo", "offline__fraction": 0.5, "offline__updates": 5},

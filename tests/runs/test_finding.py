@@ -1,11 +1,15 @@
 """Which run a name stands for, and what is said where it stands for none, or for several."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from palaestra.core import CheckpointError, ConfigError
-from palaestra.experiments import evaluate_run, find_run, find_runs
+from palaestra.experiments import RunDirectory, evaluate_run, find_run, find_runs, list_runs
+from palaestra.runs.lineage import for_new_run, fork_run
 from palaestra.runs.records import write_evaluation
-from tests.experiments.parts import written
+from tests.experiments.parts import config_of, written
 from tests.runs.test_kept_return import result
 
 
@@ -29,6 +33,8 @@ def test_a_group_is_no_run_and_its_best_is_named(group, find, name):
     with pytest.raises(ConfigError) as refusal:
         find(name, group.parent)
     assert str(refusal.value).startswith(of)
+    whole = "" if find is find_run else f"evaluation; all of them: palaestra.evaluate_runs([{str(group)!r}])"
+    assert str(refusal.value).endswith(whole)
 
 
 def test_of_a_group_without_evaluations_a_run_is_named_all_the_same(group):
@@ -55,3 +61,39 @@ def test_an_unknown_run_is_said_with_one_of_a_similar_name_or_the_newest(group):
     with pytest.raises(CheckpointError) as refusal:
         find_runs(["something else"], root)
     assert str(refusal.value) == f"there is no run 'something else'; {newest}"
+
+
+def test_a_copy_of_a_run_is_no_other_seed(group, caplog):
+    """`cp -r seed_0 seed_0.bak`, or a link to a seed, was another run in means and intervals."""
+    for name in ("bak", "seed_0.bak", ".stversions"):
+        shutil.copytree(group / "seed_0", group / name)
+    (group / "seed_best").symlink_to("seed_1")
+    whole = [group / f"seed_{seed}" for seed in range(3)]
+    assert [run.path for run in find_runs([group, group / "seed_1"])] == whole
+    assert [text.partition(" is a copy of ")[0] for text in caplog.messages] == [f"{group}/seed_0.bak", f"{group}/bak"]
+    assert f"{group}/bak is a copy of {group}/seed_0 and is left out" in caplog.text
+    (group / "seed_best").unlink()
+    (group / "seed_2/run.json").unlink()  # older ones have no id
+    assert len(find_runs([group, group / "seed_2"])) == 3
+    assert {path.name for path in list_runs(group)} == {"seed_0", "seed_1", "seed_0.bak", "bak"}
+
+
+def test_the_last_is_what_was_begun_last_whatever_files_have_changed_since(group):
+    """A run that went on, `chmod -R`, `cp -r` and `rsync` made an old one the last."""
+    begun = {"alone": "2025-12-01T10:00:00+01:00", "g/seed_0": "2025-12-01T09:30:00+00:00", "new": "nobody knows"}
+    written(group.parent, [], "new")
+    for name, started in begun.items():
+        RunDirectory(group.parent / name).write_info({"started": started})
+        (group.parent / name / "config.yaml").chmod(0o600)
+    found = [str(path.relative_to(group.parent)) for path in list_runs(group.parent)]
+    assert found == ["alone", "g/seed_0", "g/seed_1", "g/seed_2", "new"]
+    shutil.rmtree(group.parent / "new")
+    assert [run.path.parent for run in find_runs(["last"], group.parent)] == [group] * 3
+
+
+def test_a_new_run_is_none_of_the_group_that_one_is_in(group, monkeypatch):
+    """A fork of `seed_0` from inside became a member."""
+    monkeypatch.chdir(group)
+    RunDirectory("seed_0").checkpoints().save(5, {"trainer": {"step": 5}})
+    assert fork_run(RunDirectory("seed_0")).path.resolve() == group.parent / "g_seed_0_fork"
+    assert for_new_run(config_of(Path())).run.directory == ".."

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from palaestra.runtime import SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all
+from palaestra.runtime import CLOCK, SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all, supervision
 from palaestra.runtime.memory import SharedSemaphore
 
 NAME, PRELOAD = "the worker under test", ["palaestra.envs.stepping.worker"]
@@ -33,7 +33,7 @@ def fall(connection):
 
 
 def soon(seconds: float = 5.0) -> float:
-    return time.monotonic() + seconds
+    return CLOCK.now() + seconds
 
 
 @pytest.fixture
@@ -116,6 +116,43 @@ def test_d1_a_message_that_is_not_read_has_a_deadline(start):
         worker.send(bytes(64 << 20), soon(0.1))
     stop_all([worker], 0.1)
     assert worker.cause() == "was killed by signal 9 (SIGKILL)"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass where the test says so, besides those that do pass."""
+    true, seconds = time.monotonic, [0.0]
+    for kept in ("_stopped_s", "_counted_s"):
+        monkeypatch.setattr(CLOCK, kept, 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: true() + seconds[0])
+    return seconds
+
+
+def test_time_in_which_all_are_stopped_is_no_silence(start, clock, monkeypatch):
+    """F4: Ctrl-Z while an answer is waited for; the worker is stopped with it and goes on with it."""
+    worker, stops = start(echo), [3600.0, 3600.0]
+
+    class Released:
+        def acquire(self, block, timeout_s=None):
+            if block and stops:
+                clock[0] += stops.pop()
+                return False
+            return block
+
+    worker.receive(soon(20))
+    worker.acquire(Released(), soon())
+    assert not stops
+    wait = supervision.mp_connection.wait
+
+    def stopped(ends, timeout_s):
+        if clock[0] > 2 * 3600.0:
+            return wait(ends, timeout_s)
+        clock[0] += 3600.0
+        worker.send("at work again")
+        return []
+
+    monkeypatch.setattr(supervision.mp_connection, "wait", stopped)
+    assert worker.receive(soon()) == "at work again"
 
 
 def halves(connection):

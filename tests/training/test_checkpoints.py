@@ -217,3 +217,19 @@ def test_values_that_could_not_be_read_again_are_not_saved(tmp_path, monkeypatch
     with pytest.raises(CheckpointError, match=r"could not be read again: .* most of them in 'hook', and at most 2,000"):
         store.save(2, state(2) | {"hook": [0.5] * 1_000})
     assert store.load_newest()[0] == 1
+
+
+def test_a_fork_shares_what_its_parent_shared(tmp_path, monkeypatch):
+    """It had every piece of a buffer once for each checkpoint."""
+    monkeypatch.setattr(saving, "_SMALLEST", 1)
+    buffer, _ = filled(128, 2, 40)
+    parent, child = CheckpointStore(tmp_path / "parent", run_id="a"), CheckpointStore(tmp_path / "child", run_id="b")
+    for step in (1, 2):
+        parent.save(step, {"buffer": buffer.state_tensors()})
+    child.take_over(parent, 2)
+    for path in parent.steps():
+        names = [file.name for file in path.glob("*segment-*")]
+        first, again = (parent.directory / "step_0000000001", child.directory / path.name)
+        assert names and not any(os.path.samefile(first / name, again / name) for name in names)
+        assert all(os.path.samefile(child.directory / first.name / name, again / name) for name in names)
+    assert child.load_newest()[0] == 2

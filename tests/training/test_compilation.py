@@ -53,7 +53,7 @@ def pretended(monkeypatch, early):
     later = importlib.import_module("palaestra.training.compilation")
     made = {"compiled": [], "sent": []}
 
-    def compiled_method(owner, method, example, changed):
+    def compiled_method(owner, method, example, *rest):
         def call(batch):
             if method.__name__ != "preprocess_in_graph":
                 made["compiled"].append(owner.num_gradient_steps)
@@ -124,7 +124,7 @@ def test_all_is_prepared_that_a_pass_needs(monkeypatch, gradient_steps, policy_p
     """Terms that are due in other steps of an update have graphs of their own."""
     made = []
 
-    def compiled_method(owner, method, example, changed):
+    def compiled_method(owner, method, example, *rest):
         made.append(owner.is_due("actor"))
         return method
 
@@ -204,7 +204,7 @@ def test_a_budget_that_became_larger_may_be_worth_it(tmp_path, pretended, monkey
 
 
 def test_what_cannot_be_compiled_stays_eager_and_says_why_once(tmp_path, pretended, monkeypatch, caplog):
-    def refuse(owner, method, example, changed):
+    def refuse(owner, method, example, *rest):
         raise RuntimeError("graph break\n\nlong story\n  fast.h:3:1: fatal error: no such file\nand error: more")
 
     monkeypatch.setattr("palaestra.algorithms.compiled_steps.compiled_method", refuse)

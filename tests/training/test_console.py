@@ -51,11 +51,26 @@ def shown(terminal: bool, rows: list[dict[str, float]], width: int = 100) -> str
 def test_a_terminal_shows_a_panel():
     """Returns, speed, time left, the time split, episodes, the last evaluation."""
     text = shown(True, [ROW, {**ROW, "return_mean": 43.0, "eval/return_mean": 99.5}])
-    for part in ("ppo on CartPole-v1", "5,000 of 10,000", "2,500/s", "2 s left", "43.0", "99.5", "1,234 episodes"):
+    for part in ("ppo on CartPole-v1", "5,000 of 10,000", "2,500/s", "43.0", "99.5", "1,234 episodes"):
         assert part in text
     assert "environment 25% · acting 20% · learning 50% · waiting 5%" in text
     assert "▁█" in text
     assert "╭" in text
+
+
+def test_the_time_left_is_by_the_clock_and_by_what_was_done_last(monkeypatch):
+    """Evaluations were left out of it; updates on data, which come first, are quicker than env steps."""
+    clock, stream, steps = [0.0], io.StringIO(), 0
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    logger = ConsoleLogger("td3_bc", 10_000, Console(file=stream, force_terminal=True, width=100))
+    logger.start(START)
+    for seconds in [1.0] * 10 + [20.0] * 21:
+        steps, clock[0] = steps + 100, clock[0] + seconds
+        logger.metrics({**ROW, "env_steps": steps})
+        if steps == 1_000:
+            assert "1 min 30 s left" in stream.getvalue()
+    logger.close()
+    assert "23 min 00 s left" in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

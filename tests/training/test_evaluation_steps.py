@@ -1,6 +1,7 @@
 """When a trainer evaluates: a period, seconds, or a list of env steps."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,41 @@ def test_evaluations_may_come_at_a_list_of_steps(tmp_path):
     wanted = [0, *sorted({reached(step) for step in (30, 100, 110)}), reached(200), reached(310), reached(400)]
     assert steps == wanted
     assert len(steps) >= 6
+
+
+@pytest.mark.parametrize(("session", "expected"), [(1000, "---E---E---E--E"), (2, "---E---EE---E--E")])
+def test_seconds_between_evaluations_are_those_between_the_end_of_one_and_the_next(monkeypatch, session, expected):
+    """Longer ones than the period came after every iteration; sessions shorter than it never had one.
+
+    The second one is made twice where a signal breaks it off.
+    """
+    clock, calls, state = [0.0], [], {}
+    monkeypatch.setattr("palaestra.training.console.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def passed(what, seconds):
+        calls.append(what)
+        clock[0] += seconds
+        if what == "-" and calls.count("-") % session == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    hooks = Hooks(iteration_ended=lambda *_: passed("-", 1.0))
+    for _ in range(20):
+        made = trainer(
+            "ppo",
+            total=330,
+            eval_every_s=3.0,
+            evaluate=lambda policy: (passed("E", 10.0), evaluation_in()(policy))[1],
+            callbacks=[hooks],
+        )
+        if state:
+            made.load_state(state)
+        if made.run().status == "done":
+            break
+        state = made.state()
+    assert "".join(calls) == expected
+    state = made.state()
+    del state["trainer"]["seconds"]["evaluated"]  # as older versions saved it
+    made.load_state(state)
 
 
 def test_two_periods_of_evaluation_are_refused():

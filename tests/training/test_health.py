@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
-from palaestra.algorithms import C51Config, MuZeroConfig, PPOConfig
+from palaestra.algorithms import C51Config, FlashSACConfig, MuZeroConfig, PPOConfig, RewardScale, XQCConfig
 from palaestra.training import CheckpointStore, Health
 from tests.training.parts import Recorder, trainer
 
@@ -28,7 +29,9 @@ CONFIG = PPOConfig()
 def warned(rows: list[dict[str, float]], *, lanes: int = 1, on_data: int = 0, **options: Any) -> list[str]:
     """The warnings that rows of metrics lead to."""
     collector = SimpleNamespace(num_lanes=lanes, updates_made=on_data)
-    learner = SimpleNamespace(config=options.pop("config", CONFIG), rewards=None, bonus=options.pop("bonus", None))
+    scale = {name: options.pop(name) for name in ("reward_scale",) if name in options}
+    kept = {"config": options.pop("config", CONFIG), "bonus": options.pop("bonus", None)}
+    learner = SimpleNamespace(rewards=None, **kept, **scale)
     health, run = Health(**options), SimpleNamespace(algorithms={"policy": learner}, collector=collector)
     for number, row in enumerate(rows, start=1):
         row = {"env_steps": 1000 * number, **row}
@@ -214,6 +217,23 @@ def test_returns_beyond_the_range_of_values_are_warned_of(config, reached, count
     found = warned([row] * 5, config=config)
     assert len(found) == count and all("values reach from" in text for text in found)
     assert warned([row] * 5, config=config, bonus=object()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "gamma", "reached", "advice"),
+    [
+        (XQCConfig(gamma=0.9999), 0.9999, -10_000.0, "lower algorithm.gamma"),  # of rewards of 1 the bound is 1,000
+        (FlashSACConfig(min_return=0.0), 0.99, -90.0, "algorithm.min_return and algorithm.max_return one size"),
+        (XQCConfig(), 0.99, -90.0, None),
+    ],
+)
+def test_returns_beyond_the_range_of_scaled_values_are_warned_of(config, gamma, reached, advice):
+    scale = RewardScale(5.0)
+    rows = [CALM | {"discounted_return_mean": reached}] * 5
+    assert warned(rows, config=config, reward_scale=scale) == []  # no rewards, no scale
+    scale.merge(-torch.ones(8), gamma)
+    found = warned(rows, config=config, reward_scale=scale)
+    assert len(found) == (advice is not None) and all(advice in text for text in found)
 
 
 def test_the_first_reward_of_a_sparse_task_is_no_explosion():

@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +23,14 @@ from tests.faults.parts import child_environment
 ROOT = Path(__file__).resolve().parents[2]
 LANES = 4
 SMALL = {"network": NetworkConfig(hidden_sizes=(8,))}
+CLOCK = [0.0]
+
+
+class Hooked(PPO):
+    """Changes what its losses could read."""
+
+    def after_update(self, batch):
+        self.beta = 0.5
 
 
 class Push(TensorEnvironment):
@@ -82,36 +90,38 @@ class Slow(Callback):
     """Something that a member does by itself."""
 
     def iteration_ended(self, trainer, updates):
-        deadline = time.monotonic() + 0.05
-        while time.monotonic() < deadline:
-            pass
+        CLOCK[0] += 0.5
 
 
 class SlowPole(TensorCartPole):
     def transition(self, state, action):
-        deadline = time.monotonic() + 0.01
-        while time.monotonic() < deadline:
-            pass
+        CLOCK[0] += 0.25
         return super().transition(state, action)
 
 
-def test_what_is_done_together_is_of_each():
+@pytest.fixture
+def clock(monkeypatch):
+    """Only what is slow takes time."""
+    monkeypatch.setattr("palaestra.training.console.time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
+
+
+def test_what_is_done_together_is_of_each(clock):
     members = [trainer(A2C, SlowPole, seed, True) for seed in (0, 1, 2)]
-    run_together(members, *population(members))
-    spent = [one.time.train_s for one in members]
-    assert min(spent) > 0.7 * max(spent) > 0.1
-    assert max(one.time.seconds["waiting"] for one in members) < min(spent)
+    made, began = population(members), CLOCK[0]
+    run_together(members, *made)
+    assert [one.time.train_s for one in members] == pytest.approx([CLOCK[0] - began] * 3)
+    assert max(one.time.seconds["waiting"] for one in members) < CLOCK[0] - began
 
 
-def test_what_one_does_by_itself_is_no_learning_of_the_others():
+def test_what_one_does_by_itself_is_no_learning_of_the_others(clock):
     members = [trainer(A2C, TensorCartPole, seed, True) for seed in (0, 1, 2)]
     for one in members:
         one.callbacks.append(Slow())
     run_together(members, *population(members))
     for one in members:
         iterations = one.algorithm.num_gradient_steps
-        assert one.time.seconds["waiting"] >= 3 * 0.05 * (iterations - 1) > 0
-        assert one.time.train_s < one.time.seconds["waiting"]
+        assert one.time.seconds["waiting"] >= 3 * 0.5 * (iterations - 1) > 0
+        assert one.time.train_s == pytest.approx(0.0)
 
 
 REPLAY = {"learning_starts": 40, "mini_batch_size": 16}
@@ -210,6 +220,7 @@ def test_a_member_whose_gradient_is_not_finite_stays_as_it_is_and_the_others_lea
         (PPO, {"target_kl": 0.1}, "algorithm.target_kl"),
         (PPO, {"recompute_advantage": True}, "algorithm.recompute_advantage"),
         (PPO, {"network": NetworkConfig(recurrent="lstm")}, "algorithm.network.recurrent"),
+        (Hooked, {}, "Hooked with an after_update of your own"),
     ],
 )
 def test_what_cannot_be_had_side_by_side_is_refused_by_name(kind, settings, named):

@@ -29,9 +29,10 @@ from palaestra.core import (
     to_device,
 )
 from palaestra.core.errors import CheckpointError, ConfigError, NonFiniteError, refuses
-from palaestra.core.schedule import Linear, Piecewise, schedule_value
+from palaestra.core.schedule import schedule_value, schedules_of
 from palaestra.core.spec import TensorSpec, spec_leaves
 from palaestra.nn import CoreModel, EncoderOption, Precision
+from palaestra.nn.config import repeatable
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["Algorithm", "UpdateInfo"]
@@ -175,6 +176,10 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         self.rewards = _reward_weights(config, model)
         """What makes a number of a vector of rewards; `None` where a reward is a number."""
         model.replace_optimizers(config.optimizers)
+        if not type(self).__module__.startswith("palaestra."):
+            for name, component in model.component.items():
+                repeatable(component, f"the component {name!r} of {type(self).__name__}")
+        self._beside = _beside(policy, model)
         self.device, self.asked_device = torch.device("cpu"), "cpu"
         """The device on which it learns, and as it was asked for: `cuda` leaves it open which GPU replicas take."""
         self._moves = False  # whether that is not the CPU
@@ -184,7 +189,7 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         self.minibatch_generator = seeds.generator("minibatches")
         """Decides what is drawn from a source, and in which order it is learned from."""
         self._noise_generator = seeds.generator("noise")
-        self._schedules = {name: one for name, one in vars(config).items() if isinstance(one, Linear | Piecewise)}
+        self._schedules = schedules_of(config)
         self.numbers = torch.nn.Module()
         """Settings that follow schedules, as they are now: a buffer for each, 0-dim."""
         for name, schedule in self._schedules.items():
@@ -371,6 +376,9 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         }
         if self.policy.normalizer is not None:
             state |= {f"normalizer.{key}": value for key, value in self.policy.normalizer.state_dict().items()}
+        if self._beside:
+            held = self.policy.state_dict()
+            state |= {f"policy.{name}": held[name] for name in self._beside}
         return state | self.acting_tensors()
 
     def acting_tensors(self) -> dict[str, Tensor]:
@@ -412,6 +420,18 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
             )
         if self.policy.normalizer is not None:
             self.policy.normalizer.load_state_dict(saved)
+        if mine := {key: value for key, value in _those(state, "policy.").items() if key in self._beside}:
+            try:
+                self.policy.load_state_dict(mine, strict=False)  # older checkpoints have none of these
+            except RuntimeError as error:
+                raise CheckpointError(f"the saved tensors do not fit the policy: {error}") from error
+
+
+def _beside(policy: Policy, model: CoreModel) -> dict[str, bool]:
+    """Tensors of a policy that are neither in the model nor in the normaliser, and whether each wants a gradient."""
+    known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    held = {name: one for name, one in policy.state_dict(keep_vars=True).items() if not name.startswith("normalizer.")}
+    return {name: one.requires_grad for name, one in held.items() if isinstance(one, Tensor) and id(one) not in known}
 
 
 def _those(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 Papers: Danihelka et al. 2022, "Policy improvement by planning with Gumbel",
 https://openreview.net/forum?id=bERaNdoegnO; Silver et al. 2018, "AlphaZero", https://doi.org/10.1126/science.aar6404.
-Departures: the value learns from lambda-returns over the values that searches found, where AlphaZero takes the game's
-outcome alone (`trace_decay` 1); games are replayed in sequences.
+Departures: games are replayed in sequences; the value learns from lambda-returns over the values that searches found,
+and at the end of a sequence over the network's own, where AlphaZero takes the game's outcome. With `trace_decay` 1 it
+is that alone where the game ends within the sequence. Values are distributions over atoms, trained by cross-entropy.
+Which actions survive a halving of the root shows as their turn comes.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +69,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     gamma: Fraction[float] = 1.0
     """Discount per env step, in [0, 1]."""
     trace_decay: Fraction[Schedule] = 0.9
-    """Lambda of the returns, in [0, 1]: 0 trusts the search after the next move, 1 the outcome alone."""
+    """Lambda of the returns, in [0, 1]: 0 trusts the value after the next step, 1 rewards up to an end that is seen."""
     value_cost: NotNegative[Schedule] = 1.0
     """Weight of the value's cross-entropy."""
     max_grad_norm: Limit[float] = 5.0

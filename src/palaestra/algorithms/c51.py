@@ -59,13 +59,13 @@ class C51Config(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.6
+    priority_alpha: NotNegative[float] = 0.6
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    priority_beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = False
     """Whether the online network chooses the action whose target distribution is used."""
-    num_atoms: int = 51
+    num_atoms: Positive[int] = 51
     """Possible returns, evenly spaced."""
     min_return: Finite[float] = -10.0
     """Smallest of them; no return below it can be told apart."""

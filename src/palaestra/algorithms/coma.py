@@ -5,7 +5,8 @@ Departures: the team's reward is the mean over its members; an entropy bonus ins
 probabilities; Adam instead of RMSProp; members share a network that is told who acts, and have no memory; returns
 bootstrap from joint actions that the policy draws where none was taken: at the end of an unroll, and where an episode
 was cut off. The critic learns from all moments; a member that does not act has no action there. It sees the
-global state, or all observations where there is none, and not the actions before.
+global state, or all observations where there is none, and not the actions before. Actors are differentiated at the
+weights of the critic before its last step on an unroll.
 """
 
 import copy

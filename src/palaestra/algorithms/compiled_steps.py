@@ -1,7 +1,10 @@
 """`CompiledSteps`: gradient steps as compiled code."""
 
+import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -15,6 +18,7 @@ from palaestra.policies import Phase
 
 __all__ = ["CompiledSteps"]
 
+_log = logging.getLogger(__name__)
 _ROWS_IN_CACHE = 2048
 """Rows whose activations a core's cache holds, with hidden layers of 64 to 256 units: measured, 10 to 25% faster."""
 _AT_ONCE = 16
@@ -31,7 +35,9 @@ class CompiledSteps(Stepper):
     There is one graph for each set of periodic loss terms that are due together, for each place of the networks, and
     for each layout of what is learned from: names, shapes, strides and types of its fields. What belongs to the
     algorithm (parameters, settings, optimizer state) stays the same object in one place, so nothing of it is checked. A
-    call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small step.
+    call leads to the graph at once: the way through `torch.compile`'s own dispatch costs a sixth of a small step. Where
+    classes of the user's take part, each update looks at numbers that graphs take for constants: one that has changed
+    ends compiled code.
 
     A gradient that is not finite changes nothing. On a GPU it is found out when all steps of an update are made, unless
     running averages of batch normalisations follow each step; on a CPU after each.
@@ -49,6 +55,9 @@ class CompiledSteps(Stepper):
         are due: gradient steps before it, its own, and what one graph learns from, without values. `prepare` compiles
         for them."""
         self._unrolls: dict[Any, Minibatches] = {}  # by layout, what came to `preprocessed` before then
+        in_keys = "bfloat16", *(("num_gradient_steps", "_periods_began") if algorithm.term_periods else ())
+        parts = algorithm, *algorithm.model.modules(), *algorithm.policy.modules()
+        self._constants, self._has_left = Constants(algorithm, parts, but=in_keys), False
         owner = next(kind for kind in type(algorithm).__mro__ if "preprocess" in vars(kind))
         self._preprocesses = vars(owner).get("compiles_preprocess", False)
 
@@ -141,7 +150,7 @@ class CompiledSteps(Stepper):
         groups = minibatches.in_parts(self._in_a_row(len(minibatches)))
         layout, graph = _layout(groups[0].rows), None
         for several in groups:
-            if graph is None or algorithm.term_periods:
+            if graph is None or algorithm.term_periods or algorithm.after_step is not None:
                 graph = self._graph("one_step", layout, several)
             made = graph(several.rows)
             steps = (self._counted(*step) for step in ([made] if len(several) == 1 else made))
@@ -157,6 +166,7 @@ class CompiledSteps(Stepper):
 
     def awaited(self, info: UpdateInfo) -> UpdateInfo:
         """With what waits for the steps on a GPU, whose metrics begin to come to main memory now."""
+        self._look()
         if self._asks_later:
             info.awaited = AwaitedMetrics(self._algorithm, info.records).require_finite
         return info
@@ -190,6 +200,7 @@ class CompiledSteps(Stepper):
         return tuple([term for term in algorithm.term_periods if algorithm.is_due(term, later=later)])
 
     def _graph(self, name: str, layout: Any, example: Minibatches) -> Callable[[Batch], Any]:
+        self._look()
         key = name, len(example), self._due(), self._algorithm.model.moves, self._algorithm.bfloat16, layout
         graph = self._graphs.get(key)
         if graph is None:
@@ -200,13 +211,80 @@ class CompiledSteps(Stepper):
                 raise ConfigError(f"{type(self._algorithm).__name__} cannot be compiled: {kind}: {said}") from error
         return graph
 
+    def _look(self) -> None:
+        """Leaves compiled code where it would go on with a value that has changed; then the same calls are made."""
+        if self._has_left or not (changed := self._constants.changed()):
+            return
+        self._graphs.clear()
+        self._has_left = self._algorithm.stays_eager = True
+        self._algorithm.leave_eager()
+        _log.warning(
+            "%s.%s has changed, which compiled code takes for a constant, so that gradient steps are made without it "
+            "from now on; to stay compiled, make it a tensor that is changed in place and that checkpoints have: in "
+            "self.model, as a buffer of the policy, or in state_tensors",
+            *(type(self._algorithm).__name__, changed),
+        )
+
     def _made(self, name: str, example: Minibatches) -> Callable[[Batch], Any]:
         algorithm = self._algorithm
         method = preprocess_in_graph if name == "preprocess" else getattr(type(algorithm), name)
+        if self._has_left:
+            call = partial(method, algorithm)
+            return call if len(example) == 1 else lambda rows: [call(one) for one in example.of(rows)]
         changed = list(algorithm.model.state_tensors().values())
         if len(example) == 1:
-            return compiled_method(algorithm, method, example.rows, changed)
-        return recorded_calls(algorithm, method, example.rows, example.of, changed)
+            return compiled_method(algorithm, method, example.rows, changed, self._constants.note)
+        return recorded_calls(algorithm, method, example.rows, example.of, changed, self._constants.note)
+
+
+class Constants:
+    """Plain values of an owner that its compiled code takes for constants, where classes of the user's may change them.
+
+    Args:
+        owner: whose methods are compiled.
+        parts: what it consists of; if all is the library's, nothing changes and nothing is looked at.
+        but: attributes of the owner that may change.
+    """
+
+    def __init__(self, owner: Any, parts: Iterable[Any], *, but: Sequence[str] = ()) -> None:
+        self._owner, self._but = owner, but
+        self._looks = any(type(part).__module__.partition(".")[0] not in ("palaestra", "torch") for part in parts)
+        self._taken: dict[str, tuple[Callable[[Any], Any], Any]] = {}
+
+    def note(self, guards: Sequence[Any]) -> list[bool]:
+        """Takes down what code depends on; `compiled_method` calls it, and checks nothing then.
+
+        Args:
+            guards: PyTorch's.
+        """
+        for guard in guards if self._looks else ():
+            path = _OF_CLASS.sub(r"\1.\2", guard.name)  # an object may get an attribute of that name later
+            found = _PATH.fullmatch(path) if guard.guard_type in ("CONSTANT_MATCH", "EQUALS_MATCH") else None
+            if found and found[1] not in self._but:
+                read = eval(f"lambda owner: owner.{found[1]}", {})
+                if _is_plain(value := read(self._owner)):
+                    self._taken[found[1]] = read, value
+        return [False] * len(guards)
+
+    def changed(self) -> str:
+        """The path of one that is another now; empty where none is."""
+        for path, (read, taken) in self._taken.items():
+            try:
+                now = read(self._owner)
+            except (AttributeError, LookupError):
+                return path
+            if now is not taken and (type(now) is not type(taken) or now != taken):
+                return path
+        return ""
+
+
+_OF_CLASS = re.compile(r"dict\(type\(([^()]+)\)(?:\.__mro__\[\d+\])?\.__dict__\)\['(\w+)'\]")
+_NAME = r"(?!__|training\b)\w+"  # not what belongs to a phase
+_PATH = re.compile(rf"(?:self|algorithm)\.({_NAME}(?:\.{_NAME}|\[(?:-?\d+|'[^']*')\])*)")
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, int | float | str | None)
 
 
 def preprocess_in_graph(algorithm: Any, batch: Batch) -> Batch:

@@ -1,7 +1,9 @@
 """Conservative Q-learning, for a fixed data set: SAC whose critics distrust actions that the data does not have.
 
 Paper: Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation (4), CQL(H), with the importance-weighted estimate
-of its appendix F. Departures: those of `SAC`; the weight of the conservative term is fixed.
+of its appendix F. Departures: those of `SAC`; the weight of the conservative term is fixed. Unlike the authors' code:
+targets have the entropy of the next action, there is one learning rate, the actor does not begin by cloning, and
+networks have two layers, not three.
 """
 
 import math
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Offline, Schedule, SpecTree
@@ -49,7 +51,7 @@ class CQLConfig(AlgorithmConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     conservative_cost: NotNegative[Schedule] = 5.0
     """Alpha of equation (4): weight of the gap between values in general and values of the data's actions."""

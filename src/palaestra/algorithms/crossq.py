@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
 from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
@@ -53,7 +53,7 @@ class CrossQConfig(AlgorithmConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden_sizes=(256, 256), activation="relu", batch_norm=True)

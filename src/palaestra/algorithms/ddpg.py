@@ -2,7 +2,8 @@
 
 Paper: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, equations (4) to (6) and algorithm 1. Departures:
 independent Gaussian instead of Ornstein-Uhlenbeck noise; one learning rate; neither weight decay nor batch
-normalisation; actor and critic are differentiated at the same weights, then stepped together.
+normalisation; two layers of 256 units instead of 400 and 300; actor and critic are differentiated at the same weights,
+then stepped together.
 """
 
 import copy

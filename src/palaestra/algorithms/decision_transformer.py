@@ -70,7 +70,7 @@ class DecisionTransformerConfig(AlgorithmConfig):
     """Weight of the entropy at the start, online; nats of the loss per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 1e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy of the policy that the temperature aims at, nats; by default -1 for each number of a box, and a tenth of
     the largest possible one for each choice."""
 

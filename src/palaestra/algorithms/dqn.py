@@ -5,7 +5,8 @@ https://arxiv.org/abs/1509.06461, equation (4); dueling networks: Wang et al. 20
 equation (9); prioritised replay: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, algorithm 1; noisy networks:
 Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, equation (12); n-step targets: Sutton and Barto 2018, equation
 (7.1), without off-policy correction.
-Departures: Adam instead of RMSProp; the Huber loss stands for the clipped error.
+Departures: Adam instead of RMSProp; gradients are clipped by norm; the Huber loss stands for the clipped error; the
+minibatches of an update are drawn at once.
 """
 
 from dataclasses import dataclass, field
@@ -60,9 +61,9 @@ class DQNConfig(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.6
+    priority_alpha: NotNegative[float] = 0.6
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    priority_beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""

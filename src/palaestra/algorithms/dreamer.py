@@ -6,7 +6,8 @@ Departures: Adam with gradients cut by their norm, instead of LaProp and adaptiv
 the place of blocks; values learn from imagined steps alone; sequences begin with the state as it was stored, and a few
 steps bring it up to date; what is imagined begins at some rows of a sequence, evenly spaced; the range of returns is
 that of what the last update's policy imagines from the beginnings of its sequences, so that no row's loss depends on
-another row; an action mask is honoured in acting, and no imagined action is forbidden.
+another row; an action mask is honoured in acting, and no imagined action is forbidden; LayerNorm for RMSNorm; bins
+reach to `max_return`; in evaluation latents and actions are the most probable ones.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class DreamerConfig(AlgorithmConfig):
     """Sequences in a minibatch, each of `mini_batch_length` time steps."""
     mini_batch_length: AboveOne[int] = 32
     """Time steps in a sequence that are learned from; states are stored once in as many."""
-    burn_in: int = 4
+    burn_in: NotNegative[int] = 4
     """Time steps before them that only bring the stored state up to date."""
     unroll_length: Positive[float] = 16
     """Time steps collected from every environment before each update."""

@@ -2,7 +2,8 @@
 
 Paper: Salimans et al. 2017, https://arxiv.org/abs/1703.03864, algorithm 2 with the mirrored sampling and rank-based
 fitness shaping of section 2.1. Departures: every lane of the environment acts with a perturbation of its own during one
-unroll, and is scored by the episodes that lie inside it. A lane without rows, of a late worker, is left out.
+unroll, and is scored by the episodes that lie inside it; parameters are not regularised unless `weight_decay` is given.
+A lane without rows, of a late worker, is left out.
 """
 
 import logging
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionStrategiesConfig(AlgorithmConfig):
-    """Hyperparameters of `EvolutionStrategies`. The population is the number of environments, best an even one."""
+    """Hyperparameters of `EvolutionStrategies`. The population is the number of environments, even in each worker."""
 
     learning_rate: NotNegative[Schedule] = 0.02
     """Step size of Adam; a number or a schedule."""
@@ -33,7 +34,7 @@ class EvolutionStrategiesConfig(AlgorithmConfig):
     """Time steps that every perturbation is tried for; some episodes should fit."""
     noise_std: Positive[float] = 0.1
     """Sigma: standard deviation of the perturbations, units of the parameters."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative[float] = 0.0
     """Pull of the parameters towards 0, in proportion to them."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by their running mean and variance."""

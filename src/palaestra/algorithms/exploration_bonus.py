@@ -116,7 +116,9 @@ class LearnedReward(ABC):
 
     @final
     def normalized(self, observation: Any) -> Any:
-        """Observations as the networks see them; integers stay as they are.
+        """Observations as the networks see them: boxes of numbers normalised, if any of the leaves is a float.
+
+        Pictures, booleans and choices stay as they are, and so do integers without a float beside them.
 
         Args:
             observation: leaves [..., *observation].
@@ -240,7 +242,8 @@ class RandomNetworkDistillation(ExplorationBonus):
 
         novelty = mean (f̂(x') − f(x'))²
 
-    Paper: Burda et al. 2019, https://arxiv.org/abs/1810.12894, section 2.2.
+    Paper: Burda et al. 2019, https://arxiv.org/abs/1810.12894, section 2.2. Departures: pictures are scaled to [0, 1]
+    and not normalised; statistics of other observations begin with the rows of the first update, not with random steps.
 
     Args:
         config: see `BonusConfig`.

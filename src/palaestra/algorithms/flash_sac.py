@@ -64,7 +64,7 @@ class FlashSACConfig(AlgorithmConfig):
     """Standard deviation of a normal distribution over raw actions whose entropy the temperature aims at."""
     longest_noise: Positive[int] = 16
     """Steps that the noise of actions is held for at most while collecting, see `HeldNoise`; 1 draws it in each."""
-    num_atoms: int = 101
+    num_atoms: Positive[int] = 101
     """Q, possible scaled returns, evenly spaced."""
     min_return: Finite[float] = -5.0
     """Smallest of them, see `RewardScale`."""

@@ -3,7 +3,8 @@
 Paper: Park et al. 2025, https://arxiv.org/abs/2502.02538, section 4, algorithm 1; numbers as in its code. Chunks of
 actions are those of Li et al. 2025, https://arxiv.org/abs/2507.07969. Departures:
 where values are scaled, by their mean size over all the data of an update, before its first gradient step; actions of
-policies that have to be deterministic (evaluated, exported) are made of the noise 0 instead of random noise.
+policies that have to be deterministic (evaluated, exported) are made of the noise 0 instead of random noise; chunks
+that an end cuts are learned from; critics' layers are normalised before their activation, the authors' behind it.
 """
 
 import dataclasses

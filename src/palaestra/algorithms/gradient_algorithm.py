@@ -83,11 +83,19 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
 
     bfloat16 = False
     """Whether products of gradient steps are rounded to it; `set_precision` says so."""
+    stays_eager = False
+    """Whether compiled code was left, for it takes a value for a constant that changes; checkpoints keep that."""
     _compiled: CompiledSteps | None = None
 
     def _begin(self, seeds: RunSeeds) -> None:
         self.bonus = bonus_of(self.config, self.policy, self.model, self.plan, seeds)
         super()._begin(seeds)
+        if untrained := [name for name, wants_gradient in self._beside.items() if wants_gradient]:
+            raise ConfigError(
+                f"the policy of {type(self).__name__} has parameters that are in no component of self.model, so that "
+                f"nothing trains them: {', '.join(untrained)}; add what they belong to as a component, or freeze what "
+                "is not learned by requires_grad_(False)"
+            )
         self._together: dict[tuple[str, ...], list[tuple[tuple[str, ...], list[str]]]] = {}
         self._has_prepared, self._periods_began = False, 0  # and what `preprocess`, `noise` return was looked at
         self.mixes_rows = self.model.has_batch_norm
@@ -357,6 +365,8 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     def compile(self, *, after: int = 0) -> None:
         """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.
 
+        Where `stays_eager`, nothing is compiled.
+
         Args:
             after: gradient steps; an update that begins before them is not compiled.
 
@@ -369,11 +379,18 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         for optimizer in self.model.optimizers.values():
             optimizer.require_compilable()
         self.targets.pair()
-        self._compiled = CompiledSteps(self, after)
+        self._compiled = None if self.stays_eager else CompiledSteps(self, after)
 
     def leave_eager(self) -> None:
         """Takes `compile` back: all updates from now on are eager."""
         self._compiled = None
+
+    def state_tensors(self) -> dict[str, Any]:
+        return super().state_tensors() | ({"stays_eager": 1} if self.stays_eager else {})
+
+    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
+        super().load_state_tensors(state)
+        self.stays_eager = bool(state.get("stays_eager"))
 
     @property
     def examples(self) -> Mapping[Any, Any]:

@@ -15,7 +15,7 @@ from palaestra.algorithms.config import BonusConfig
 from palaestra.algorithms.exploration_bonus import CuriosityModule, LearnedReward, RandomNetworkDistillation, own_reward
 from palaestra.core import Batch, ConfigError, Plan, Replay, RunSeeds, schedule_value, seeded_initialisation
 from palaestra.core.tree import to_device, tree_leaves, tree_map
-from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption
+from palaestra.nn import CoreModel, Network, NetworkConfig, OptimizerOption, without_mask
 from palaestra.ops import Moments, merge
 from palaestra.policies import Policy, StochasticPolicy
 
@@ -58,7 +58,7 @@ class AdversarialReward(LearnedReward):
                 f"{'leave out network.recurrent' if policy.state_spec else 'an algorithm such as ppo'}"
             )
         layers = NetworkConfig(hidden_sizes=config.hidden_sizes, activation="tanh")
-        pair = {"observation": policy.observation_spec, "action": policy.action_spec}
+        pair = {"observation": without_mask(policy.observation_spec), "action": policy.action_spec}
         self.trained["reward"] = Network(pair, 1, layers)
         if self._infers:
             self.trained["potential"] = Network(policy.observation_spec, 1, layers)

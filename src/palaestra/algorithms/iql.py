@@ -2,8 +2,8 @@
 
 Paper: Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169, equations (5) to (7) and algorithm 1. Departures: value,
 critics and actor are differentiated at the same weights, then stepped together; the actor's learning rate is constant
-unless it is given a schedule; the policy's mean and log standard deviation have no bounds, unlike those of the authors'
-code.
+unless it is given a schedule, where the paper's falls along a cosine; the policy's mean and log standard deviation have
+no bounds, unlike those of the authors' code.
 """
 
 import copy

@@ -2,7 +2,8 @@
 
 Paper: Dabney et al. 2018, https://arxiv.org/abs/1806.06923, equations (2) to (4).
 Departures: acting averages evenly spaced fractions instead of random ones, so it draws no random numbers; risk-averse
-distortions are left out. N-step targets and double Q-learning are optional.
+distortions are left out; 8 fractions for prediction and target, where Dopamine has 64; gradients are clipped by norm.
+N-step targets and double Q-learning are optional.
 """
 
 from dataclasses import dataclass, field
@@ -59,9 +60,9 @@ class IQNConfig(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.6
+    priority_alpha: NotNegative[float] = 0.6
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    priority_beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = False
     """Whether the online network chooses the action whose target quantiles are used."""

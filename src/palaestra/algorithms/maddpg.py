@@ -3,7 +3,7 @@
 Paper: Lowe et al. 2017, https://arxiv.org/abs/1706.02275, equations (5) and (6) and algorithm 1.
 Departures: members share a network that is told who acts, while each has a critic and a reward of its own; independent
 Gaussian noise; critics learn from all moments, also those in which their member does not act, so that its reward after
-its end counts as 0.
+its end counts as 0; actor and critics are differentiated at the same weights, then stepped together.
 """
 
 from dataclasses import dataclass, field

@@ -3,7 +3,8 @@
 Paper: Yu et al. 2022, https://arxiv.org/abs/2103.01955, section 3 and appendix A; the clipped surrogate is that of PPO,
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation (7).
 Departures: the team learns from one reward, the mean over its members, so all members of a moment share one advantage;
-members share a network that is told who acts; feedforward networks; values are not normalised, and not clipped.
+members share a network that is told who acts; feedforward networks; values are not normalised, and not clipped, and
+their error is squared, where the paper has the Huber loss with a delta of 10.
 """
 
 from dataclasses import dataclass, field

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.config import AlgorithmConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, DataSource, Replay, Schedule, SpecTree
@@ -58,7 +58,7 @@ class MASACConfig(AlgorithmConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy of a member, in nats, that the temperature aims at; by default minus the number of its action's parts."""
 
     plan_class = Replay

@@ -2,7 +2,8 @@
 
 Paper: Cobbe et al. 2021, https://arxiv.org/abs/2009.04416, algorithm 1 and equations (1) to (4).
 Departures: policy and value are trained equally often in the policy phase; the value error is not clipped; the value
-networks see observations normalised as of today.
+networks see observations normalised as of today; 16 policy phases, not 32, between two auxiliary ones; networks for
+vectors have layers of numbers, where the paper has convolutions.
 """
 
 from collections.abc import Iterator, Mapping

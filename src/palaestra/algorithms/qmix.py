@@ -60,7 +60,7 @@ class QMIXConfig(AlgorithmConfig):
     """Whether the online network chooses the actions whose target values are used."""
     mixing: Literal["monotonic", "sum"] = "monotonic"
     """How members' values become the team's: by a network that rises with each, or as their sum, which is VDN."""
-    mixing_size: int = 32
+    mixing_size: Positive[int] = 32
     """Units of the mixing network."""
     max_grad_norm: Limit[float] = 10.0
     """Gradients are clipped to this Euclidean norm over all parameters."""

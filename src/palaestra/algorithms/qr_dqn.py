@@ -2,7 +2,8 @@
 
 Paper: Dabney et al. 2018, https://arxiv.org/abs/1710.10044, equations (9) to (13), algorithm 1.
 Departures: n-step targets, double Q-learning, dueling and noisy layers are optional; double Q-learning is off, as in
-the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN).
+the paper. The Huber loss is divided by its delta, as in the authors' next paper (IQN); 50 quantiles instead of 200;
+gradients are clipped by norm.
 """
 
 from dataclasses import dataclass, field
@@ -58,13 +59,13 @@ class QRDQNConfig(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.6
+    priority_alpha: NotNegative[float] = 0.6
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    priority_beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = False
     """Whether the online network chooses the action whose target quantiles are used."""
-    num_quantiles: int = 50
+    num_quantiles: Positive[int] = 50
     """N, returns that describe the distribution of each action, at the fractions (i + 1/2) / N."""
     huber_delta: Positive[float] = 1.0
     """Error above which the loss grows linearly: kappa of equation (9)."""

@@ -4,8 +4,8 @@ Paper: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX, sect
 n-step double Q-learning, and priorities that mix the largest and the mean error of a sequence.
 Departures: the Huber loss on unscaled values instead of the squared error on rescaled ones; sequences do not end with
 their episode, the memory starts anew in the next one; they are drawn uniformly unless `prioritized` is set; all
-environments explore with the same epsilon; the memory sees the last action and reward only where `env.inputs` shows
-them.
+environments explore with the same epsilon; states are stored with every `mini_batch_length`-th row, where sequences
+begin; the memory sees the last action and reward only where `env.inputs` shows them.
 """
 
 from dataclasses import dataclass, field
@@ -66,13 +66,13 @@ class R2D2Config(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = False
     """Whether data of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.9
+    priority_alpha: NotNegative[float] = 0.9
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = 0.6
+    priority_beta: Fraction[Schedule] = 0.6
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     mini_batch_length: Positive[int] = 20
     """Time steps in a sequence that are learned from; memories are stored once in as many."""
-    burn_in: int = 10
+    burn_in: NotNegative[int] = 10
     """Time steps before them that only bring the memory up to date."""
     huber_delta: Limit[float] = 1.0
     """Error above which the loss grows linearly."""

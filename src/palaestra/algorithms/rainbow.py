@@ -3,7 +3,7 @@
 Paper: Hessel et al. 2018, https://arxiv.org/abs/1710.02298, section "The Integrated Agent": distributional, double,
 dueling, n-step, prioritised and noisy.
 Departures: noise is drawn for every row rather than once for a minibatch; there is no epsilon; priorities are
-the cross-entropy instead of the divergence.
+the cross-entropy instead of the divergence; gradients are clipped by norm.
 """
 
 from dataclasses import dataclass, field
@@ -61,13 +61,13 @@ class RainbowConfig(AlgorithmConfig):
     """Gradients are clipped to this Euclidean norm over all parameters."""
     prioritized: bool = True
     """Whether transitions of large error are drawn more often, as in Schaul et al. 2016."""
-    priority_alpha: float = 0.5
+    priority_alpha: NotNegative[float] = 0.5
     """Power of the priority, at least 0; 0 draws all equally often."""
-    priority_beta: Schedule = field(default_factory=lambda: Linear(0.4, 1.0))
+    priority_beta: Fraction[Schedule] = field(default_factory=lambda: Linear(0.4, 1.0))
     """How far importance weights correct for that, in [0, 1]; 1 is completely."""
     double: bool = True
     """Whether the online network chooses the action whose target distribution is used."""
-    num_atoms: int = 51
+    num_atoms: Positive[int] = 51
     """Possible returns, evenly spaced."""
     min_return: Finite[float] = -10.0
     """Smallest of them; no return below it can be told apart."""

@@ -3,7 +3,8 @@
 Paper: Tarasov et al. 2023, https://arxiv.org/abs/2305.09836, equations (2) and (3), and section 3: networks of three
 layers, normalised in the critics, and large minibatches. Departures: those of `TD3`; the scale of the action values is
 their mean size over all the data of an update, before its first gradient step; where a time limit cut the episode, no
-next action is in the data and the critics are not held to any.
+next action is in the data and the critics are not held to any; critics' layers are normalised before their activation,
+where the authors' are behind it.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Randomized ensembled double Q-learning: many critics, many gradient steps per env step.
 
 Paper: Chen et al. 2021, https://arxiv.org/abs/2101.05982, algorithm 1. Departures: those of `SAC`; the actor's step is
-made together with the last one of the critics.
+made together with the last one of the critics; the target entropy is SAC's, where the authors' code has that of MBPO.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from palaestra.algorithms import parts
-from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive
+from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Finite, Fraction, NotNegative, Positive
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
 from palaestra.core import Batch, ConfigError, DataSource, Replay, Schedule, SpecTree
@@ -56,9 +56,9 @@ class REDQConfig(AlgorithmConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
-    subset_size: int = 2
+    subset_size: Positive[int] = 2
     """M, critics drawn for each gradient step, whose minimum is the target."""
     policy_period: Positive[int] = 20
     """Gradient steps of the critics for each one of actor and temperature."""

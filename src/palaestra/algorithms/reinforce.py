@@ -2,7 +2,8 @@
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696, section 4; Sutton and Barto 2018, section 13.3.
 Departures: only steps whose episode ended inside the unroll are learned from, since there is no value to bootstrap
-from; for the same reason a time limit counts as an end; the baseline is the mean return of the unroll.
+from; for the same reason a time limit counts as an end; the baseline is the mean return of the unroll; all steps weigh
+the same, where the book weighs step t by γᵗ.
 """
 
 from dataclasses import dataclass, field

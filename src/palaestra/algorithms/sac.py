@@ -14,7 +14,7 @@ from palaestra.algorithms import parts
 from palaestra.algorithms.config import AlgorithmConfig, BonusConfig, Fraction, NotNegative, Positive, replay_plan
 from palaestra.algorithms.gradient_algorithm import GradientAlgorithm, Losses
 from palaestra.algorithms.targets import Targets
-from palaestra.core import Batch, DataSource, Plan, Replay, Schedule, SpecTree
+from palaestra.core import Batch, DataSource, Finite, Plan, Replay, Schedule, SpecTree
 from palaestra.nn import CoreModel, EnsembleNetwork, NetworkConfig, OptimizerOption
 from palaestra.ops import mean_of, squared_errors
 from palaestra.policies import SquashedGaussianPolicy
@@ -52,7 +52,7 @@ class SACConfig(AlgorithmConfig):
     """Alpha at the start, units of return per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 3e-4
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy in nats that the temperature aims at; by default minus the number of action dimensions."""
     normalize_observation: bool = False
     """Whether the policy normalises observations by the running mean and variance of the rows learned from."""

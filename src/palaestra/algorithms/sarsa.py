@@ -4,7 +4,7 @@ Source: Rummery and Niranjan 1994; Sutton and Barto 2018, equations (10.1) and (
 SARSA with lambda-returns. The next action is the one that was actually taken.
 Departures: where no next action was taken, at a truncation and at the end of the unroll, its value is the expectation
 under the epsilon-greedy policy (expected SARSA, Sutton and Barto 2018, equation 6.9). There is neither a replay buffer
-nor a target network.
+nor a target network. Lambda-returns are computed forwards, without traces; the Huber loss; Adam.
 """
 
 from dataclasses import dataclass, field

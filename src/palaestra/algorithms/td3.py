@@ -2,7 +2,7 @@
 
 Paper: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477, algorithm 1, equations (10) and (14). Departures: an
 actor that is due is differentiated at the same weights as the critics, then stepped together with them; noise is in
-units of raw actions, which lie in [-1, 1].
+units of raw actions, which lie in [-1, 1]; networks and minibatches of the size of the authors' later code.
 """
 
 import copy

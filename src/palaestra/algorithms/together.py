@@ -365,6 +365,7 @@ def _numbers_of(members: Sequence[GradientAlgorithm[Any, Any]]) -> list[str]:
 def _require_possible(pattern: GradientAlgorithm[Any, Any]) -> None:
     """Refuses what cannot be learned side by side, by the name of the setting."""
     optimizers = pattern.model.optimizers.values()
+    defined_in = getattr(pattern.after_update, "__module__", "palaestra.")  # losses would not see what it changes
     refused = {
         "algorithm.network.recurrent": pattern.policy.state_spec,
         "algorithm.mini_batch_length": (pattern.plan.mini_batch_length or 1) > 1,
@@ -375,6 +376,7 @@ def _require_possible(pattern: GradientAlgorithm[Any, Any]) -> None:
         "algorithm.target_kl": pattern.stop_early,
         "algorithm.recompute_advantage": pattern.preprocesses_each_epoch,
         "a hook after each gradient step": pattern.after_step,
+        "an after_update of your own": not defined_in.startswith("palaestra."),
         "an optimizer of torch.optim, or kept lengths": any(o.option.torch_class or o.lengths for o in optimizers),
     }
     if found := [reason for reason, given in refused.items() if given]:

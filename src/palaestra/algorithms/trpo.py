@@ -1,9 +1,9 @@
 """Trust region policy optimization: a natural gradient step as long as a bound on the divergence allows.
 
 Paper: Schulman et al. 2015, https://arxiv.org/abs/1502.05477, equation (14), section 6 and appendix C.
-Departures: advantages are generalised and standardised; the value is a network trained by Adam on each unroll; the
-line search starts at the longest step the quadratic model of the divergence allows, as in the paper, and keeps the old
-policy where no shorter one improves the surrogate.
+Departures: advantages are generalised and standardised; the Fisher matrix is that of the whole unroll; the value is a
+network trained by Adam on each unroll; the line search starts at the longest step the quadratic model of the divergence
+allows, as in the paper, and keeps the old policy where no shorter one improves the surrogate.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class TRPOConfig(AlgorithmConfig):
     """Iterations of the conjugate gradient method."""
     num_line_steps: Positive[int] = 10
     """Step lengths tried, each 0.8 times the one before."""
-    value_learning_rate: Schedule = 1e-3
+    value_learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of Adam for the value network; a number or a schedule."""
 
     mini_batch_length: ClassVar[int] = 1

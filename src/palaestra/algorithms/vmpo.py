@@ -3,7 +3,8 @@
 Paper: Song et al. 2019, https://arxiv.org/abs/1909.12238, section 3; the bounds of means and deviations apart as in
 Abdolmaleki et al. 2018, https://arxiv.org/abs/1812.02256. Departures: the temperature is the one of least loss over a
 whole unroll instead of one step of Adam towards it; an unroll is gone through several times, in minibatches, and the
-better half is that of the whole unroll; advantages are generalised; multipliers are learned through their logarithm.
+better half is that of the whole unroll; advantages are generalised; values are not divided by running statistics
+(PopArt); multipliers are learned through their logarithm, from 5.
 """
 
 import math

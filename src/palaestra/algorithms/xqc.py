@@ -58,9 +58,9 @@ class XQCConfig(AlgorithmConfig):
     """Alpha at the start, scaled returns per nat."""
     temperature_learning_rate: NotNegative[Schedule] = 1e-3
     """Step size of the temperature; 0 leaves it as it is."""
-    target_entropy: float | None = None
+    target_entropy: Finite[float | None] = None
     """Entropy in nats that the temperature aims at; by default minus half the number of action dimensions."""
-    num_atoms: int = 101
+    num_atoms: Positive[int] = 101
     """Q, possible scaled returns, evenly spaced."""
     min_return: Finite[float] = -5.0
     """Smallest of them, see `RewardScale`."""

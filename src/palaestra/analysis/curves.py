@@ -21,7 +21,10 @@ from palaestra.runs.records import is_number, say_once
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["Axis", "Curve", "Statistic", "compare_runs", "curves_of", "read_metrics", "save_plot", "terminal_plot"]
+__all__ = [
+    "Axis", "Comparison", "Curve", "Statistic",
+    "compare_runs", "curves_of", "read_metrics", "save_plot", "terminal_plot",
+]  # fmt: skip
 
 Axis: TypeAlias = Literal["steps", "time", "episodes"]
 """What lies on the x axis of a curve."""
@@ -303,7 +306,7 @@ def x_label(curves: Sequence[Curve], x: Axis = "steps") -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One difference between two runs."""
+    """How two runs, or groups of seeds, differ: their settings and their curves."""
 
     differences: dict[str, tuple[Any, Any]]
     """Settings by path: (of the first, of the second); seeds, names and directories left out. One of learning that was
@@ -327,10 +330,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; of the curves, their last points."""
-        ends = [
-            {"label": c.label, "value": float(c.value[-1]), "ci95": [float(c.low[-1]), float(c.high[-1])]}
-            for c in self.curves
-        ]
+        last = [(c.label, *(float(one[-1]) for one in (c.value, c.low, c.high))) for c in self.curves]
+        ends = [{"label": label, "value": value, "ci95": [low, high]} for label, value, low, high in last]
         return {**vars(self), "curves": ends}
 
 
@@ -355,10 +356,9 @@ def compare_runs(
     metric = metric or shown_metric([*one, *other])
     drawn = [_only_curve(runs, name, metric, x) for runs, name in ((one, first), (other, second))]
     curves = [curve for curve, _ in drawn]
-    ignored = ("run.seed", "run.name", "run.directory")
-    differences = {
-        path: pair for path, pair in changes_between(one[0].config, other[0].config).items() if path not in ignored
-    }
+    differences = changes_between(one[0].config, other[0].config)
+    for path in ("run.seed", "run.name", "run.directory"):
+        differences.pop(path, None)
     had = [(_had_before(run), flat_settings(run.config)) for run in (one[0], other[0])]
     for path, step in dict.fromkeys([*had[0][0], *had[1][0]]):
         was = [before.get((path, step), now.get(path)) for before, now in had]

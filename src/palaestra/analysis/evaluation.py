@@ -1,10 +1,9 @@
-"""What runs have left: their policies, evaluations and films of these, and the data that they learned from."""
+"""What runs have left: their policies, evaluations of these, and the data that they learned from."""
 
 import functools
 import itertools
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.config.config import on_cpu
-from palaestra.core import CheckpointError, ConfigError, RunSeeds, import_extra, readable
-from palaestra.core.files import whole_file
+from palaestra.core import CheckpointError, ConfigError, RunSeeds, readable
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import saved_pool
 from palaestra.ops import Interval, elo_ratings, mean_interval
@@ -32,11 +30,9 @@ __all__ = [
     "evaluate_run",
     "evaluate_runs",
     "export_data",
-    "film_episode",
     "policies_of_run",
     "policy_of_run",
     "rate_runs",
-    "write_film",
 ]
 
 
@@ -95,11 +91,11 @@ def evaluate_run(
 
     Raises:
         CheckpointError: there is no such run, or it has no such policy.
-        ConfigError: `episodes` is less than 1, or a return is asked of a policy that acts for none.
+        ConfigError: it is a group of several, `episodes` is less than 1, or a return is asked of a policy that acts for
+            none.
     """
-    if not isinstance(episodes, int) or episodes < 1:
-        raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
-    directory = find_run(name, root)
+    require_episodes(episodes)
+    directory = find_run(name, root, of_all="palaestra.evaluate_runs([{!r}])")
     learner, policies = policies_of_run(directory, which)
     if target_return is not None:
         if not math.isfinite(target_return):
@@ -113,6 +109,16 @@ def evaluate_run(
             policy.target_return = target_return
     own = {"seed": learner.config.run.seed + (FRESH_SEED if seed is None else seed), **_pool_of(directory, which)}
     return learner.evaluation()(policies, episodes=episodes, deterministic=deterministic, **own)
+
+
+def require_episodes(episodes: int) -> None:
+    """Refuses what is no number of episodes.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(episodes, int) or episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; it must be a whole number of at least 1")
 
 
 def _pool_of(directory: RunDirectory, which: str | int) -> dict[str, Any]:
@@ -155,19 +161,23 @@ def evaluate_runs(
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
 
 
-def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple[Learner, dict[str, Policy]]:
+def policies_of_run(
+    name: str | Path | RunDirectory, which: str | int = "best", *, root: str | Path = "runs"
+) -> tuple[Learner, dict[str, Policy]]:
     """The policies that a run has kept, by name, those that do not learn included.
 
     Args:
+        name: path or name of the run, or `last`; or its directory.
         which: `best` of its evaluations, `last`, or the env steps of a checkpoint.
 
     Returns:
         What learned in the run, and the policies.
 
     Raises:
-        CheckpointError: it has none such; the message names the checkpoints there are.
-        ConfigError: `which` is none of these.
+        CheckpointError: there is no such run, or it has none such; the message names the checkpoints there are.
+        ConfigError: `which` is none of these, or it is a group of several.
     """
+    directory = _directory(name, root)
     learner = learner_of(on_cpu(directory.config))
     if which == "best":
         if not [*directory.path.glob("evals/*.json"), *directory.path.glob("policy/**/policy.json")]:
@@ -183,6 +193,10 @@ def policies_of_run(directory: RunDirectory, which: str | int = "best") -> tuple
     return learner, _inside(directory, policies)
 
 
+def _directory(name: str | Path | RunDirectory, root: str | Path) -> RunDirectory:
+    return name if isinstance(name, RunDirectory) else find_run(name, root)
+
+
 def _inside(directory: RunDirectory, policies: dict[str, Policy]) -> dict[str, Policy]:
     """Policies that know the run's wrappers, which those saved by older versions do not say."""
     for policy in policies.values():
@@ -190,16 +204,18 @@ def _inside(directory: RunDirectory, policies: dict[str, Policy]) -> dict[str, P
     return policies
 
 
-def policy_of_run(directory: RunDirectory, which: str | int = "best") -> Policy:
+def policy_of_run(name: str | Path | RunDirectory, which: str | int = "best", *, root: str | Path = "runs") -> Policy:
     """The policy that a run has kept.
 
     Args:
+        name: see `policies_of_run`.
         which: see `policies_of_run`.
 
     Raises:
-        CheckpointError: it has none such; the message names the checkpoints there are.
+        CheckpointError: there is no such run, or it has none such; the message names the checkpoints there are.
         ConfigError: `which` is none of these, or the run has several policies.
     """
+    directory = _directory(name, root)
     _, policies = policies_of_run(directory, which)
     if len(policies) > 1:
         raise ConfigError(f"{directory.path} has the policies {', '.join(policies)}; use `policies_of_run`")
@@ -357,43 +373,3 @@ def _unrated(label: str, learner: Any) -> str:
         "together. Train each agent for itself, by ppo or dqn, with --agents.self-play.pool-size 10 or with "
         f"--agents.sharing separate: {how}"
     )
-
-
-def write_film(path: Path, frames: Sequence[np.ndarray], fps: int) -> None:
-    """Writes an mp4 or a gif.
-
-    Args:
-        frames: uint8 [H, W, 3].
-        fps: frames per second.
-
-    Raises:
-        MissingExtraError: imageio is not installed.
-    """
-    imageio = import_extra("imageio.v3", "video", "writing a film")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    gif = path.suffix == ".gif"
-    options = {"loop": 0, "duration": 1000 / fps} if gif else {"fps": fps, "macro_block_size": 2}
-    with whole_file(path) as temporary:
-        data = imageio.imwrite("<bytes>", np.stack(frames), extension=path.suffix, **options)
-        if not gif and b"moov" not in data:  # ffmpeg writes the index last, and imageio does not say that it has failed
-            raise OSError("ffmpeg could not finish it; is the disk for temporary files full?")
-        temporary.write_bytes(data)
-
-
-def film_episode(learner: Learner, policies: Mapping[str, Policy], path: Path) -> None:
-    """Films one episode of policies, without a screen.
-
-    Args:
-        learner: of the run.
-        policies: that act, by name.
-        path: of the film, .mp4 or .gif.
-
-    Raises:
-        ConfigError: the environment draws no pictures, or a package for them is missing.
-    """
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
-    scenes = list(learner.play(policies, episodes=1, seed=0, window=False))
-    frames = [scene.picture for scene in scenes if scene.picture is not None]
-    if not frames:
-        raise ConfigError(f"{learner.config.env.name} draws no pictures")
-    write_film(path, frames, scenes[0].fps)

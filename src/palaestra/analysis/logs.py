@@ -7,6 +7,7 @@ to a checkpoint. So a log that begins anew counts from its last beginning. `Logg
 import csv
 import io
 import math
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from palaestra.analysis.curves import thinned_metrics
 from palaestra.core import CheckpointError, ConfigError, import_extra
 from palaestra.core.reading import opened, opened_text, parse_json, read_bytes
 from palaestra.runs import RunDirectory, read_evaluations
+from palaestra.runs.run_directory import without_copies
 
 __all__ = ["LoggedRun", "read_logs"]
 
@@ -84,7 +86,7 @@ class LoggedRun:
 
 
 def read_logs(path: str | Path) -> list[LoggedRun]:
-    """Every run in a file or below a folder; of a folder with several logs of one run, one is read.
+    """Every run in a file or below a folder; of a folder with several logs of one run, one is read, as of copies.
 
     Known are runs of this library, `evaluations.npz`, `progress.csv` and `*.monitor.csv` of Stable-Baselines3,
     `result.json` and `progress.csv` of RLlib, TensorBoard events (CleanRL, Tianshou), and tables with the columns
@@ -99,22 +101,28 @@ def read_logs(path: str | Path) -> list[LoggedRun]:
     path = Path(path)
     if path.exists() and not path.is_dir():
         return _file(path)
+    if (path / "metrics.jsonl").exists():
+        return [_own(path)]
     found: list[LoggedRun] = []
     folders = {file.parent for file in _files(path)}
     for folder in sorted(folders):
         found += _folder(folder)
+    once = without_copies([run.directory for run in found if run.directory])
+    found = [run for run in found if run.directory in (None, *once)]
     if not found:
         raise ConfigError(f"there is no log in {path}; known are {', '.join(_READERS)}, and runs of palaestra")
     return found
 
 
 def _files(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for number, file in enumerate(folder.rglob("*")):
-        if number >= _MOST_FILES:
+    """Its logs; what is hidden is not whole yet, or an old version of something."""
+    found, seen = list[Path](), 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if (seen := seen + len(names)) > _MOST_FILES:
             raise ConfigError(f"{folder} has more than {_MOST_FILES} files; name the folders of the runs")
-        if file.name == "metrics.jsonl" or any(file.match(pattern) for pattern in _READERS):
-            found.append(file)
+        files = [Path(place, name) for name in names]
+        found += [one for one in files if one.name == "metrics.jsonl" or any(map(one.match, _READERS))]
     return found
 
 

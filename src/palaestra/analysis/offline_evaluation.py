@@ -19,7 +19,7 @@ from palaestra.buffers import ReplayBuffer
 from palaestra.core import ConfigError, RunSeeds, StepType, TimeStep, seeded_initialisation, spec_leaves, tree_map
 from palaestra.core.batch import Batch
 from palaestra.envs import EnvConfig
-from palaestra.nn import EnsembleNetwork, NetworkConfig
+from palaestra.nn import EnsembleNetwork, NetworkConfig, without_mask
 from palaestra.ops import Interval, t_quantile
 from palaestra.policies import ObservationNormalizer, Policy, raw_actions
 from palaestra.runs.data import read_for
@@ -209,7 +209,7 @@ class _Values(nn.Module):
 
     def __init__(self, policy: Policy, members: int) -> None:
         super().__init__()
-        spec = {"observation": policy.observation_spec, "action": policy.raw_action_spec}
+        spec = {"observation": without_mask(policy.observation_spec), "action": policy.raw_action_spec}
         self.network = EnsembleNetwork(spec, 1, members, NetworkConfig(hidden_sizes=(64, 64), activation="relu"))
         known = any(leaf.dtype.is_floating_point for leaf in spec_leaves(spec).values())
         self.normalizer = ObservationNormalizer(spec) if known else None

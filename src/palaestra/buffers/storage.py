@@ -196,33 +196,44 @@ class MappedFiles(Storage):
         self._made: dict[str, str] = {}  # what each new file is of; some file systems ignore case
 
     def allocate(self, name: str, shapes: Shapes) -> dict[str, Tensor]:
+        self._make(name, shapes, {})
+        return {path: self._mapped(name, path, shape, dtype) for path, (shape, dtype) in shapes.items()}
+
+    def allocate_blocks(self, name: str, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Blocks:
+        name, lanes, block = f"{name}.{path}", shape[1], (BLOCK_ROWS, *shape[2:])
+        slots = _blocks(shape), -(-(_LENGTH + _size(block, dtype)) // _PAGE) * _PAGE
+        needed: Shapes = {"which": ((lanes,), torch.int64), "open_rows": ((2, lanes, *block), dtype)}
+        self._make(name, {**needed, f"of {slots}": ((0,), torch.uint8)}, {"blocks": math.prod(slots)})
+        which, open_rows = (self._mapped(name, one, *spec) for one, spec in needed.items())
+        mapped = self._mapped(name, "blocks", slots, torch.uint8)
+        return Blocks(which, open_rows, BlockFile(self._file(name, "blocks"), mapped.numpy()))
+
+    def _make(self, name: str, shapes: Shapes, holes: Mapping[str, int]) -> None:
+        """Makes files of zeros where there are none; those of `holes` take room where something is written.
+
+        The layout is there as `.tmp` while they are made, so that files without one have lost it.
+        """
         layout = {path: [list(shape), str(dtype)] for path, (shape, dtype) in shapes.items()}
         described = self.directory / f"{name.replace('/', '_')}.json"
         self._require_apart(name, shapes, new=not described.exists())
         if described.exists():
             self._require_same(described, layout)
-        else:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.directory).free
-            _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")
-            for path, (shape, dtype) in shapes.items():
-                _reserve(self._file(name, path), _size(shape, dtype))
-            temporary = described.with_suffix(".tmp")
-            temporary.write_text(json.dumps(layout))
-            temporary.rename(described)  # last: a folder with a description is whole
-        return {path: self._mapped(name, path, shape, dtype) for path, (shape, dtype) in shapes.items()}
-
-    def allocate_blocks(self, name: str, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Blocks:
-        lanes, block = shape[1], (BLOCK_ROWS, *shape[2:])
-        slots = _blocks(shape), -(-(_LENGTH + _size(block, dtype)) // _PAGE) * _PAGE
-        needed = {"which": ((lanes,), torch.int64), "open_rows": ((2, lanes, *block), dtype)}
-        found = self.allocate(f"{name}.{path}", needed | {f"of {slots}": ((0,), torch.uint8)})
-        file = self._file(f"{name}.{path}", "blocks")
-        if not file.exists():
-            with file.open("wb") as made:  # takes room on the disk where something is written
-                made.truncate(math.prod(slots))
-        mapped = self._mapped(f"{name}.{path}", "blocks", slots, torch.uint8)
-        return Blocks(found["which"], found["open_rows"], BlockFile(file, mapped.numpy()))
+            return
+        making, files = described.with_suffix(".tmp"), [self._file(name, path) for path in (*shapes, *holes)]
+        if (left := next((file for file in files if file.exists()), None)) and not making.exists():
+            raise CheckpointError(
+                f"{described}, which says what {left.name} holds, is missing; bring it back, or give another directory"
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.directory).free
+        _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")
+        making.write_text(json.dumps(layout))
+        for path, (shape, dtype) in shapes.items():
+            _reserve(self._file(name, path), _size(shape, dtype))
+        for path, size in holes.items():
+            with self._file(name, path).open("wb") as file:
+                file.truncate(size)
+        making.rename(described)  # last: a folder with a description is whole
 
     def _mapped(self, name: str, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         file, size = self._file(name, path), _size(shape, dtype)

@@ -121,8 +121,8 @@ _TABLE = (
     Command("show-code", "ALGORITHM", "the file that is the algorithm", ".inspect:show_code", "ppo --flat"),
     Command("bench", "[ALGORITHM] ENVIRONMENT", "env steps per second", ".inspect:bench", "CartPole-v1"),
     Command("check-env", "ENVIRONMENT", "check an environment", ".inspect:check_env", "my_package:MyEnvironment"),
-    Command("env", "WHAT", "Python environments", "", "create robotics"),
-    Command("env create", "FAMILY...", "one for packages that exclude others", ".environments:create", "robotics"),
+    Command("venv", "WHAT", "Python environments", "", "create robotics"),
+    Command("venv create", "FAMILY...", "one for packages that exclude others", ".environments:create", "robotics"),
     Command("doctor", "", "check this installation", ".inspect:doctor"),
     Command("completion", "bash|zsh|fish", "a script for the shell", ".completion:completion", "bash"),
 )
@@ -135,8 +135,9 @@ ELSEWHERE = {"enjoy": "play", "watch": "play", "test": "eval", "run": "train", "
 _END = """
 `palaestra VERB --help` has each verb's options (of `train` those that are set most; `--help-all` has all);
 `palaestra --version` is this version. `--trust` opens runs of others that name code of their own.
-exit codes: 0 done, 2 configuration, 3 environment, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved),
-143 SIGTERM (saved; `serve` answers what it has accepted and ends with 0)
+exit codes: 0 done, 1 findings (`diagnose`), not verified (`verify`), requests unanswered (`serve`), 2 configuration,
+3 environment or workers, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved), 143 SIGTERM (saved; `serve`
+answers what it has accepted and ends with 0)
 """
 
 

@@ -1,4 +1,4 @@
-"""`palaestra env create`: a Python environment for packages that cannot be installed beside others."""
+"""`palaestra venv create`: a Python environment for packages that cannot be installed beside others."""
 
 import importlib.metadata
 import itertools
@@ -19,10 +19,10 @@ from palaestra.core.reading import read_json, read_text
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOptions:
-    """Options of `palaestra env create`."""
+    """Options of `palaestra venv create`."""
 
     folder: str | None = None
-    """Where to make it; by default a new folder `env-FAMILY` here. One that is there already is gone on with."""
+    """Where to make it; by default a new folder `venv-FAMILY` here. One that is there already is gone on with."""
     dry_run: bool = False
     """Print what would be installed, and do nothing."""
 
@@ -42,7 +42,7 @@ def create(names: list[str], options: EnvironmentOptions) -> int:
             listed = "".join(f"\n  {family:<12}{facts['is']}" for family, facts in known.items())
             raise ConfigError(f"there is no family {name!r}{did_you_mean(name, known)}; there are{listed}")
     packages = compatible({name: known[name]["packages"] for name in names})
-    folder = Path(options.folder or f"env-{'-'.join(names)}")
+    folder = Path(options.folder or f"venv-{'-'.join(names)}")
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     install = [str(python), "-m", "pip", "install", *library(), *packages]
     print(f"installs    {shlex.join(install[3:])}\nto          {folder}", flush=True)

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from palaestra.cli.commands import Command
@@ -48,14 +48,16 @@ def options_of(base: Any) -> list[Option]:
     Args:
         base: a configuration with the defaults.
     """
-    found, owners = list[Option](), {"": type(base)}
-    for setting in settings_of(type(base), vars(base)):
+    settings = list(settings_of(type(base), vars(base)))
+    found, owners, short = list[Option](), {"": type(base)}, short_names(settings)
+    for setting in settings:
         group, _, name = setting.path.rpartition(".")
         if (inside := dataclass_of(setting.hint)) is not None:
             owners[setting.path] = type(setting.value) if dataclasses.is_dataclass(setting.value) else inside
         elif setting.path not in _NOT_TYPED:
             text, is_own = _field_texts(owners[group]).get(name, ""), name in owners[group].__annotations__
-            found.append(Option(setting, _names(setting), _metavar(setting), text, is_own))
+            names = _names(setting) + [name for name, one in short.items() if one is setting]
+            found.append(Option(setting, names, _metavar(setting), text, is_own))
     return found
 
 
@@ -147,20 +149,27 @@ def choices(hint: Any) -> list[str]:
     return list(itertools.chain.from_iterable(map(choices, inner)))
 
 
-def short_names(hint: Any) -> list[str]:
-    """The short options that a field declares: `Annotated[int, "--seed"]`.
+def short_names(settings: Sequence[Setting]) -> dict[str, Setting]:
+    """The short options that fields declare, `Annotated[int, "--seed"]`, with what they set.
+
+    Those of a command itself come before those of its groups: `tune --time-limit` is of the search, not of its runs.
 
     Args:
-        hint: the field's type.
+        settings: of a command.
     """
-    return [entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, str) and entry.startswith("--")]
+    found = dict[str, Setting]()
+    for setting in sorted(settings, key=lambda one: one.path.count(".")):
+        for word in getattr(setting.hint, "__metadata__", ()):
+            if isinstance(word, str) and word.startswith("--"):
+                found.setdefault(word, setting)
+    return found
 
 
 def _names(setting: Setting) -> list[str]:
     name = "--" + setting.path.replace("_", "-")
     group, dot, last = name.removeprefix("--").rpartition(".")
     is_on = setting.value is True and _metavar(setting) == ""
-    return [name, *([f"--{group}{dot}no-{last}"] if is_on else ()), *short_names(setting.hint)]
+    return [name, *([f"--{group}{dot}no-{last}"] if is_on else ())]
 
 
 def _metavar(setting: Setting) -> str:

@@ -1,5 +1,6 @@
 """Reading what was typed after a verb: arguments, and options with the paths, types and checks of files."""
 
+import contextlib
 import functools
 import json
 import re
@@ -56,6 +57,10 @@ class JsonOptions:
             text: for people.
         """
         print(json.dumps(record) if self.json else printable(text))
+
+    def told(self) -> contextlib.AbstractContextManager[Any]:
+        """What is printed within is for people: with `--json` it goes to stderr, and stdout is for the record alone."""
+        return contextlib.redirect_stdout(sys.stderr) if self.json else contextlib.nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,9 +283,10 @@ def _value(option: str, words: list[str], known: Mapping[str, Setting]) -> tuple
             return mapping.path, {entry.replace("-", "_"): None if words == ["none"] else value_from_words(of, words)}
     except ConfigError as error:
         raise ConfigError(f"--{option}: {error}") from None
-    if "." in name and "override" in known:
-        setting = f"{name.replace('-', '_')}={','.join(words) or 'VALUE'}"
-        raise ConfigError(f"unknown option --{option}; a run that continues takes settings by --override {setting}")
+    short = _known(ExperimentConfig()).get(name) if "override" in known else None
+    if short is not None or ("." in name and "override" in known):
+        typed = f"{short.path if short else name.replace('-', '_')}={','.join(words) or 'VALUE'}"
+        raise ConfigError(f"unknown option --{option}; a run that continues takes settings by --override {typed}")
     raise ConfigError(f"unknown option --{option}{meant(name, known, '--{}') or '; --help says which there are'}")
 
 
@@ -318,8 +324,7 @@ def _known(base: Any) -> dict[str, Setting]:
     """
     settings = {setting.path: setting for setting in settings_of(type(base), vars(base))}
     known = {path.replace("_", "-"): setting for path, setting in settings.items() if not setting.is_group}
-    for path, (_, hint, value) in settings.items():
+    for path, (_, _, value) in settings.items():
         if shorthand := getattr(value, "shorthand", None):
             known[path.replace("_", "-")] = settings[f"{path}.{shorthand}"]
-        known |= {name.removeprefix("--"): settings[path] for name in short_names(hint)}
-    return known
+    return known | {name.removeprefix("--"): one for name, one in short_names([*settings.values()]).items()}

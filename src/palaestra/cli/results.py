@@ -21,7 +21,8 @@ class EvalOptions(RunOptions):
     episodes: AtLeastOne[int] = 20
     """Number of episodes of each run."""
     seed: int = 1_000_000
-    """Added to the seed of each run; 0 gives the episodes of its evaluations in training, which chose the policy."""
+    """Added to the seed of each run, so that each has episodes of its own; 0 gives those of its evaluations in
+    training, which chose its policy."""
     which: str = "best"
     """Which policy: best, last, or the env steps of a checkpoint."""
     stochastic: bool = False
@@ -99,12 +100,13 @@ def plot(names: list[str], options: PlotOptions) -> int:
     metric = options.metric_of(runs)
     curves = experiments.curves_of(runs, metric=metric, x=options.x, statistic=options.statistic)
     path = options.output and experiments.save_plot(curves, options.output, x=options.x, metric=metric)
+    with options.told():
+        if path:
+            print(f"plot        {path}")
+        elif not options.json:
+            options.draw(curves, metric)
     if options.json:
         print(json.dumps([vars(curve) for curve in curves], default=np.ndarray.tolist))
-    elif path:
-        print(f"plot        {path}")
-    else:
-        options.draw(curves, metric)
     return 0
 
 

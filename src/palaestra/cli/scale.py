@@ -17,11 +17,9 @@ class ScaleOptions(RunOptions):
 
 def scale(name: str, options: ScaleOptions) -> int:
     """Lets learners join or leave a run that goes on, which must have distributed.gradient_shards."""
-    if options.learners is None:
-        there, asked = experiments.count_learners(name, root=options.root)
-        said = f"learners    {there}{f', asked for {asked}' * (asked != there)}"
-        options.show({"there": there, "asked": asked}, said)
-        return 0
-    said = experiments.scale(name, learners=options.learners, root=options.root)
-    options.show({"learners": options.learners}, said)
+    said = options.learners is not None and experiments.scale(name, learners=options.learners, root=options.root)
+    there, asked = experiments.count_learners(name, root=options.root)
+    asked = options.learners or asked  # the run may have read it meanwhile, and logged nothing yet
+    now = f"learners    {there}{f', asked for {asked}' * (asked != there)}"
+    options.show({"there": there, "asked": asked}, said or now)
     return 0

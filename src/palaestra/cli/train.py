@@ -5,15 +5,15 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from palaestra import experiments
-from palaestra.cli.options import ExperimentOptions, parse, typed_settings
+from palaestra.cli.options import ExperimentOptions, JsonOptions, parse, typed_settings
 from palaestra.config.config import as_yaml
-from palaestra.core import AtLeastOne, ConfigError, readable, require_ranges
+from palaestra.core import ConfigError, readable, require_ranges
 from palaestra.training.console import silence_stdout
 
 _log = logging.getLogger(__name__)
@@ -45,15 +45,21 @@ class TrainCommand(ExperimentOptions):
     """Print all settings as YAML and start nothing."""
     dry_run: bool = False
     """Build everything, learn for about a second, say how much time and memory it will take; leave nothing behind."""
-    seeds: AtLeastOne[int | None] = None
-    """Train so many seeds side by side, counted up from --seed."""
+    seeds: tuple[int, ...] = ()
+    """Train several seeds side by side: one number is how many, counted up from --seed (`--seeds 3`); several are
+    which (`--seeds 3,7,9`)."""
     json: bool = False
-    """With --dry-run: print JSON."""
+    """Print JSON: how the run ended, or what --dry-run found out. What else is printed goes to stderr."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alone = ["--json prints what --dry-run finds out; give both, or neither"]
-        require_ranges(self, "--", alone if self.json and not self.dry_run else ())
+        require_ranges(self, "--", self._misuses())
+
+    def _misuses(self) -> Iterator[str]:
+        if self.json and self.print_config:
+            yield "--print-config prints YAML; leave out --json"
+        if len(self.seeds) == 1 and self.seeds[0] < 1:
+            yield f"--seeds is {self.seeds[0]}; it must be at least 1"
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], options: Mapping[str, list[str]]) -> Self:
@@ -70,27 +76,33 @@ def train(algorithm: str, environment: str, options: TrainCommand) -> int:
     config = options.experiment()
     if algorithm:
         experiments.require_same_task(config, algorithm, environment)
+    seeds = options.seeds[0] if len(options.seeds) == 1 else options.seeds
     if options.print_config:
         sys.stdout.write(as_yaml(config))
         return 0
     if options.dry_run:
-        alone = replace(config, run=replace(config.run, together=config.run.together and options.seeds is None))
-        estimate = experiments.dry_run(alone)
-        each = "" if options.seeds is None else f"\nseeds       all of this for each of {options.seeds}"
-        print(json.dumps(asdict(estimate)) if options.json else f"{estimate}{each}")
+        alone = replace(config, run=replace(config.run, together=config.run.together and not seeds))
+        with options.told():
+            estimate = experiments.dry_run(alone)
+        count = seeds if isinstance(seeds, int) else len(seeds)
+        each = f"\nseeds       all of this for each of {count}" if count else ""
+        options.show(asdict(estimate), f"{estimate}{each}")
         return 0
 
     def announce(path: Path) -> None:
         begun.append(path)
         _say(f"run         {os.path.relpath(path)}")
 
-    if options.seeds is not None:
-        return _report_group(experiments.train_seeds(config, options.seeds, progress=True, on_start=announce))
-    return _report(experiments.run(config, progress=True, on_start=announce))
+    with options.told():
+        if seeds:
+            done = experiments.train_seeds(config, seeds, progress=True, on_start=announce)
+        else:
+            done = experiments.run(config, progress=True, on_start=announce)
+    return _report(done, options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeOptions:
+class ResumeOptions(JsonOptions):
     """Options of `palaestra resume`."""
 
     until: int | None = None
@@ -104,6 +116,8 @@ class ResumeOptions:
     """With --fork: name of the new run directory."""
     root: str = "runs"
     """Where runs are; and where a fork goes if nothing can be written beside the run."""
+    json: bool = False
+    """Print JSON: how the run ended. What else is printed goes to stderr."""
 
 
 def resume(name: str, options: ResumeOptions) -> int:
@@ -116,8 +130,10 @@ def resume(name: str, options: ResumeOptions) -> int:
     if (directories[0].path.parent / "group.json").is_file() and not is_run:
         if typed or options.fork:
             raise ConfigError(_one_at_a_time(name, experiments.best_run(directories).path, options))
-        _say(f"resuming {directories[0].path.parent}")
-        return _report_group(experiments.resume_seeds(directories[0].path.parent, progress=True))
+        with options.told():
+            _say(f"resuming {directories[0].path.parent}")
+            group = experiments.resume_seeds(directories[0].path.parent, progress=True)
+        return _report(group, options)
     (directory,) = directories
     before = directory.config
     config = parse(before, typed)
@@ -131,15 +147,16 @@ def resume(name: str, options: ResumeOptions) -> int:
         lines += [f"changed     {changed}: {old} -> {new}" for changed, (old, new) in changes.items()]
         _say(*lines)
 
-    done = experiments.resume(
-        directory.path,
-        root=options.root,
-        fork=(options.name or True) if options.fork else False,
-        progress=True,
-        on_start=announce,
-        **typed_settings(before, typed),
-    )
-    return _report(done)
+    with options.told():
+        done = experiments.resume(
+            directory.path,
+            root=options.root,
+            fork=(options.name or True) if options.fork else False,
+            progress=True,
+            on_start=announce,
+            **typed_settings(before, typed),
+        )
+    return _report(done, options)
 
 
 def _one_at_a_time(name: str, run: Path, options: ResumeOptions) -> str:
@@ -180,7 +197,18 @@ def _say(*lines: str) -> None:
         _log.warning("what was printed is lost (%s); the run is not", error)
 
 
-def _report(done: experiments.RunResult) -> int:
+def _report(done: experiments.RunResult | experiments.GroupResult, options: JsonOptions) -> int:
+    """Says how a run or a group has ended, and gives the exit code."""
+    lines, record = _of_group(done) if isinstance(done, experiments.GroupResult) else _of_run(done)
+    with options.told():
+        _say(*lines)
+    if options.json:
+        _say(json.dumps({"directory": str(done.directory), **record}))
+    return record["exit_code"]
+
+
+def _of_run(done: experiments.RunResult) -> tuple[list[str], dict[str, Any]]:
+    """How it ended, for people and for programs."""
     result, run = done.result, shlex.quote(os.path.relpath(done.directory))
     directory = experiments.RunDirectory(done.directory)
     info = directory.info
@@ -209,11 +237,14 @@ def _report(done: experiments.RunResult) -> int:
             lines.append(f"            tensorboard --logdir {shlex.quote(os.path.relpath(done.directory.parent))}")
     if (done.directory / "report.html").is_file():
         lines.append(f"report      {run}/report.html")
-    _say(*lines)
-    return result.exit_code
+    names = ("status", "reason", "exit_code", "env_steps", "best_return")
+    record = {name: getattr(result, name) for name in names}
+    evaluation = result.evaluation and asdict(result.evaluation)
+    return lines, {**record, "unit": done.unit, "evaluation": evaluation}
 
 
-def _report_group(done: experiments.GroupResult) -> int:
+def _of_group(done: experiments.GroupResult) -> tuple[list[str], dict[str, Any]]:
+    """How it ended, for people and for programs."""
     group = shlex.quote(os.path.relpath(done.directory))
     lines = [*experiments.group_summary(done), f"group       {group}"]
     if done.exit_code:
@@ -221,5 +252,6 @@ def _report_group(done: experiments.GroupResult) -> int:
     else:
         lines.append(f"next        palaestra plot {group}")
         lines += [f"            palaestra {verb} {group}" for verb in ("eval", "report")]
-    _say(*lines)
-    return done.exit_code
+    unit = experiments.RunDirectory(done.seeds[0].directory).config.unit
+    parts = [{**asdict(seed), "directory": str(seed.directory), "unit": unit} for seed in done.seeds]
+    return lines, {"exit_code": done.exit_code, "seeds": parts}

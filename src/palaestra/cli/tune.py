@@ -1,8 +1,8 @@
 """`palaestra tune`: a search for settings."""
 
+import functools
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, ClassVar
@@ -23,10 +23,9 @@ class TuneCommand(ExperimentOptions, experiments.Search):
     }
     """What people set most, by group."""
 
-    output: str = ""
-    """Folder of the study; the same command goes on with one that exists. By default studies/ALGORITHM_ENVIRONMENT."""
-    time_limit_s: Annotated[float | None, "--time", "duration"] = None
-    """Begin no further trial after so long, such as 30m or 2h; the winners are trained after that."""
+    time_limit_s: Annotated[float | None, "--time", "--time-limit", "duration"] = None
+    """Begin no further trial after so long, such as 30m or 2h; the winners are trained after that. A limit of each run
+    is --trainer.time-limit-s."""
     dry_run: bool = False
     """Say what would be searched, and start nothing."""
     space: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
@@ -34,10 +33,7 @@ class TuneCommand(ExperimentOptions, experiments.Search):
 
     def search(self) -> experiments.Search:
         """How far to search."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(experiments.Search)}
-        name = self.env.name.replace("/", "-").replace(":", "-")
-        values["output"] = self.output or f"studies/{self.algorithm_name}_{name}"
-        return experiments.Search(**values)
+        return experiments.Search(**{entry.name: getattr(self, entry.name) for entry in fields(experiments.Search)})
 
 
 def tune(algorithm: str, env: str, options: TuneCommand) -> int:
@@ -49,12 +45,9 @@ def tune(algorithm: str, env: str, options: TuneCommand) -> int:
         _, searched = search.begin(config, options.space)
         print(json.dumps([asdict(one) for one in searched]) if options.json else "\n".join(map(str, searched)))
         return 0
-    stream = sys.stderr if options.json else sys.stdout
-
-    def tell(line: str) -> None:
-        print(line, file=stream, flush=True)
-
-    found = experiments.tune(algorithm, env, search=search, space=options.space, on_trial=tell, config=config)
+    tell = functools.partial(print, flush=True)
+    with options.told():
+        found = experiments.tune(algorithm, env, search=search, space=options.space, on_trial=tell, config=config)
     if options.json:
         print(json.dumps(found.to_json()))
     else:

@@ -13,7 +13,7 @@ class VerifyOptions(JsonOptions):
     """Options of `palaestra verify`."""
 
     seeds: tuple[int, ...] = ()
-    """Which of the published seeds; by default all."""
+    """Which of the published seeds: `--seeds 3` is the seed 3, `--seeds 0,3` are two; by default all."""
     results: str | None = None
     """Folder of published results; by default benchmarks/learning/results of this checkout."""
     run: str | None = None

@@ -112,7 +112,7 @@ def config_to_mapping(config: Any) -> dict[str, Any]:
     Raises:
         ConfigError: it holds code that has no name (a lambda among the wrappers, say).
     """
-    return {f.name: _to_yaml(getattr(config, f.name), f.name) for f in dataclasses.fields(config)}
+    return {name: _to_yaml(value, name) for name, value in field_values(config).items()}
 
 
 def flat_settings(config: ExperimentConfig) -> dict[str, Any]:
@@ -190,7 +190,7 @@ _type_hints = functools.cache(typing.get_type_hints)
 
 def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
     """The configuration as far as it can be made; what is wrong is added to the problems."""
-    values: dict[str, Any] = dict(vars(kind() if base is None else base))
+    values = field_values(kind() if base is None else base)
     hints = _type_hints(kind)
     if issubclass(kind, ExperimentConfig):
         try:
@@ -262,6 +262,11 @@ class Setting(NamedTuple):
         return dataclass_of(self.hint) is not None
 
 
+def field_values(config: Any) -> dict[str, Any]:
+    """The values of a configuration's fields, by name."""
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
 def settings_of(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
     """Every setting and every group.
 
@@ -275,7 +280,7 @@ def settings_of(kind: type[Any], values: Mapping[str, Any], prefix: str = "") ->
         yield Setting(path, hints[f.name], value)
         if group is not None:
             inside = value if dataclasses.is_dataclass(value) else group()
-            yield from settings_of(type(inside), vars(inside), f"{path}.")
+            yield from settings_of(type(inside), field_values(inside), f"{path}.")
 
 
 def meant(name: str, known: Mapping[str, Setting], form: str) -> str:

@@ -99,6 +99,15 @@ class Dimension:
         return changed
 
 
+def setting_path(text: str) -> str:
+    """The path that is meant, with `-` of the command line or `__` of Python in it.
+
+    Args:
+        text: as a user wrote it.
+    """
+    return text.replace("__", ".").replace("-", "_")
+
+
 def search_space(
     config: ExperimentConfig, changes: Mapping[str, Sequence[float] | None] | None = None
 ) -> tuple[Dimension, ...]:
@@ -110,8 +119,8 @@ def search_space(
     V-trace's bounds and what is 0 or left out are not searched.
 
     Args:
-        changes: by path: (lowest, highest) instead of a range or of a setting that is not searched by default;
-            `None` does not search it.
+        changes: by path, with `__` or dots: (lowest, highest) instead of a range or of a setting that is not searched
+            by default; `None` does not search it.
 
     Raises:
         ConfigError: a path is no number of the configuration, or a range is none.
@@ -135,7 +144,7 @@ def search_space(
         if path.startswith("algorithm.") and _is_default(path.removeprefix("algorithm."), unused)
     }
     for path, ends in (changes or {}).items():
-        path = path.replace("-", "_")
+        path = setting_path(path)
         if path not in possible:
             raise ConfigError(f"space.{path} is no number that can be searched; there are: {', '.join(possible)}")
         if ends is None:

@@ -34,7 +34,7 @@ class RunConfig:
     GPU, rounds what is multiplied to 11 bits, when it acts as well."""
     device: Annotated[str, "--device"] = "cpu"
     """Device on which policies act and learn: cpu, cuda, or one of several GPUs such as cuda:1."""
-    deterministic: Annotated[bool, "--deterministic"] = False
+    deterministic: bool = False
     """Equal results on equal GPUs too, by slower kernels; on a CPU they are equal anyway."""
     num_threads: Annotated[int | None, Range(ge=1, le=4096)] = None
     """Threads of torch; by default 1 or as many as there are cores, whichever is measured to be faster at the start of

@@ -9,29 +9,33 @@ import functools
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from palaestra.algorithms import ALGORITHMS
+from palaestra.algorithms import ALGORITHMS, Algorithm
 from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
 from palaestra.core import ConfigError
 from palaestra.core.importing import name_to_find
+from palaestra.envs.env_config import env_name
+from palaestra.robots import Robot
 
-__all__ = ["PRESETS", "load_config", "preset"]
+__all__ = ["PRESETS", "AlgorithmOrName", "load_config", "preset"]
+
+AlgorithmOrName: TypeAlias = str | type[Algorithm[Any, Any]] | type[Robot]
+"""An algorithm or a robot: its name, for example `"ppo"`, or its class."""
 
 _FOLDER = Path(__file__).parent / "tuned"
 
 
-def algorithm_name(kind: Any) -> str:
+def algorithm_name(kind: AlgorithmOrName) -> str:
     """The name of an algorithm or a robot.
 
-    Args:
-        kind: a name, or a class that has one.
-
     Raises:
-        ConfigError: it has none.
+        ConfigError: it is neither a name nor a class, or a class that has none.
     """
     if isinstance(kind, str):
         return kind
+    if not isinstance(kind, type):
+        raise ConfigError(f"the algorithm is {kind!r}; give its name or its class, such as 'ppo' or palaestra.PPO")
     name = next((name for name, known in ALGORITHMS.items() if known is kind), None) or name_to_find(kind)
     if name is None:
         raise ConfigError(f"{kind!r} has no name by which a run would find it again; define it at the top of a module")
@@ -69,40 +73,42 @@ PRESETS: Mapping[tuple[str, str], ExperimentConfig] = _Presets()
 """Settings by (algorithm, environment), of the environments that have their own; read when first asked for."""
 
 
-def _config(algorithm: str, env_name: str, settings: Mapping[str, Any]) -> ExperimentConfig:
-    env = {**settings.get("env", {}), "name": env_name}
+def _config(algorithm: str, name: str, settings: Mapping[str, Any]) -> ExperimentConfig:
+    env = {**settings.get("env", {}), "name": name}
     return config_from_mapping(ExperimentConfig, {**settings, "algorithm_name": algorithm, "env": env})
 
 
 OTHER_NAMES = {"tqc": "quantile_sac"}
 
 
-def preset(algorithm: str, env_name: str) -> ExperimentConfig:
+def preset(algorithm: AlgorithmOrName, env: Any) -> ExperimentConfig:
     """Settings for an algorithm in an environment: its own, else its family's, else the algorithm's defaults.
 
     Args:
-        algorithm: its name, for example `"ppo"`; of quantile SAC the one in its paper, `"tqc"`, too.
+        algorithm: its name, for example `"ppo"`, or its class; of quantile SAC the name in its paper, `"tqc"`, too.
+        env: as of `train`.
 
     Raises:
-        ConfigError: there is no such algorithm, or the two are exchanged.
+        ConfigError: there is no such algorithm or environment, or the two are exchanged.
 
     Examples:
         >>> preset("ppo", "CartPole-v1").algorithm.gamma
         0.98
     """
-    if env_name in ALGORITHMS and algorithm not in ALGORITHMS:
-        raise ConfigError(f"the algorithm comes first: {env_name}, then the environment {algorithm}")
+    algorithm, name = algorithm_name(algorithm), env_name(env)
+    if name in ALGORITHMS and algorithm not in ALGORITHMS:
+        raise ConfigError(f"the algorithm comes first: {name}, then the environment {algorithm}")
     algorithm = OTHER_NAMES.get(algorithm, algorithm)
     lanes = getattr(algorithm_class(algorithm), "usual_lanes", 1)  # a robot has none
-    known = _known(algorithm, env_name)
+    known = _known(algorithm, name)
     defaults = {"env": {"num_envs": lanes}}
-    return _config(algorithm, env_name, defaults if known is None else tuned()[algorithm, known])
+    return _config(algorithm, name, defaults if known is None else tuned()[algorithm, known])
 
 
-def _known(algorithm: str, env_name: str) -> str | None:
+def _known(algorithm: str, env: str) -> str | None:
     """The environment, or the pattern of a family, that there are settings for."""
-    names = [env for name, env in tuned() if name == algorithm]
-    return env_name if env_name in names else next((env for env in names if fnmatchcase(env_name, env)), None)
+    names = [known for name, known in tuned() if name == algorithm]
+    return env if env in names else next((known for known in names if fnmatchcase(env, known)), None)
 
 
 def preset_line(config: ExperimentConfig) -> str:
@@ -132,14 +138,14 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
     data = read_config(path)
     if base is None:
         env = data.get("env")
-        algorithm, env_name = data.get("algorithm_name"), env.get("name") if isinstance(env, Mapping) else None
+        algorithm, name = data.get("algorithm_name"), env.get("name") if isinstance(env, Mapping) else None
         if algorithm:
             algorithm_class(str(algorithm))  # whatever else is missing, this says what was misspelt
-        missing = [name for name, value in (("algorithm_name", algorithm), ("env.name", env_name)) if not value]
+        missing = [path for path, value in (("algorithm_name", algorithm), ("env.name", name)) if not value]
         if missing:
             raise ConfigError(
                 f"the configuration {path} does not say {' and '.join(missing)}; write it there, or name the algorithm "
                 f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
             )
-        base = preset(str(algorithm), str(env_name))
+        base = preset(str(algorithm), str(name))
     return config_from_mapping(ExperimentConfig, data, base=base)

@@ -86,7 +86,7 @@ class EnvError(PalaestraError, RuntimeError):
 class RunLostError(PalaestraError, RuntimeError):
     """The directory of a run is gone while the run goes on, so nothing more can be saved."""
 
-    exit_code = 3
+    exit_code = 5
 
 
 class NonFiniteError(PalaestraError, ArithmeticError):

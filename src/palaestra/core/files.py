@@ -148,7 +148,7 @@ def _write_segments(part: Any, directory: Path, shared: Mapping[str, Path], wait
     rows, new = json.loads(part[_SEGMENTS])["rows"], dict[str, int]()
     for number, file in enumerate(_own_files(part)):
         if file in shared:
-            _link(shared[file], directory / file)
+            link(shared[file], directory / file)
         else:
             new[file] = number
     if isinstance(part, Elsewhere):
@@ -213,7 +213,7 @@ def copy_newest(directory: Path, count: int, shared: Mapping[str, Path]) -> None
     for file in segments[-count:] if count else ():
         copy = directory / second_copy(file.name)
         if copy.name in shared:
-            _link(shared[copy.name], copy)
+            link(shared[copy.name], copy)
             continue
         shutil.copyfile(file, copy)
         _flush(copy)
@@ -303,7 +303,13 @@ def _segment(key: str) -> str:
     return f"segment-{key}.safetensors"
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Gives a file a second name, or makes a copy where there are no links.
+
+    Args:
+        source: the file.
+        target: its other name.
+    """
     try:
         os.link(source, target)
     except OSError:  # this file system has no links
@@ -557,13 +563,15 @@ def damage(file: Path) -> CheckpointError:
 def seal(directory: Path, format_version: int, known: Mapping[str, Any] | None = None, **facts: Any) -> None:
     """Writes `manifest.json` with the hashes of all files of a folder, and waits until it is on the disk.
 
+    Hidden files are left out: a system puts some into folders (`.DS_Store`, `._name`), and takes them away.
+
     Args:
         directory: complete but for the manifest.
         format_version: of what is in the folder.
         known: fingerprints by name, of files that need not be read again.
         facts: JSON values that the manifest holds too.
     """
-    names = sorted(file.name for file in directory.iterdir() if file.name != _MANIFEST)
+    names = sorted(file.name for file in directory.iterdir() if file.name != _MANIFEST and file.name[0] != ".")
     files = {name: (known or {}).get(name) or fingerprint(directory / name) for name in names}
     write_manifest(directory, {"format_version": format_version, **facts, "files": files})
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from palaestra.core.errors import ConfigError
@@ -114,9 +114,15 @@ def schedule_value(schedule: Schedule, progress: float) -> float:
     return schedule(progress) if isinstance(schedule, Linear | Piecewise) else schedule
 
 
+def schedules_of(config: Any) -> dict[str, Linear | Piecewise]:
+    """The fields of a configuration that follow a schedule, by name."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if isinstance(value, Linear | Piecewise)}
+
+
 def scheduled_values(config: Any, progress: float) -> dict[str, float]:
     """What the fields of a configuration that follow a schedule have come to, by name."""
-    return {name: value(progress) for name, value in vars(config).items() if isinstance(value, Linear | Piecewise)}
+    return {name: schedule(progress) for name, schedule in schedules_of(config).items()}
 
 
 def schedule_range(schedule: Schedule) -> tuple[float, float]:

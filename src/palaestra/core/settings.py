@@ -9,7 +9,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from palaestra.core.errors import ConfigError
@@ -149,6 +149,27 @@ def _rules(kind: type[Any]) -> list[tuple[str, bool, Range | tuple[Any, ...] | N
         elif all(typing.get_origin(member) is Literal for member in members):
             found.append((name, False, tuple(choice for member in members for choice in typing.get_args(member))))
     return found
+
+
+def overrides(kind: type, names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """The methods that a class has from further out than what was said of them.
+
+    Args:
+        kind: the class.
+        names: of the methods.
+        others: names of what goes with them, which the class has; the outermost counts.
+
+    Examples:
+        >>> class Inner:
+        ...     checked = True
+        ...     def act(self): ...
+        >>> class Outer(Inner):
+        ...     def act(self): ...
+        >>> overrides(Inner, ["act"], ["checked"]), overrides(Outer, ["act"], ["checked"])
+        ([], ['act'])
+    """
+    depth = {name: number for number, base in enumerate(reversed(kind.__mro__)) for name in vars(base)}
+    return [name for name in names if depth.get(name, -1) > max(depth[other] for other in others)]
 
 
 @functools.cache

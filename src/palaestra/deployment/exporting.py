@@ -150,7 +150,7 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
     facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "git")}
     facts["env_steps"] = run.steps_done
     evaluations = read_evaluations(run.path)
-    newest = evaluations[-1][1] if evaluations else {}
+    newest = evaluations[-1][1] if evaluations else dict(info.get("evaluation", {}))  # of a shared policy its own
     shown = ("env_steps", "return_mean", "return_ci95", "episodes", "deterministic", "seeds")
     evaluation = {name: newest[name] for name in shown if name in newest}
     return {"run": run.path.name, **facts, "best_return": run.kept_return, "last_evaluation": evaluation}

@@ -94,12 +94,12 @@ def share(
 
     Raises:
         CheckpointError: there is no such run, it has no best policy yet, or the hub refused.
-        ConfigError: the folder exists, or the runs are not seeds of one experiment.
+        ConfigError: the folder exists, it is a shared policy, or the runs are not seeds of one experiment.
     """
     runs = experiments.begun_runs([name], root)
+    _require_own(runs)
     target = Path(output) if output is not None else Path("shared") / _title(runs)
     _require_free(target)
-    _require_alike(runs)
     run = experiments.best_run(runs)
     experiments.policies_of_run(run)  # which says what is wrong before there is a folder or a model on the hub
     if push is not None:
@@ -122,7 +122,7 @@ def share(
             _film(learner, policies, folder, missing)
         facts = _facts(run, evaluation, _seeds(runs, found), hashes)
         facts |= {"random": None if found.baseline is None else _short(found.baseline.to_json())}
-        names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+        names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("[!.]*")) if path.is_file()]
         (folder / _CARD).write_text(model_card(facts, names, push or target.name), encoding="utf-8")
         facts |= {"format_version": _FORMAT, "files": {name: files.fingerprint(folder / name) for name in names}}
         files.write_manifest(folder, facts)
@@ -268,7 +268,14 @@ def _require_free(target: Path) -> None:
         raise ConfigError(f"{target} exists already; give another folder as --output, or remove it")
 
 
-def _require_alike(runs: Sequence[experiments.RunDirectory]) -> None:
+def _require_own(runs: Sequence[experiments.RunDirectory]) -> None:
+    """Refuses what is no run, and runs that are no seeds of one experiment."""
+    if runs[0].is_shared:
+        place = shlex.quote(str(runs[0].path))
+        raise ConfigError(
+            f"{place} is a shared policy already; `palaestra pull {place} --output FOLDER` checks and copies it, and "
+            f"`hf upload NAMESPACE/NAME {place}` pushes it"
+        )
     first = runs[0].config
     for run in runs[1:]:
         changes = experiments.changes_between(first, run.config)
@@ -349,7 +356,8 @@ def _draw(runs: Sequence[experiments.RunDirectory], folder: Path, missing: list[
 
 def _film(learner: experiments.Learner, policies: Mapping[str, Policy], folder: Path, missing: list[str]) -> None:
     try:
-        experiments.film_episode(learner, policies, folder / "replay.mp4")
+        scenes = learner.play(policies, episodes=1, seed=0, window=False)
+        experiments.film_scenes(scenes, folder / "replay.mp4", overlay=False)
     except Exception as error:  # an environment that cannot be drawn may raise anything, and a film is an extra
         missing.append(f"the film: {error}")
         (folder / "replay.mp4").unlink(missing_ok=True)

@@ -343,9 +343,8 @@ class RolloutManager(WorkerStreams):
         self.begin()
         if rows := self._quota.begin(self.episodes or length):
             taken, whole = self._collect(self.episodes or rows, sorted(random))
-            if whole:
-                self._quota.left = 0
-            self._store(taken, info)
+            self._quota.left = 0 if whole else self._quota.left
+            self._store(taken, info, time.perf_counter() - began)
         info.total_s = time.perf_counter() - began
         return info
 
@@ -390,7 +389,7 @@ class RolloutManager(WorkerStreams):
             elif again is not None:
                 again(worker)
 
-    def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo) -> None:
+    def _store(self, taken: Sequence[tuple[Worker, Fragment]], info: CollectInfo, waited_s: float) -> None:
         """Fragments of equal length go into a buffer together, so that lanes stay together where they can."""
         for name, buffer in self.buffers.items():
             size, groups = buffer.num_lanes // self._config.num_workers, dict[int, tuple[list[int], list[Batch]]]()
@@ -402,8 +401,10 @@ class RolloutManager(WorkerStreams):
             for numbers, batches in groups.values():
                 buffer.extend(batches[0] if len(batches) == 1 else _beside(batches), numbers)
         self.pass_on([fragment for _, fragment in taken])
+        # who came late has the seconds of several unrolls
+        share = min(1 / max(len(taken), 1), waited_s / max(sum(one.info.total_s for _, one in taken), 1e-9))
         for worker, fragment in taken:
-            self.report(info, worker, fragment, 1 / len(taken))
+            self.report(info, worker, fragment, share)
         self.env_steps += info.env_steps
         self._fragments += len(taken)
 

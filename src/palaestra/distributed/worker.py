@@ -352,7 +352,7 @@ def acting_weights(policies: Mapping[str, Policy]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "version": policy.version,
-            "exploration": None if policy.exploration is None else policy.exploration.strength,
+            "exploration": None if (one := policy.exploration) is None else (one.strength, one.progress),
             "tensors": policy.state_dict(),
             "whole": True,
         }
@@ -373,7 +373,7 @@ def load_acting_weights(policies: Mapping[str, Policy], weights: Mapping[str, Ma
         policy.load_state_dict(given["tensors"], strict=given["whole"])
         policy.version = given["version"]
         if policy.exploration is not None:
-            policy.exploration.strength = given["exploration"]
+            policy.exploration.strength, policy.exploration.progress = given["exploration"]
 
 
 @dataclass(eq=False)
@@ -421,15 +421,15 @@ class ActingWeights:
     def __init__(self, policies: Mapping[str, Policy]) -> None:
         self._policies, self._parts = policies, list[_Part]()
         self._homes: dict[str, dict[str, _Part]] = {name: {} for name in policies}
-        self._marks: dict[str, tuple[int, float | None]] = {}
+        self._marks: dict[str, tuple[int, tuple[float, float] | None]] = {}
         self._unseen = dict.fromkeys(policies, 0)  # versions that go whole
 
     def newest(self) -> list[Shared]:
         """Shared values that together are the weights as they are now, to be loaded in this order."""
         changed: dict[str, dict[str, Any]] = {}
         for name, policy in self._policies.items():
-            strength = None if policy.exploration is None else policy.exploration.strength
-            before, now = self._marks.get(name), (policy.version, strength)
+            explores = None if (one := policy.exploration) is None else (one.strength, one.progress)
+            before, now = self._marks.get(name), (policy.version, explores)
             if before != now:
                 self._marks[name] = now
                 changed[name] = self._changed(name) if before is None or before[0] != now[0] else {}

@@ -87,7 +87,7 @@ class FollowScale(Callback):
     """Does what `scale` asks for; a run that begins or is resumed has the learners of its settings."""
 
     def __init__(self, path: Path) -> None:
-        self._file, self._look_at_s, self._asked = path / _FILE, 0.0, 0
+        self._file, self._look_at_s, self._asked = (path / _FILE).absolute(), 0.0, 0
         self._file.unlink(missing_ok=True)
 
     def iteration_began(self, trainer: TrainingRun) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from palaestra.algorithms import Together
-from palaestra.config.config import ExperimentConfig, config_from_mapping
-from palaestra.config.dimensions import Dimension, first_values, search_space
+from palaestra.config.config import ExperimentConfig, config_from_mapping, field_values
+from palaestra.config.dimensions import Dimension, first_values, search_space, setting_path
 from palaestra.core import ConfigError, Linear, Piecewise, RunSeeds, Schedule, readable, schedule_value, tree_map
 from palaestra.rollout.collection import episode_discount
 from palaestra.runs.run_directory import RunDirectory
@@ -112,14 +112,13 @@ def population_space(
         ConfigError: a path that was given is no such number, or there is none.
     """
     algorithm = config.algorithm
-    annealed = {
-        name: value.start for name, value in vars(algorithm).items() if isinstance(value, Linear) and value.end == 0
-    }
+    values = field_values(algorithm).items()
+    annealed = {name: value.start for name, value in values if isinstance(value, Linear) and value.end == 0}
     config = dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **annealed))
     chosen: list[Dimension] = []
     for one in search_space(config, changes):
         if reason := _unfit(config, one):
-            if one.path in {path.replace("-", "_") for path in changes or {}}:
+            if one.path in map(setting_path, changes or ()):
                 raise ConfigError(f"space.{one.path} cannot change within a run: {reason}; leave it out of pbt-every")
             continue
         chosen.append(one)

@@ -93,7 +93,8 @@ def verify_run(
 
     Raises:
         CheckpointError: there is no such run, or no checkpoint that is far enough back; the message says what to do.
-        ConfigError: the run cannot be replayed: settings changed on the way, or it did not resume exactly.
+        ConfigError: the run cannot be replayed: it still trains, settings changed on the way, or it did not resume
+            exactly.
         StoppedError: Ctrl-C or SIGTERM ended the replay.
     """
     if iterations is not None and iterations < 1:
@@ -101,6 +102,11 @@ def verify_run(
     if from_start and iterations is not None:
         raise ConfigError(f"iterations is {iterations}, and from_start replays all; give one of the two")
     run = find_run(name, root)
+    if run.in_use:
+        raise ConfigError(
+            f"{run.path} still trains, and deletes the checkpoints that a replay is compared with; wait until it has "
+            "ended, or stop it"
+        )
     begin, targets = _span(run, iterations, from_start=from_start)
     last = max(targets)
     fewer = "leave out --from-start" if from_start else "" if iterations is None else "give fewer --iterations"

@@ -20,7 +20,7 @@ import torch
 from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
-from palaestra.config.presets import OTHER_NAMES, algorithm_name, preset
+from palaestra.config.presets import OTHER_NAMES, AlgorithmOrName, algorithm_name, preset
 from palaestra.core.errors import CheckpointError, ConfigError, EnvError, RunLostError, require_kind
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
@@ -28,7 +28,7 @@ from palaestra.envs.supervision.watchdog import last_words
 from palaestra.experiments.elastic import FollowScale
 from palaestra.experiments.seeds import GroupResult, train_seeds
 from palaestra.policies import Policy
-from palaestra.runs import FaultRecord, Learner, RunDirectory, evaluation_environment, find_runs, make_learner, making
+from palaestra.runs import FaultRecord, Learner, RunDirectory, evaluation_environment, find_run, make_learner, making
 from palaestra.runs.build import make_compiled_later, make_console, make_trainer, require_hooks
 from palaestra.runs.computed import computed_by
 from palaestra.runs.lineage import begin_from, changed_config, for_new_run, fork_run, go_on
@@ -72,30 +72,33 @@ class RunResult:
 
 @overload
 def train(
-    algorithm: str,
+    algorithm: AlgorithmOrName,
     env: Any,
     /,
     *,
+    config: ExperimentConfig | None = None,
     seeds: int | Sequence[int],
     progress: bool = False,
     **settings: Any,
 ) -> GroupResult: ...
 @overload
 def train(
-    algorithm: str,
+    algorithm: AlgorithmOrName,
     env: Any,
     /,
     *,
+    config: ExperimentConfig | None = None,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> RunResult: ...
 def train(
-    algorithm: str,
+    algorithm: AlgorithmOrName,
     env: Any,
     /,
     *,
+    config: ExperimentConfig | None = None,
     seeds: int | Sequence[int] | None = None,
     progress: bool = False,
     loggers: Sequence[Logger] = (),
@@ -108,12 +111,12 @@ def train(
         algorithm: its name, for example `"ppo"`, or its class.
         env: as `EnvConfig.name`; or a class or function that makes environments, or one itself, which is copied for
             each lane. What no module defines at its top trains in this process alone, and is resumed in no other.
+        config: what settings that are not given come from; by default the preset of the two.
         seeds: trains so many seeds, or these ones, side by side in processes of their own; see `train_seeds`.
         progress: whether to show how it goes, as the command does.
         loggers: further loggers; not for several seeds.
         callbacks: hooks of your own; for several seeds by name, `run__callbacks=("my_package:MyCallback",)`.
-        settings: `config=` an `ExperimentConfig`, or single settings by their path with `__` for dots:
-            `trainer__total_env_steps=20_000, run__seed=3`.
+        settings: by their path with `__` for dots, `trainer__total_env_steps=20_000, run__seed=3`.
 
     Raises:
         ConfigError: a setting is unknown or wrong; nothing has been started then.
@@ -125,16 +128,7 @@ def train(
         >>> done.result.status
         'done'
     """
-    if not isinstance(algorithm, str) and not callable(algorithm):
-        raise ConfigError(
-            f"train was given {algorithm!r} and {env!r}; give an algorithm and an environment, each its name or class, "
-            "such as train('ppo', 'CartPole-v1')"
-        )
-    algorithm, name = algorithm_name(algorithm), env_name(env)
-    base = settings.pop("config", None) or preset(algorithm, name)
-    require_kind(base, ExperimentConfig, "config", "an ExperimentConfig, such as load_config('my.yaml')")
-    config = config_from_mapping(ExperimentConfig, settings, base=base)
-    require_same_task(config, algorithm, name)
+    config = asked_config(algorithm, env, config, settings)
     if seeds is not None:
         if loggers or callbacks:
             raise ConfigError(
@@ -143,6 +137,28 @@ def train(
             )
         return train_seeds(config, seeds, progress=progress)
     return run(config, progress=progress, loggers=loggers, callbacks=callbacks)
+
+
+def asked_config(
+    algorithm: AlgorithmOrName, env: Any, config: ExperimentConfig | None, settings: Mapping[str, Any]
+) -> ExperimentConfig:
+    """The configuration that `train` and others are asked for.
+
+    Args:
+        algorithm: see `train`.
+        env: see `train`.
+        config: see `train`.
+        settings: see `train`.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong, or the configuration is for something else.
+    """
+    algorithm, name = algorithm_name(algorithm), env_name(env)
+    base = preset(algorithm, name) if config is None else config
+    require_kind(base, ExperimentConfig, "config", "an ExperimentConfig, such as load_config('my.yaml')")
+    asked = config_from_mapping(ExperimentConfig, settings, base=base)
+    require_same_task(asked, algorithm, name)
+    return asked
 
 
 def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> None:
@@ -226,12 +242,7 @@ def resume(
     """
     require_guard()
     require_hooks(loggers, callbacks)
-    directory, *others = find_runs([name], root)
-    if others:
-        group = str(directory.path.parent)
-        raise ConfigError(
-            f"{name} is the group {group}; name one of its runs, or go on with all: resume_seeds({group!r})"
-        )
+    directory = find_run(name, root, of_all="palaestra.resume_seeds({!r})")
     config = changed_config(directory, settings)
     learner = make_learner(config)
     data = learner.load_data()

@@ -24,12 +24,13 @@ from palaestra.core.files import replace_text
 from palaestra.core.importing import GIVEN, trusts
 from palaestra.core.reading import NewLines, last_line, parse_json, read_json, read_text
 from palaestra.runs.build import make_learner
+from palaestra.runs.folders import new_folder
 from palaestra.runs.lineage import begin_from, for_new_run
 from palaestra.runs.records import pass_on, provenance
-from palaestra.runs.run_directory import RunDirectory, find_runs, new_folder
+from palaestra.runs.run_directory import RunDirectory, find_runs
 from palaestra.runs.together import member_configs
 from palaestra.runtime.messages import require_guard
-from palaestra.training import DrawnInPlace, StopSignals
+from palaestra.training import DrawnInPlace, RunStatus, StopSignals
 from palaestra.training.console import PipedConsole
 
 __all__ = ["GroupResult", "SeedResult", "resume_seeds", "train_seeds"]
@@ -54,8 +55,8 @@ class SeedResult:
     """The run seed."""
     directory: Path
     """Its run directory, inside the group's."""
-    status: str
-    """`done`, `stopped`, `interrupted`, `failed`, `killed`, or `created` if it never began."""
+    status: RunStatus
+    """`done`, `stopped`, `interrupted`, `failed`, `killed`, `crashed`, or `created` if it never began."""
     exit_code: int
     """0, or what the command line would have ended with."""
     env_steps: int

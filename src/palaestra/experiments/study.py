@@ -8,7 +8,7 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,8 @@ _LEAVES_S = 60.0
 class Search:
     """How far to search."""
 
-    output: str = "study"
-    """Folder of the study; one that exists is continued."""
+    output: str | None = None
+    """Folder of the study; one that exists is continued. By default studies/ALGORITHM_ENVIRONMENT."""
     trials: AtLeastOne[int] = 20
     """How many are begun; the first has the values of the configuration."""
     seeds: AtLeastOne[int | None] = None
@@ -80,6 +80,15 @@ class Search:
     def num_seeds(self) -> int:
         """Seeds of each trial."""
         return self.seeds or (2 if self.pbt_every is None else 1)
+
+    def folder(self, config: ExperimentConfig) -> Path:
+        """Where the study is.
+
+        Args:
+            config: of the user.
+        """
+        name = config.env.name.replace("/", "-").replace(":", "-")
+        return Path(self.output or f"studies/{config.algorithm_name}_{name}")
 
     def begin(
         self, config: ExperimentConfig, space: Mapping[str, Sequence[float] | None] | None
@@ -133,7 +142,7 @@ def searched(
         CheckpointError: the journal is damaged.
         StoppedError: the search was asked to stop.
     """
-    folder = Path(search.output)
+    folder = search.folder(config)
     _cut_damage(folder / "journal.log", tell)
     study = _study(folder, space, first_values(config, space), config.trainer.total_env_steps // 5)
     return _run_trials(study, config, space, search, tell)
@@ -268,7 +277,7 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
         PalaestraError: a seed failed, or was never evaluated.
         KeyboardInterrupt: the search was asked to stop.
     """
-    optuna, path = import_extra("optuna", "tune", "searching for settings"), Path(search.output) / "runs"
+    optuna, path = import_extra("optuna", "tune", "searching for settings"), search.folder(config) / "runs"
     reported, hopeless = set(trial.storage.get_trial(trial._trial_id).intermediate_values), False
     path /= f"trial_{trial.number}"
 
@@ -303,7 +312,7 @@ def _scored_together(
     """
     configs = [with_values(config, trial.user_attrs["settings"]) for trial in trials]
     seeds = range(config.run.seed, config.run.seed + search.num_seeds)
-    paths = [Path(search.output) / "runs" / f"trial_{trial.number}" for trial in trials]
+    paths = [search.folder(config) / "runs" / f"trial_{trial.number}" for trial in trials]
     scores: list[Future[float]] = []
     for done in trained_together(configs, [seeds] * len(configs), paths, ended=leave.is_set):
         scores.append(Future())
@@ -346,7 +355,7 @@ def _tell(study: Any, trial: Any, future: Future[float], tell: Callable[[str], N
         study.tell(number, state=optuna.trial.TrialState.PRUNED)
         steps, score = max(study.get_trials(deepcopy=False)[number].intermediate_values.items())
         tell(f"trial {number} was pruned at {steps:,} {unit} with {score:.2f}")
-    elif isinstance(error, PalaestraError):
+    elif isinstance(error, PalaestraError) and not isinstance(error, CheckpointError):  # which its user has to mend
         trial.set_user_attr("error", str(error))
         study.tell(number, state=optuna.trial.TrialState.FAIL)
         tell(f"trial {number} failed: {error}")
@@ -360,12 +369,12 @@ def trained(
     """The runs of a trial or a winner: those that are there go on.
 
     Raises:
+        CheckpointError: see `_going_on`.
         PalaestraError: a seed failed, or was never evaluated.
         KeyboardInterrupt: the seeds were asked to stop.
     """
-    runs = find_runs([path]) if (path / "group.json").is_file() and [*path.glob("seed_*/run.json")] else []
-    if len(runs) < seeds:
-        shutil.rmtree(path, ignore_errors=True)  # it was killed while the runs were being made
+    runs = _going_on({path: range(first, first + seeds)})
+    if not runs:
         run = dataclasses.replace(config.run, directory=str(path.parent), name=path.name)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_MAKING)
@@ -394,25 +403,50 @@ def trained_together(
     """The runs of trials or members as one population: those that are there go on.
 
     Raises:
+        CheckpointError: see `_going_on`.
         KeyboardInterrupt: they were asked to stop.
     """
-    runs = [find_runs([path]) if [*path.glob("seed_*/run.json")] else [] for path in paths]
-    if list(map(len, runs)) != list(map(len, seeds)):  # it was killed while they were being made
-        for path in paths:
-            shutil.rmtree(path, ignore_errors=True)
+    runs = _going_on(dict(zip(paths, seeds, strict=True)))
+    if not runs:
         run = dataclasses.replace(configs[0].run, directory=str(paths[0].parent), name=None)
         made = [dataclasses.replace(config, run=run) for config in configs]
         groups = train_members(made, seeds, names=[path.name for path in paths], **asked)
     else:
-        _wait_for(one for own in runs for one in own)
+        _wait_for(runs)
         groups = resume_members(paths, **asked)
     if codes := [done.exit_code for done in groups if done.exit_code in (130, 143)]:
         raise StoppedError("the study is saved, and the same call goes on", codes[0])
     return groups
 
 
-def _wait_for(runs: Iterable[RunDirectory]) -> None:
+def _going_on(wanted: Mapping[Path, Sequence[int]]) -> list[RunDirectory]:
+    """The runs of groups, if all are there; none where a search was killed while it made them, and these are removed.
+
+    Args:
+        wanted: seeds, by the path of the group.
+
+    Raises:
+        CheckpointError: some have begun, and others are missing or too many.
+    """
+    found = [run for path in wanted if [*path.glob("*/config.yaml")] for run in find_runs([path])]
+    there = [str(run.path) for run in found]
+    made = [str(path / f"seed_{seed}") for path, seeds in wanted.items() for seed in seeds]
+    missing, more = ([one for one in made if one not in there], [one for one in there if one not in made])
+    if not missing and not more:
+        return found
+    if any(RunDirectory(one).status != "created" for path in wanted for one in path.glob("*/")):
+        raise CheckpointError(
+            f"the runs of a study are not those that it made: missing are {', '.join(missing) or 'none'}, and too many "
+            f"{', '.join(more) or 'none'}. Bring back what is missing and move away what is too many; or give another "
+            "search.output"
+        )
+    for path in wanted:
+        shutil.rmtree(path, ignore_errors=True)
+    return []
+
+
+def _wait_for(runs: Sequence[RunDirectory]) -> None:
     """Seeds whose parent has ended save and end."""
-    deadline_s, runs = time.monotonic() + _LEAVES_S, list(runs)
+    deadline_s = time.monotonic() + _LEAVES_S
     while any(run.status == "running" for run in runs) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

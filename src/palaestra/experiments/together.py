@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.config.config import ExperimentConfig, config_from_mapping
-from palaestra.config.presets import algorithm_name, preset
+from palaestra.config.presets import AlgorithmOrName
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable, trust
 from palaestra.core.files import read_json
-from palaestra.envs.env_config import env_name
 from palaestra.experiments.pbt import Exploit, PbtMember, Selection
-from palaestra.experiments.run import active, ended, require_same_task
+from palaestra.experiments.run import active, asked_config, ended
 from palaestra.experiments.seeds import GroupResult, seeds_of, train_members
 from palaestra.runs import RunDirectory, make_learner
 from palaestra.runs.together import as_member, population
@@ -32,10 +31,11 @@ __all__ = ["group_summary", "train_together"]
 
 
 def train_together(
-    algorithm: str,
-    env: str | Callable[..., Any],
+    algorithm: AlgorithmOrName,
+    env: Any,
     /,
     *,
+    config: ExperimentConfig | None = None,
     seeds: int | Sequence[int],
     members: Sequence[Mapping[str, Any]] = ({},),
     progress: bool = False,
@@ -49,6 +49,7 @@ def train_together(
     Args:
         algorithm: see `train`.
         env: see `train`.
+        config: see `train`.
         seeds: how many, counted up from `run.seed`; or which. Of each of `members`.
         members: numbers of the algorithm in which the runs differ, such as
             `[{"algorithm__learning_rate": 1e-3}, {"algorithm__learning_rate": 3e-4}]`.
@@ -61,10 +62,7 @@ def train_together(
     Raises:
         ConfigError: a setting is wrong, or a population cannot have it; nothing has been started then.
     """
-    algorithm, name = algorithm_name(algorithm), env_name(env)
-    base = settings.pop("config", None) or preset(algorithm, name)
-    config = config_from_mapping(ExperimentConfig, {**settings, "run__together": True}, base=base)
-    require_same_task(config, algorithm, name)
+    config = asked_config(algorithm, env, config, {**settings, "run__together": True})
     if not members or isinstance(members, Mapping):
         raise ConfigError(f"members is {members!r}; give a list with a mapping of settings for each, or leave it out")
     configs = [config_from_mapping(ExperimentConfig, dict(one), base=config) for one in members]

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.analysis.evaluation import evaluate_run
-from palaestra.config.config import ExperimentConfig, config_from_mapping, config_to_mapping, save_config, saved_config
+from palaestra.config.config import ExperimentConfig, config_to_mapping, save_config, saved_config
 from palaestra.config.dimensions import Dimension, with_values
-from palaestra.config.presets import preset
+from palaestra.config.presets import AlgorithmOrName
 from palaestra.core import CheckpointError, ConfigError, PalaestraError, readable
 from palaestra.core.errors import require_kind
 from palaestra.core.files import replace_text
 from palaestra.core.reading import parse_json, read_text
 from palaestra.experiments import study
 from palaestra.experiments.pbt import Ancestry, Selection, lineage_page
-from palaestra.experiments.run import require_same_task
+from palaestra.experiments.run import asked_config
 from palaestra.experiments.study import Outcomes, Search
 from palaestra.ops import mean_interval
 from palaestra.runs import RunDirectory, read_evaluations
@@ -93,10 +93,11 @@ class TuningResult:
 
 
 def tune(
-    algorithm: str,
-    env: str,
+    algorithm: AlgorithmOrName,
+    env: Any,
     /,
     *,
+    config: ExperimentConfig | None = None,
     search: Search | None = None,
     space: Mapping[str, Sequence[float] | None] | None = None,
     on_trial: Callable[[str], None] | None = None,
@@ -111,12 +112,13 @@ def tune(
     the trial that was running goes on from its checkpoints.
 
     Args:
-        algorithm: its name, for example `"dqn"`.
-        env: where it learns, as `EnvConfig.name`.
+        algorithm: see `train`.
+        env: see `train`.
+        config: see `train`.
         search: how far to search, and where the study is.
         space: changes of what is searched, as in `search_space`.
         on_trial: called with a line for each trial and winner that has ended.
-        settings: as of `train`: `config=`, or single settings by their path.
+        settings: see `train`.
 
     Raises:
         ConfigError: settings or ranges are wrong, the folder is another study's or in use, or no trial has a score.
@@ -125,9 +127,7 @@ def tune(
     """
     search, tell = Search() if search is None else search, on_trial or (lambda _: None)
     require_kind(search, Search, "tune, as search,", "a Search(...); ranges are its `space`")
-    base = settings.pop("config", None) or preset(algorithm, env)
-    config = config_from_mapping(ExperimentConfig, settings, base=base)
-    require_same_task(config, algorithm, env)
+    config = asked_config(algorithm, env, config, settings)
     if config.algorithm.rewards.thresholds:
         raise ConfigError(
             "algorithm.rewards.thresholds are constraints, which the score of a trial does not know: settings that "
@@ -138,7 +138,7 @@ def tune(
     config, dimensions = search.begin(config, space)
     if not config.trainer.eval_episodes:
         raise ConfigError("trainer.eval_episodes is 0, so trials have no score; give a number of at least 1")
-    folder = Path(search.output)
+    folder = search.folder(config)
     with _held(folder, config, dimensions, search):
         if search.pbt_every is not None:
             found = _evolved(config, dimensions, search, tell)
@@ -147,7 +147,7 @@ def tune(
         result = _result(found, config, dimensions, search, tell)
     save_config(with_values(config, result.winners[0].settings), folder / "preset.yaml")
     replace_text(folder / "summary.json", json.dumps(result.to_json(), indent=2) + "\n")
-    replace_text(folder / "summary.md", f"# {algorithm} on {env}\n\n{result}\n")
+    replace_text(folder / "summary.md", f"# {config.algorithm_name} on {config.env.name}\n\n{result}\n")
     return result
 
 
@@ -189,7 +189,7 @@ def _evolved(
         KeyboardInterrupt: the search was asked to stop.
     """
     assert search.pbt_every is not None
-    selection, folder = Selection(search.pbt_every, config.run.seed, space), Path(search.output)
+    selection, folder = Selection(search.pbt_every, config.run.seed, space), search.folder(config)
     seeds = [[config.run.seed + number] for number in range(search.trials)]
     paths = [folder / "runs" / f"member_{seed}" for (seed,) in seeds]
     asked = {"selection": selection.to_json()}
@@ -214,7 +214,7 @@ def _result(
     found: Outcomes, config: ExperimentConfig, space: tuple[Dimension, ...], search: Search, tell: Callable[[str], None]
 ) -> TuningResult:
     """Trains the best trials again on fresh seeds."""
-    folder, failed = Path(search.output), dict(found.failed)
+    folder, failed = search.folder(config), dict(found.failed)
     complete = sorted(found.complete, key=lambda one: (-one[1], one[0]))
     if not complete:
         raise ConfigError(f"no trial in {folder} has a score; the first failure: {next(iter(failed.values()), 'none')}")

@@ -261,7 +261,13 @@ numbers of the step, from 1, with `lr`, `beta1`, `beta2`, `weight_decay`, `eps`,
 The public functions sort their arguments for six times as long."""
 
 
-def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Tensor] = ()) -> Callable[[Any], Any]:
+def _none(guards: Sequence[Any]) -> list[bool]:
+    return [False] * len(guards)
+
+
+def compiled_method(
+    owner: Any, method: Any, example: Any, changed: Sequence[Tensor] = (), checked: Callable[[Any], list[bool]] = _none
+) -> Callable[[Any], Any]:
     """A method as compiled code for arguments like the example.
 
     What belongs to the owner has to stay the same objects, for where this version of PyTorch allows it nothing is
@@ -273,15 +279,21 @@ def compiled_method(owner: Any, method: Any, example: Any, changed: Sequence[Ten
         method: a function of the owner and one argument.
         example: an argument.
         changed: what a call changes besides its result.
+        checked: says of PyTorch's guards, all that the code depends on, which are checked in each call.
     """
     if any(leaf.is_cuda for leaf in tree_leaves(example) if isinstance(leaf, Tensor)):
         example = _without_gaps(example)
-        return Recorded(_compiled_or_not(owner, method, example), example, changed)
-    return _compiled_ahead(owner, method, example)
+        return Recorded(_compiled_or_not(owner, method, example, checked), example, changed)
+    return _compiled_ahead(owner, method, example, checked)
 
 
 def recorded_calls(
-    owner: Any, method: Any, example: Any, cut: Callable[[Any], Sequence[Any]], changed: Sequence[Tensor]
+    owner: Any,
+    method: Any,
+    example: Any,
+    cut: Callable[[Any], Sequence[Any]],
+    changed: Sequence[Tensor],
+    checked: Callable[[Any], list[bool]] = _none,
 ) -> Callable[[Any], Any]:
     """Several calls of a method on a GPU, each of which finds what the one before has changed, as one CUDA graph.
 
@@ -291,12 +303,13 @@ def recorded_calls(
         example: all arguments in one.
         cut: gives each of them.
         changed: what a call changes besides its result.
+        checked: see `compiled_method`.
 
     Returns:
         Takes all arguments in one, gives a list of results.
     """
     example = _without_gaps(example)
-    call = _compiled_or_not(owner, method, cut(example)[0])
+    call = _compiled_or_not(owner, method, cut(example)[0], checked)
     return Recorded(lambda given: [call(argument) for argument in cut(given)], example, changed)
 
 
@@ -306,16 +319,16 @@ def _without_gaps(example: Any) -> Any:
     return structure.unflatten(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
 
 
-def _compiled_or_not(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+def _compiled_or_not(owner: Any, method: Any, example: Any, checked: Any) -> Callable[[Any], Any]:
     """For what is recorded, which needs no compiler."""
-    return _compiled_ahead(owner, method, example) if can_compile() else partial(method, owner)
+    return _compiled_ahead(owner, method, example, checked) if can_compile() else partial(method, owner)
 
 
-def _compiled_ahead(owner: Any, method: Any, example: Any) -> Callable[[Any], Any]:
+def _compiled_ahead(owner: Any, method: Any, example: Any, checked: Any) -> Callable[[Any], Any]:
     bound = MethodType(FunctionType(method.__code__.replace(), method.__globals__, method.__name__), owner)
     if not _compiles_ahead():
         return torch.compile(bound, fullgraph=True, dynamic=False)
-    options: Any = {"guard_filter_fn": lambda guards: [False] * len(guards)}
+    options: Any = {"guard_filter_fn": checked}
     step: Any = torch.compile(bound, fullgraph=True, dynamic=False, options=options, backend=_inductor)
     with _no_garbage_collection():
         graph = step.aot_compile(((example,), {}))

@@ -666,7 +666,7 @@ class NetworkPolicy(Policy):
             observation: [B, ...] of which the noise has the size.
 
         Returns:
-            Gives a tensor for `act_with`; `None` where this policy cannot act so.
+            Gives a tensor for `act_with`; `None` where this policy cannot act so, or a subclass has its own `choose`.
         """
         return None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, ConfigError, SpecTree, TensorSpec, tree_leaves
+from palaestra.core.settings import overrides
 from palaestra.nn import EnsembleNetwork, Network, NetworkConfig, with_memory
 from palaestra.ops import SquashedGaussian
 from palaestra.policies.actions import BoxHead, Head, require_continuous
@@ -16,6 +17,9 @@ from palaestra.policies.exploration import GaussianNoise, HeldNoise
 from palaestra.policies.policy import NetworkPolicy, PolicyStep
 
 __all__ = ["DeterministicPolicy", "OneStepPolicy", "SquashedGaussianPolicy"]
+
+_CHOICE = ("choose", "_action", "action")
+"""Methods that make actions one step after another, of which a subclass may have its own."""
 
 
 class SquashedPolicy(NetworkPolicy):
@@ -160,7 +164,8 @@ class SquashedGaussianPolicy(SquashedPolicy):
         return distribution.at(torch.empty_like(distribution.mean).normal_(generator=self.generator))
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
-        if self.state_spec or not (self.exploration is None or isinstance(self.exploration, HeldNoise)):
+        fits = self.exploration is None or isinstance(self.exploration, HeldNoise)
+        if overrides(type(self), _CHOICE, ["act_with"]) or self.state_spec or not fits:
             return None
         mean = self.distribution(observation).mean
         return lambda: self._noise(mean)
@@ -221,7 +226,7 @@ class DeterministicPolicy(SquashedPolicy):
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
         explore = self.exploration
-        if self.state_spec or not isinstance(explore, GaussianNoise):
+        if overrides(type(self), _CHOICE, ["act_with"]) or self.state_spec or not isinstance(explore, GaussianNoise):
             return None
         like = self.action(observation).detach()
         return lambda: explore.noise(torch.empty_like(like), self.generator)

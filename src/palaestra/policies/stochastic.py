@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from palaestra.core import Batch, BoundedSpec, DiscreteSpec, ShapeError, SpecTree, TensorSpec
+from palaestra.core.settings import overrides
 from palaestra.nn import NetworkConfig, RecurrentNetwork, StepEncoder, require_memory, with_shared_features
 from palaestra.nn.network import CompositeNetwork, GaussianNetwork, Network
 from palaestra.ops import Categorical, DiagonalGaussian
@@ -37,12 +38,6 @@ class StochasticPolicy(NetworkPolicy):
     """A policy that draws its actions from a distribution; a subclass says from which in `distribution_of`."""
 
     behaviour_fields = ("log_prob",)
-    only_samples: ClassVar[bool] = True
-    """Whether `choose` is this class's, which draws from the distribution and does nothing else."""
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        cls.only_samples = cls.only_samples and "choose" not in vars(cls)
 
     @abstractmethod
     def distribution_of(self, outputs: Any, mask: Any = None) -> Any:
@@ -83,7 +78,7 @@ class StochasticPolicy(NetworkPolicy):
         return PolicyStep(explored, state)
 
     def acting_noise(self, observation: Any) -> Callable[[], Tensor] | None:
-        if self.state_spec or self.exploration is not None or not self.only_samples:
+        if overrides(type(self), ["choose"], ["act_with"]) or self.state_spec or self.exploration is not None:
             return None
         draw = getattr(self.distribution(observation), "noise", None)
         return None if draw is None else partial(draw, self.generator)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.core import SpecTree
+from palaestra.core.settings import overrides
 from palaestra.nn import NetworkConfig, QNetwork, ReturnDistribution, with_memory
 from palaestra.ops import greedy_action
 from palaestra.policies.actions import ChoiceHead, Head, require_discrete
@@ -102,7 +103,7 @@ class ValueGreedyPolicy(NetworkPolicy):
         explore = self.exploration
         if self.state_spec or self.noise_size or self.action_mask(observation) is not None:
             return None
-        if not isinstance(explore, EpsilonGreedy):
+        if overrides(type(self), ["choose"], ["act_with"]) or not isinstance(explore, EpsilonGreedy):
             return None
         return lambda: explore.noise(torch.empty(len(observation), device=self.device), self.generator)
 

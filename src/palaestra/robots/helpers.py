@@ -106,7 +106,8 @@ class AgentHelper(ABC):
         self._seen = row.observation
         inputs: dict[str, Any] = {"observation": row.observation, "step_type": row.step_type}
         if self.spec.state_spec:
-            if self._hidden is None:
+            if self._hidden is None:  # a memory begins in its initial state, wherever the environment is
+                inputs["step_type"] = torch.full_like(row.step_type, StepType.FIRST)
                 self._hidden = {k: torch.zeros(1, *s.shape, dtype=s.dtype) for k, s in self.spec.state_spec.items()}
             self._state_before = inputs["state"] = Batch.of(dict(self._hidden.items()))
         self._choice = answer = self.communicator.predict(inputs)

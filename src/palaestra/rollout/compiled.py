@@ -1,11 +1,13 @@
 """`CompiledStep`: acting and stepping as one graph, where the environments are tensors."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self, final
 
 import torch
 from torch import Tensor
 
+from palaestra.algorithms.compiled_steps import Constants
 from palaestra.core import Batch, ConfigError, TensorSpec, TimeStep
 from palaestra.envs import Environment, TensorEnvironment
 from palaestra.envs.contract.tensor import LaneTensors
@@ -13,6 +15,8 @@ from palaestra.nn import Recorded, compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["CompiledStep"]
+
+_log = logging.getLogger(__name__)
 
 
 class Unroller(Protocol):
@@ -59,7 +63,7 @@ class CompiledStep:
         self.env, self.policy, self._compiles = env, policy, compiles
         self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
         self._at_once = 0
-        self._relied_on = self._now
+        self._relied_on, self._constants = self._now, Constants(self, (env, *policy.modules()))
         self._draw: Callable[[], Tensor] | None = None
         self._on_gpu = env.device.type == "cuda"
         self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if self._on_gpu else self._one
@@ -100,6 +104,14 @@ class CompiledStep:
         env, now = self.env, self._now
         if any(a is not b for a, b in zip(now, self._relied_on, strict=True)):
             self._graphs, self._draw, self._relied_on = {}, None, now
+            self._constants = Constants(self, (env, *self.policy.modules()))
+        if self._compiles and (changed := self._constants.changed()):
+            self._graphs, self._compiles = {}, False
+            _log.warning(
+                "%s has changed, which compiled code takes for a constant, so that acting and stepping go on without "
+                "it; to stay compiled, make it a tensor that is changed in place, such as a buffer of the policy",
+                changed,
+            )
         self._draw = draw = self._draw or self.policy.acting_noise(time_step.observation)
         if draw is None:
             raise ConfigError(
@@ -163,7 +175,7 @@ class CompiledStep:
         elif self._on_gpu:
             self._graphs[count] = Recorded(self._steps, given)
         else:
-            self._graphs[count] = compiled_method(self, CompiledStep._steps, given)
+            self._graphs[count] = compiled_method(self, CompiledStep._steps, given, checked=self._constants.note)
         return self._graphs[count]
 
     @property

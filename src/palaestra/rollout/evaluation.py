@@ -36,6 +36,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _LONG_S = 10.0  # of an evaluation, until a warning
+_STEP_S = 10.0  # of a step; what is beyond is not counted: the process was stopped, by Ctrl-Z say
 _FAR = 10  # times the longest episode that has ended
 _NO_END = (
     "%d of %d evaluation episodes have ended after %.0f s and %d steps; if they have no time limit, some may never "
@@ -236,7 +237,8 @@ def first_episodes(
         play: steps the environments and yields the episodes that each step ended; closed at the end.
         num_envs: how many environments.
         episodes: how many episodes, over all environments.
-        time_limit_s: stop after so many seconds with the episodes that have ended, and a warning.
+        time_limit_s: stop after so many seconds with the episodes that have ended, and a warning; a step counts for ten
+            of them at most.
         step_limit: most steps of an episode; 0 where that is not known.
 
     Raises:
@@ -247,7 +249,7 @@ def first_episodes(
         raise ConfigError(f"an evaluation was asked for {episodes} episodes; it needs at least 1")
     left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     kept: list[Episode] = []
-    began, look_s = time.monotonic(), _LONG_S
+    passed_s, now_s, look_s = 0.0, time.monotonic(), _LONG_S
     with closing(play):
         for steps, ended in enumerate(play, start=1):
             continue_evaluation()
@@ -255,7 +257,8 @@ def first_episodes(
                 if left[episode.env_id]:
                     left[episode.env_id] -= 1
                     kept.append(episode)
-            passed_s = time.monotonic() - began
+            before_s, now_s = now_s, time.monotonic()
+            passed_s += min(now_s - before_s, _STEP_S)
             if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
                 break
             if passed_s >= look_s:

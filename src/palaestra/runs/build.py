@@ -31,7 +31,7 @@ from palaestra.runs.learner import Collecting, Evaluate, Learner, close_kept_env
 from palaestra.runs.lineage import require_effect
 from palaestra.runs.making import attempt, choose_products, make_callbacks, not_advised
 from palaestra.runs.matches import KeptPolicies, Opponents, RunningPool
-from palaestra.runs.records import network_lines, write_evaluation
+from palaestra.runs.records import network_lines, require_own, write_evaluation
 from palaestra.runs.robot import RobotLearner
 from palaestra.runs.run_directory import RunDirectory
 from palaestra.runs.single import SingleLearner
@@ -149,6 +149,7 @@ class KeepEvaluations(training.Callback):
 
         Raises:
             CheckpointError: the disk is full, say; the trainer counts it as a failed save.
+            RunLostError: the directory is another run's by now.
         """
         try:
             self._write(result)
@@ -156,6 +157,7 @@ class KeepEvaluations(training.Callback):
             raise CheckpointError(f"the evaluation in {self._path} cannot be written: {error}") from error
 
     def _write(self, result: training.Evaluated) -> None:
+        require_own(self._path)
         kept = training.named_policies(result.policy) if result.best else {}
         folders = {training.policy_folder(self._path / "policy", name): policy for name, policy in kept.items()}
         save_policies({path: policy for path, policy in folders.items() if not isinstance(policy, RandomPolicy)})
@@ -234,7 +236,7 @@ def make_trainer(
         loggers: besides the run's own.
         callbacks: besides the run's own and those of the configuration.
     """
-    config = learner.config
+    config, path = learner.config, path.absolute()
     for policy in learner.policies.values():
         policy.wrappers = config.env.policy_wrappers
     own: list[training.Logger] = [training.FileLogger(path)]

@@ -190,7 +190,14 @@ class Learner(ABC):
         Raises:
             ConfigError: says what.
         """
+        workers = self.config.distributed.num_workers if self.config.distributed.runtime else 1
+        share = self.config.env.num_envs // workers
         for algorithm in self.algorithms.values():
+            if isinstance(algorithm.policy, PopulationPolicy) and workers > 1 and share % 2:
+                yield (
+                    f"env.num_envs gives each of {workers} workers {share}, and parameters are disturbed in pairs of "
+                    f"opposite signs, each pair in one worker; give each an even number: {(share + 1) * workers} in all"
+                )
             most = getattr(algorithm.policy, "most_entropy", np.inf)
             adapts = getattr(algorithm.config, "temperature_learning_rate", 0)
             if adapts and (wanted := getattr(algorithm, "target_entropy", -np.inf)) >= most:

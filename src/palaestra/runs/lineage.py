@@ -23,10 +23,11 @@ from palaestra.policies import RandomPolicy, load_weights, require_order
 from palaestra.robots import RobotConfig
 from palaestra.runs import records
 from palaestra.runs.computed import OF_SESSION, computed_by, how_exactly, sessions
+from palaestra.runs.folders import beside_group, new_folder
 from palaestra.runs.learner import Learner
 from palaestra.runs.making import as_one, idle_settings, require_kept_statistics
 from palaestra.runs.records import Reporter, is_number, now, policies_are_kept
-from palaestra.runs.run_directory import RunDirectory, find_run, new_folder
+from palaestra.runs.run_directory import RunDirectory, find_run
 from palaestra.runs.trust import require_services
 from palaestra.training import Trainer, policy_folder
 from palaestra.training.callbacks import missing_callbacks
@@ -50,10 +51,10 @@ def for_new_run(config: ExperimentConfig) -> ExperimentConfig:
     require_kept_statistics(config.env)
     if problems := [*_senseless(config)]:
         raise ConfigError("\n".join(problems))
-    if ((group := Path(config.run.directory)) / "group.json").is_file():  # a seed's settings, and the run is none of it
-        name = None if (group / (config.run.name or "")).exists() else config.run.name
-        run = dataclasses.replace(config.run, directory=str(group.parent), name=name)
-        config = dataclasses.replace(config, run=run)
+    folder, name = Path(config.run.directory), config.run.name
+    if (beside := beside_group(folder)) != folder:  # a seed's settings, and the run is none of the group
+        name = None if (folder / (name or "")).exists() else name
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, directory=str(beside), name=name))
     if issubclass(algorithm_class(config.algorithm_name), Algorithm):
         config = dataclasses.replace(config, env=decided(config.env))
     config = _with_paths(config)
@@ -200,9 +201,9 @@ def fork_run(parent: RunDirectory, name: str | None = None, root: str | Path = "
     step, _ = parent.checkpoints().load_newest(rename=False)
     parent.say_changed_logs()
     path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
-    beside, named = path.parent, path.name
-    if (beside / "group.json").is_file():  # the new run is none of the group
-        beside, named = beside.parent, f"{beside.name}_{named}"
+    beside, named = beside_group(path.parent), path.name
+    if beside != path.parent:
+        named = f"{path.parent.resolve().name}_{named}"
     folder = beside if os.access(beside, os.W_OK) else Path(root)
     free = (f"{named}_fork{number}" for number in itertools.chain([""], itertools.count(2)))
     name = name or next(name for name in free if not (folder / name).exists())

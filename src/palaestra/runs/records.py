@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeGuard
 
 from palaestra.algorithms import Algorithm
-from palaestra.core import POLICY, CheckpointError, ConfigError
+from palaestra.core import POLICY, CheckpointError, ConfigError, RunLostError
 from palaestra.core.files import fingerprint, replace_text, told_once
 from palaestra.core.reading import NewLines, read_json, read_text
 from palaestra.envs import EventLog
@@ -37,6 +37,8 @@ __all__ = ["FaultRecord", "read_evaluations", "read_faults"]
 _log = logging.getLogger(__name__)
 CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
 _HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
+held: dict[Path, IO[bytes]] = {}
+"""The locks of the runs that this process has, by the whole path."""
 _newest: dict[Path, int] = {}  # number of the last fault, by the folder that this process writes to
 _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
 
@@ -79,6 +81,20 @@ def pass_on(output: NewLines, who: str, said: set[str]) -> None:
 def now() -> str:
     """The local time as ISO 8601 with its offset, to the second."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def begun_at(record: Path, made: Path) -> tuple[float, int]:
+    """When a run or a group was begun, to be compared; times of files change when they are copied, or a run goes on.
+
+    Args:
+        record: says when.
+        made: a file of the same moment, whose time counts where that is not known, and within a second.
+    """
+    changed_ns = made.stat().st_ctime_ns
+    try:
+        return datetime.datetime.fromisoformat(entry_of(record, "started")).timestamp(), changed_ns
+    except (TypeError, ValueError, OverflowError):
+        return changed_ns // 10**9, changed_ns
 
 
 def process_info() -> dict[str, Any]:
@@ -174,7 +190,11 @@ def write_fault(directory: str | Path, fault: FaultRecord) -> Path:
 
     Returns:
         The file.
+
+    Raises:
+        RunLostError: see `require_own`.
     """
+    require_own(Path(directory))
     folder = Path(directory) / "faults"
     folder.mkdir(exist_ok=True)
     number = _newest.get(folder.resolve())
@@ -215,9 +235,9 @@ def crashes_told(directory: Path) -> Iterator[None]:
     Args:
         directory: the run's; what an earlier crash left there becomes the record of a fault now.
     """
-    path = directory / CRASH
+    path, places = (directory / CRASH).absolute(), (directory / PLACES).absolute()
     if stacks := crash_of(directory):
-        place = place_of(directory / PLACES, stacks)
+        place = place_of(places, stacks)
         message = f"{_crashed(**place)}:\n{stacks}"
         record = write_fault(directory, FaultRecord("EnvError", message, details=place, trace=stacks))
         _log.warning("the last time %s ran, %s(recorded in %s)", directory, message, record)
@@ -227,13 +247,15 @@ def crashes_told(directory: Path) -> Iterator[None]:
         return
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    with path.open("a") as file, places_kept(directory / PLACES), guarded(path), told_once():
+    with path.open("a") as file, places_kept(places), guarded(path), told_once():
         faulthandler.enable(file)
         try:
             yield
         finally:
             faulthandler.disable()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(RunLostError):  # else it is another run's
+                require_own(path.parents[1])
+                path.unlink(missing_ok=True)
 
 
 def _crashed(env_id: int | None = None, episode: int = -1, seed: int | None = None, step: int = 0) -> str:
@@ -297,7 +319,7 @@ class KeepFaults(Callback):
     """
 
     def __init__(self, env: Reporter | None, path: Path) -> None:
-        self._env, self._path = env, path
+        self._env, self._given, self._path = env, path, path.absolute()  # environments may change the working directory
         self._written = 0
 
     def logged(self, trainer: TrainingRun, row: dict[str, float]) -> None:
@@ -340,7 +362,7 @@ class KeepFaults(Callback):
             trace, facts = "".join(traceback.format_exception(error)), dict(getattr(error, "facts", {}))
             record = FaultRecord(kind_of(error), str(error), env_steps=env_steps, details=facts, trace=trace)
             ended = write_fault(self._path, record)
-        return ended
+        return ended and self._given / ended.relative_to(self._path)
 
 
 def kind_of(error: BaseException) -> str:
@@ -360,7 +382,7 @@ class NoteLeaks(Callback):
     """
 
     def __init__(self, path: Path, *, here: bool) -> None:
-        self._path, self._here = path, here
+        self._path, self._here = path.absolute(), here
         self._watch, self._look_at_s = LeakWatch(memory_bytes=_LEAKED_BYTES), 0.0
 
     def iteration_ended(self, trainer: TrainingRun, updates: Mapping[str, Any]) -> None:
@@ -420,12 +442,44 @@ def copy_policies(run: Path, target: Path, kept_return: Callable[[], float | Non
             return earned
 
 
-def _info(run: str | Path, name: str) -> Any:
-    """What a directory says of its run, such as its `id`; `None` where that is not known."""
+def entry_of(record: Path, name: str) -> Any:
+    """What the record of a run or a group says, such as its `id`; `None` where that is not known.
+
+    Args:
+        record: `run.json` or `group.json`.
+        name: of the entry.
+    """
     try:
-        return read_json(Path(run) / "run.json").get(name)
+        return read_json(record).get(name)
     except (CheckpointError, AttributeError):
         return None
+
+
+def lost(run: Path) -> RunLostError:
+    """What ends a run that can save nothing more.
+
+    Args:
+        run: its directory.
+    """
+    return RunLostError(
+        f"the run directory {run} is gone: it was deleted, moved or unmounted while the run went on. "
+        "Nothing more can be saved, so the run ends"
+    )
+
+
+def require_own(run: Path) -> None:
+    """Notices that a run which this process has lies elsewhere by now, and another has its name.
+
+    Args:
+        run: its directory.
+
+    Raises:
+        RunLostError: it does.
+    """
+    lock = held.get(run.absolute())
+    with contextlib.suppress(FileNotFoundError):  # nobody else's is there
+        if lock and not os.path.samestat(os.stat(run / "run.lock"), os.fstat(lock.fileno())):
+            raise lost(run)
 
 
 def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> None:
@@ -434,8 +488,12 @@ def write_evaluation(run: Path, env_steps: int, record: Mapping[str, Any]) -> No
     Args:
         env_steps: of the run by then.
         record: the result.
+
+    Raises:
+        RunLostError: see `require_own`.
     """
-    own = {"run": _info(run, "id"), "resumes": _info(run, "resumes")}
+    require_own(run)
+    own = {name: entry_of(run / "run.json", entry) for name, entry in (("run", "id"), ("resumes", "resumes"))}
     text = json.dumps({**record, **own}, indent=2)
     replace_text(run / "evals" / f"{env_steps}.json", f"{text}\n")
 
@@ -445,7 +503,7 @@ def read_evaluations(run: str | Path) -> list[tuple[int, dict[str, Any]]]:
 
     These are damaged ones, and those of another run, by the name that older ones do not have.
     """
-    found, own = [], _info(run, "id")
+    found, own = [], entry_of(Path(run) / "run.json", "id")
     for path in (Path(run) / "evals").glob("*.json"):
         if not path.stem.isdigit():
             continue

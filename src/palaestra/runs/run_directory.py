@@ -10,20 +10,22 @@ import re
 import shlex
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from palaestra.config.config import ExperimentConfig, as_yaml, read_config, saved_config
-from palaestra.core.errors import CheckpointError, ConfigError, RunLostError, did_you_mean, printable, require_kind
-from palaestra.core.files import fingerprint, replace_text, whole_folder
-from palaestra.core.importing import GIVEN
+from palaestra.core.errors import CheckpointError, ConfigError, did_you_mean, printable, require_kind
+from palaestra.core.files import fingerprint, replace_text
 from palaestra.core.reading import opened, parse_json, read_text
-from palaestra.runs.records import crash_of, fingerprint_of, is_number, provenance, read_evaluations, say_once, try_lock
+from palaestra.runs import records
+from palaestra.runs.folders import new_folder
+from palaestra.runs.records import entry_of, is_number, provenance, say_once, try_lock
 from palaestra.runs.trust import config_with_record, require_plain, require_trust, sign
 from palaestra.runtime import when_forked
 from palaestra.training.checkpoints import CheckpointStore, step_of
+from palaestra.training.learning import RunStatus
 
 __all__ = ["RunDirectory", "begun_runs", "best_run", "find_run", "find_runs", "list_groups", "list_runs"]
 
@@ -46,11 +48,16 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self._given, self._whole, self._seen_from = Path(path), Path(path).absolute(), os.stat(".")
         if printable(str(path)) != str(path):
             raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
         self._lock: IO[bytes] | None = None
         self._read: tuple[Mapping[str, Any], ExperimentConfig] | None = None
+
+    @property
+    def path(self) -> Path:
+        """As it was given; the whole path while the process works in another directory, as some environments do."""
+        return self._given if os.path.samestat(os.stat("."), self._seen_from) else self._whole
 
     @classmethod
     def create(cls, config: ExperimentConfig) -> RunDirectory:
@@ -73,6 +80,7 @@ class RunDirectory:
         """
         for name in ("checkpoints", "evals", "policy", "videos", "plots", "faults"):
             (self.path / name).mkdir(parents=True)
+        (self.path / "run.lock").touch()
         origin = {"algorithm": config.algorithm_name, "env": config.env.name, "seed": config.run.seed}
         origin |= provenance(config.env.name)
         made = {"format": 1, "id": uuid.uuid4().hex, "status": "created", "unit": config.unit}
@@ -133,8 +141,11 @@ class RunDirectory:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What `run.json` says; nothing where it is damaged, since nothing depends on it, or without such entries."""
-        file = self.path / "run.json"
+        """What `run.json` says; nothing where it is damaged, since nothing depends on it, or without such entries.
+
+        Of a shared policy it is what its manifest says.
+        """
+        file = self.path / ("manifest.json" if self.is_shared else "run.json")
         try:
             info = dict(parse_json(_ESCAPED.sub("?", read_text(file)))) if file.exists() else {}
         except (CheckpointError, ValueError, TypeError) as error:
@@ -142,7 +153,7 @@ class RunDirectory:
             return {}
         for name in [name for name, kind in _KINDS.items() if name in info and not isinstance(info[name], kind)]:
             say_once(f"{file} is damaged: its {name} is {info.pop(name)!r}, which is left out")
-        return info
+        return info | ({"env": info.get("environment")} if self.is_shared else {})
 
     def checkpoints(self, *, keep: int = 3, copies: int = 2) -> CheckpointStore:
         """Its checkpoints; those of other runs are refused.
@@ -152,7 +163,9 @@ class RunDirectory:
             copies: see `CheckpointStore`.
         """
         run_id = str(self.info.get("id", ""))
-        return CheckpointStore(self.path / "checkpoints", keep=keep, copies=copies, run_id=run_id)
+        store = CheckpointStore(self.path / "checkpoints", keep=keep, copies=copies, run_id=run_id)
+        store.require_there = self.require_there
+        return store
 
     @property
     def never_saved(self) -> bool:
@@ -191,7 +204,7 @@ class RunDirectory:
         """Mean return of the policy that is kept; its evaluation may have come after the newest checkpoint."""
         info = self.info
         after = info.get("policy_lost_at", -1)  # which those before had kept
-        found = [(step, result) for step, result in read_evaluations(self.path) if step > after]
+        found = [(step, result) for step, result in records.read_evaluations(self.path) if step > after]
         session, since = info.get("resumes"), list[Any]()
         for step, result in found:  # one may be made again at the very step that a run continues from
             own = result.get("resumes", session if step > (info.get("resumed_at") or -1) else -1)
@@ -212,13 +225,13 @@ class RunDirectory:
                 file.unlink()
 
     @property
-    def status(self) -> str:
+    def status(self) -> RunStatus:
         """`created`, `running`, `done`, `interrupted`, `stopped`, `failed`; `killed` or `crashed` if it died."""
-        status = str(self.info.get("status", "unknown"))
+        status: Any = str(self.info.get("status", "unknown"))
         dies = status == "running" or (status == "created" and self._was_held)  # others of a group wait for their turn
         if not dies or self.in_use:
             return status
-        return "crashed" if crash_of(self.path) else "killed"
+        return "crashed" if records.crash_of(self.path) else "killed"
 
     @property
     def _was_held(self) -> bool:
@@ -247,7 +260,7 @@ class RunDirectory:
         known = logs if isinstance(logs, dict) else {}
         for name in (name for name in _LOGS if name in known):
             file = self.path / name
-            if not file.is_file() or fingerprint_of(file) != known[name]:
+            if not file.is_file() or records.fingerprint_of(file) != known[name]:
                 say_once(f"{file} is not what the run has left: it is damaged, another run's, or was edited")
 
     def write_info(self, values: Mapping[str, Any]) -> None:
@@ -266,13 +279,11 @@ class RunDirectory:
         """Notices that somebody has deleted or moved the directory.
 
         Raises:
-            RunLostError: it is gone.
+            RunLostError: it is gone, or another run has its name by now.
         """
+        records.require_own(self.path)
         if not (self.path / "config.yaml").is_file():
-            raise RunLostError(
-                f"the run directory {self.path} is gone: it was deleted, moved or unmounted while the run went on. "
-                "Nothing more can be saved, so the run ends"
-            )
+            raise records.lost(self.path)
 
     def lock(self) -> None:
         """Claims the run for this process; the operating system lets go when the process ends, however it ends.
@@ -296,7 +307,7 @@ class RunDirectory:
         file.truncate(0)
         with suppress(OSError):  # on a full disk nobody reads who has it
             file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-        self._lock = file
+        self._lock = records.held[self._whole] = file
         when_forked(self, RunDirectory._close_lock)
 
     def unlock(self) -> None:
@@ -308,95 +319,44 @@ class RunDirectory:
     def _close_lock(self) -> None:
         if self._lock is not None:
             self._lock.close()
+            records.held.pop(self._whole, None)
             self._lock = None
 
 
-@contextmanager
-def new_folder(config: ExperimentConfig, suffix: str) -> Iterator[tuple[Path, Path]]:
-    """A directory that did not exist: `run.name`, or date, algorithm, environment and a suffix.
-
-    Args:
-        suffix: the last part of the name.
-
-    Yields:
-        Its path, and a folder to fill, which gets that path when it is whole.
-
-    Raises:
-        CheckpointError: it cannot be written; nothing is left of it.
-        ConfigError: the name is taken, or nothing can be written there.
-    """
-    target = _claimed(config, suffix)
-    try:
-        with whole_folder(target, "run") as unfinished:
-            yield target, unfinished
-    except BaseException as error:
-        with suppress(OSError):  # it holds nothing yet, or it is somebody else's by now
-            target.rmdir()
-        if isinstance(error, CheckpointError) and target.is_dir():  # who was given the same name was quicker
-            _refuse_taken(target)
-        raise
-
-
-def _refuse_taken(path: Path) -> NoReturn:
-    is_run = (path / "config.yaml").is_file() or (path / "group.json").is_file()
-    instead = f", or continue it with `palaestra resume {shlex.quote(str(path))}`" if is_run else ""
-    raise ConfigError(f"the run directory {path} exists already; choose another name{instead}") from None
-
-
-def _claimed(config: ExperimentConfig, suffix: str) -> Path:
-    """An empty directory; of a name that was given it may be one that a killed process has left."""
-    root = Path(config.run.directory)
-    env = config.env.name.removeprefix(f"{GIVEN}:")
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") for name in (config.algorithm_name, env)]
-    stem = config.run.name or "_".join([time.strftime("%Y-%m-%d_%H-%M-%S"), *names, suffix])
-    path, number = root / stem, 1
-    while True:
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            if config.run.name and path.is_dir() and not any(path.iterdir()):
-                return path
-            if config.run.name:
-                _refuse_taken(path)
-            number += 1
-            path = root / f"{stem}_{number}"
-        except OSError as error:
-            raise ConfigError(f"the run directory {path} cannot be made: {error}") from error
-
-
 def list_runs(root: str | Path = "runs") -> list[Path]:
-    """The run directories below a folder that can be read, those of groups included, the newest last.
+    """The run directories below a folder that can be read, those of groups included, in the order in which they began.
 
     Args:
         root: the folder.
     """
     runs = [*_folders_with("run.json", "*", root), *_folders_with("run.json", "*/*", root)]
     whole = [path for path in runs if (path / "config.yaml").is_file()]
-    return sorted(whole, key=lambda path: (path / "run.json").stat().st_ctime_ns)
+    return sorted(whole, key=lambda path: records.begun_at(path / "run.json", path / "config.yaml"))
 
 
 def list_groups(root: str | Path = "runs") -> list[Path]:
-    """The directories of several seeds below a folder, the newest last.
+    """The directories of several seeds below a folder, in the order in which they began.
 
     Args:
         root: the folder.
     """
-    return sorted(_folders_with("group.json", "*", root), key=lambda path: (path / "group.json").stat().st_ctime_ns)
+    groups = _folders_with("group.json", "*", root)
+    return sorted(groups, key=lambda path: records.begun_at(path / "group.json", path / "group.json"))
 
 
 def _folders_with(name: str, pattern: str, root: str | Path) -> list[Path]:
     """Whole folders with a file of this name that can be read; others may keep theirs to themselves."""
     files = [path for path in Path(root).glob(f"{pattern}/{name}") if os.access(path, os.R_OK)]
-    folders = [path.parent for path in files if not any(part.startswith(".tmp-") for part in path.parts[-3:])]
+    folders = [path.parent for path in files if not _is_hidden(path.relative_to(root))]
     return [path for path in folders if printable(str(path)) == str(path)]
 
 
-def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
+def find_run(name: str | Path, root: str | Path = "runs", *, of_all: str = "") -> RunDirectory:
     """A run by its path, its name below `root`, or `last`.
 
     Args:
         name: what the user typed.
+        of_all: a call that takes a group, with `{!r}` for it, which the message names.
 
     Raises:
         CheckpointError: there is no such run; the message says which there are.
@@ -407,7 +367,8 @@ def find_run(name: str | Path, root: str | Path = "runs") -> RunDirectory:
         best = best_run(found)
         such = f"{shlex.quote(str(best.path))}{'' if best.kept_return is None else ', which has the best evaluation'}"
         group = f"{best.path.parent} of {len(found)} runs"
-        raise ConfigError(f"{name} is the group {group}; name one of them, such as {such}")
+        rest = of_all and f"; all of them: {of_all.format(str(best.path.parent))}"
+        raise ConfigError(f"{name} is the group {group}; name one of them, such as {such}{rest}")
     return found[0]
 
 
@@ -434,7 +395,8 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
         require_kind(name, str | Path, "what reads a run", "its path or name, such as `directory` of its result")
         for path in _newest(root) if str(name) == "last" else (Path(name), Path(root) / name):
             if (path / "group.json").is_file():
-                runs = sorted(path.glob("*/config.yaml"), key=lambda file: (len(str(file)), file))
+                runs = sorted(path.glob("*/config.yaml"), key=_as_seeds)
+                runs = [config for config in runs if not _is_hidden(config.relative_to(path))]
                 if not runs:
                     raise CheckpointError(f"the group {path} has no runs in it; they were moved, or never made")
                 require_plain(path, [config.parent for config in runs])
@@ -452,7 +414,32 @@ def find_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[Ru
                 raise CheckpointError(f"{name} is no run, for it has no config.yaml{known}")
             fetch = f"; `palaestra pull {name}` gets it" if str(name).startswith("zoo:") else ""
             raise CheckpointError(f"there is no run {str(name)!r}{known}{fetch}")
-    return found
+    return without_copies(found)
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a part of it is hidden: what is not whole yet, or what others keep beside runs, such as old versions."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _as_seeds(config: Path) -> tuple[bool, int, Path]:
+    """The order of a group's runs; others than those that it was made with come last."""
+    return not config.parent.name.startswith("seed_"), len(str(config)), config
+
+
+def without_copies(runs: Iterable[RunDirectory]) -> list[RunDirectory]:
+    """Each run once: another path to it is left out, and a copy with a warning, for neither is another seed.
+
+    Args:
+        runs: of which the first of each counts. A fork has an id of its own.
+    """
+    kept: dict[str, RunDirectory] = {}
+    for run in runs:
+        path = run.path.resolve()
+        first = kept.setdefault(str(entry_of(path / "run.json", "id") or path), run)
+        if first.path.resolve() != path:
+            say_once(f"{run.path} is a copy of {first.path} and is left out: by its run.json it is the same run")
+    return list(kept.values())
 
 
 def _known(root: str | Path, name: str) -> str:
@@ -485,8 +472,7 @@ def begun_runs(names: Sequence[str | Path], root: str | Path = "runs") -> list[R
 
 def _newest(root: str | Path) -> list[Path]:
     """The run that was begun last, or the group that it is of; nothing where there is none."""
-    newest = max(list_runs(root), key=lambda run: (run / "config.yaml").stat().st_ctime_ns, default=None)
-    return [] if newest is None else [_whole(newest)]
+    return list(map(_whole, list_runs(root)[-1:]))
 
 
 def _whole(run: Path) -> Path:

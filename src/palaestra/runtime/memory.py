@@ -71,7 +71,7 @@ class SharedArrays:
 
         Args:
             process: the worker, a `SupervisedProcess`.
-            deadline: in `time.monotonic()` seconds; a minute from now by default.
+            deadline: in seconds of `CLOCK`; a minute from now by default.
 
         Raises:
             WorkerDiedError: the worker is gone.

@@ -17,7 +17,7 @@ from palaestra.runtime.calls import Arrival, Call, RestartPolicy, WorkerRecord, 
 from palaestra.runtime.memory import SharedArrays, aligned
 from palaestra.runtime.messages import Failed, Mapped, Message, Performer, Request, SharedCache, decode, require_script
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.supervision import SupervisedProcess, WorkerDiedError, WorkerTimeoutError
+from palaestra.runtime.supervision import CLOCK, SupervisedProcess, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["ProcessRuntime"]
 
@@ -100,7 +100,7 @@ class ProcessRuntime(Runtime):
         worker, process = seat.worker, seat.process
         try:
             if process.connection.poll():
-                sequence, what = process.receive(time.monotonic() + _ANSWER_S)
+                sequence, what = process.receive(CLOCK.now() + _ANSWER_S)
                 if sequence is None:
                     seat.answers.grow(what)
                     seat.answers.send(process)
@@ -124,20 +124,20 @@ class ProcessRuntime(Runtime):
 
     def dismiss(self, worker: WorkerRecord) -> None:
         with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
-            worker.handle.process.send(None, time.monotonic())
+            worker.handle.process.send(None, CLOCK.now())
             worker.handle.dismissed = True
 
     def end(self, worker: WorkerRecord, timeout_s: float) -> None:
         seat: _Seat = worker.handle
         self._alive.pop((worker.id, worker.incarnation), None)
-        deadline = time.monotonic() + timeout_s
+        deadline = CLOCK.now() + timeout_s
         with contextlib.suppress(WorkerDiedError, WorkerTimeoutError):
             while seat.dismissed:
                 sequence, what = seat.process.receive(deadline)
                 if sequence == _CLOSED:
                     self.tell_closed(worker, what)
                     break
-        seat.process.stop(max(deadline - time.monotonic(), 0.0))
+        seat.process.stop(max(deadline - CLOCK.now(), 0.0))
         seat.requests.close()
         seat.answers.close()
 

@@ -114,7 +114,7 @@ class ClusterLine:
         mine = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         self._path, self._head = mine["RayletSocketName"], context.gcs_address
         self._line = self._connected()
-        self._probed_s = self._seen_s = time.monotonic()
+        self._probed_s, self._failed_s = time.monotonic(), None
         self.lost = False
         """Whether one of them is known to be gone."""
 
@@ -141,9 +141,10 @@ class ClusterLine:
         self._probed_s = now
         try:
             reach(self._head, _PROBE_S)
-            self._seen_s = now
+            self._failed_s = None
         except OSError as error:
-            if now - self._seen_s > _HEAD_S:
+            self._failed_s = now if self._failed_s is None else self._failed_s  # before, an update may have taken long
+            if now - self._failed_s > _HEAD_S:
                 self._lose(f"the head of the Ray cluster, {self._head}, has not answered for {_HEAD_S:g} s ({error})")
 
     def close(self) -> None:

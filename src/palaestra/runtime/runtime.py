@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 from palaestra.core import ConfigError, PalaestraError, did_you_mean
 from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy, Result, WorkerRecord, WorkerStatus
 from palaestra.runtime.messages import Factory, Failed, Request
-from palaestra.runtime.supervision import WorkerDiedError, WorkerTimeoutError
+from palaestra.runtime.supervision import StoppableClock, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["Runtime"]
 
 _log = logging.getLogger(__name__)
 _HOUR_S = 3600.0
-_STOPPED_S = 5.0  # a wait that takes so much longer was stopped, by Ctrl-Z say, and with it whoever is to answer
+_STOPPED_S = 5.0  # a wait that takes so much longer was stopped; answers may take a while to arrive
 
 
 class Runtime(ABC):
@@ -57,7 +57,8 @@ class Runtime(ABC):
         self._due: dict[str, WorkerRecord] = {}  # that are about to be restarted
         self._open: set[Call] = set()  # whose results were not taken yet
         self._results: dict[Call, Result] = {}
-        self._stopped_s = 0.0
+        self.clock = StoppableClock(math.inf if self.works_here else _STOPPED_S)
+        """By which it waits."""
         self._awaited: set[Call] = set()  # that the present `wait` has no result of
         self._closed = False
 
@@ -272,19 +273,16 @@ class Runtime(ABC):
         self._take(self.poll(0.0))
         while len(wanted) - len(self._awaited) < need:
             next_due = self._begin_due()
-            left, began = deadline - self.now(), time.monotonic()
-            if left <= 0:
+            if (now := self.now()) >= deadline:
                 break
-            self._take(self.poll(asked := max(0.0, min(left, next_due))))
-            over = time.monotonic() - began - asked
-            self._stopped_s += over if over > _STOPPED_S and not self.works_here else 0.0
+            self._take(self.clock.wait(self.poll, min(deadline, now + next_due)))
         ended = [self._results.pop(call) for call in wanted if call in self._results]
         self._open.difference_update(result.call for result in ended)
         return ended
 
     def now(self) -> float:
         """`time.monotonic()`, less the seconds for which this process was stopped while it waited here."""
-        return time.monotonic() - self._stopped_s
+        return self.clock.now()
 
     def restart(self, worker: str, why: str = "was ended to be restarted") -> None:
         """Ends a worker, if it has not ended, and begins its next incarnation with a new object of its factory.

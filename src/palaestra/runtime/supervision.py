@@ -32,6 +32,7 @@ from palaestra.runtime.memory import SharedSemaphore
 from palaestra.runtime.titles import entitle
 
 __all__ = [
+    "CLOCK",
     "Companion",
     "SupervisedProcess",
     "WorkerDiedError",
@@ -84,6 +85,44 @@ def _let_go_of_all() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_of_all)
+
+
+class StoppableClock:
+    """`time.monotonic()`, less the seconds for which this process was stopped while it waited, by Ctrl-Z say.
+
+    Whoever was to answer was stopped with it: by this clock nobody is late for that.
+
+    Args:
+        leeway_s: a wait that takes so much longer than it should was stopped.
+    """
+
+    def __init__(self, leeway_s: float) -> None:
+        self._leeway_s, self._stopped_s, self._counted_s = leeway_s, 0.0, 0.0
+
+    def now(self) -> float:
+        """Its seconds, from a moment of no meaning."""
+        return time.monotonic() - self._stopped_s
+
+    def wait(self, wait: Callable[[float], Any], deadline: float = float("inf")) -> Any:
+        """Waits for a tenth of a second, or for less where the deadline is nearer.
+
+        Args:
+            wait: waits for so many seconds, and says for what it need not wait any more.
+            deadline: in seconds of this clock.
+
+        Returns:
+            What `wait` returns.
+        """
+        began_s, most_s = time.monotonic(), max(0.0, min(_PULSE_S, deadline - self.now()))
+        found, now_s = wait(most_s), time.monotonic()
+        over_s = now_s - max(began_s + most_s, self._counted_s)  # several threads may have waited
+        if over_s > self._leeway_s:
+            self._stopped_s, self._counted_s = self._stopped_s + over_s, now_s
+        return found
+
+
+CLOCK = StoppableClock(1.0)
+"""By which deadlines of worker processes, and of environments in threads, run."""
 
 
 class SupervisedProcess:
@@ -184,7 +223,7 @@ class SupervisedProcess:
 
         Args:
             semaphore: that the worker releases.
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
 
         Raises:
             WorkerDiedError: it never will.
@@ -192,17 +231,17 @@ class SupervisedProcess:
         """
         if spin_acquire(semaphore):
             return
-        while not semaphore.acquire(True, _PULSE_S):
+        while not CLOCK.wait(lambda wait_s: semaphore.acquire(True, wait_s)):
             if not self.alive and not semaphore.acquire(False):
                 raise self.died()
-            if time.monotonic() >= deadline:
+            if CLOCK.now() >= deadline:
                 raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time")
 
     def receive(self, deadline: float) -> Any:
         """The worker's next message.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
 
         Raises:
             WorkerDiedError: there will be none, or only a part of one.
@@ -218,19 +257,17 @@ class SupervisedProcess:
         rest = memoryview(read)
         while rest:
             try:
-                count = os.readv(self.connection.fileno(), [rest])
+                if not (count := os.readv(self.connection.fileno(), [rest])):
+                    raise self.died()
+                rest = rest[count:]
             except BlockingIOError:
-                ready = mp_connection.wait([self.connection, self._process.sentinel], deadline - time.monotonic())
-                if not ready:
+                ready = CLOCK.wait(lambda s: mp_connection.wait([self.connection, self._process.sentinel], s), deadline)
+                if not ready and CLOCK.now() >= deadline:
                     raise WorkerTimeoutError(f"{self.name} (process {self.pid}) did not answer in time") from None
-                if self.connection not in ready and not self.connection.poll():
+                if ready and self.connection not in ready and not self.connection.poll():
                     raise self.died() from None
             except OSError as error:
                 raise self.died() from error
-            else:
-                if not count:
-                    raise self.died()
-                rest = rest[count:]
         return read
 
     def send(self, message: Any, deadline: float | None = None) -> None:
@@ -238,7 +275,7 @@ class SupervisedProcess:
 
         Args:
             message: anything that can be pickled.
-            deadline: in `time.monotonic()` seconds; a minute from now by default.
+            deadline: in seconds of `CLOCK`; a minute from now by default.
 
         Raises:
             WorkerDiedError: the worker is gone.
@@ -258,7 +295,7 @@ class SupervisedProcess:
 
         Args:
             file: its descriptor, which may be closed afterwards.
-            deadline: in `time.monotonic()` seconds; a minute from now by default.
+            deadline: in seconds of `CLOCK`; a minute from now by default.
 
         Raises:
             WorkerDiedError: the worker is gone.
@@ -268,8 +305,7 @@ class SupervisedProcess:
 
     def _when_writable(self, deadline: float | None, write: Callable[..., int], *args: Any) -> int:
         """What `write` returns for the connection's descriptor, once there is room for something."""
-        if deadline is None:
-            deadline = time.monotonic() + _SEND_S
+        deadline = CLOCK.now() + _SEND_S if deadline is None else deadline
         while not self._torn:
             try:
                 return write(self.connection.fileno(), *args)  # an `OSError` where `stop` has closed it
@@ -277,7 +313,8 @@ class SupervisedProcess:
                 room = select.poll()
                 room.register(self.connection.fileno(), select.POLLOUT)
                 room.register(self._process.sentinel, select.POLLIN)
-                self._torn = not room.poll(max(deadline - time.monotonic(), 0.0) * 1000)
+                found = CLOCK.wait(lambda s, room=room: room.poll(s * 1000), deadline)
+                self._torn = not found and CLOCK.now() >= deadline
                 if not self.alive:
                     raise self.died() from None
             except OSError as error:

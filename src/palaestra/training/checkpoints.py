@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep, self.copies, self.run_id = max(2, keep), copies, run_id
         self._saves, self._there = 0, self.directory.is_dir()
+        self.require_there: Callable[[], None] = lambda: None
+        """Called before each save; raises `RunLostError` where the directory is not the run's any more."""
 
     def save(self, step: int, state: Mapping[str, Any], *, replace: bool = False) -> Path:
         """Writes one checkpoint; one that exists already for this step is left as it is.
@@ -68,8 +70,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: it cannot be written (disk full, no permission), or not be read again for its size; older
                 checkpoints are untouched. Where there is clearly no room, nothing is begun.
-            RunLostError: the directory was there, and is gone.
+            RunLostError: the directory was there, and is gone, or another has its name.
         """
+        self.require_there()
         if self._there and not self.directory.is_dir():
             raise RunLostError(f"{self.directory} is gone: it was deleted, moved or unmounted while the run went on")
         target = self.directory / f"step_{step:010d}"
@@ -213,12 +216,13 @@ class CheckpointStore:
         return step, state
 
     def take_over(self, other: "CheckpointStore", up_to: int) -> None:
-        """Copies the checkpoints of another run, which from now on are this run's.
+        """Copies the checkpoints of another run, which from now on are this run's; files that they share are shared.
 
         Args:
             other: has them.
             up_to: their steps; damaged ones are left out.
         """
+        copies: dict[tuple[int, int], Path] = {}
         for path in other.steps():
             try:
                 manifest = files.read_manifest(path, FORMAT_VERSION)
@@ -229,7 +233,12 @@ class CheckpointStore:
                 copy.mkdir(parents=True)
                 for name in manifest["files"]:
                     if Path(name).name == name and (path / name).is_file():
-                        shutil.copyfile(path / name, copy / name)
+                        state = (path / name).stat()
+                        first = copies.setdefault((state.st_dev, state.st_ino), copy / name)
+                        if first == copy / name:
+                            shutil.copyfile(path / name, first)
+                        else:
+                            files.link(first, copy / name)
                 files.write_manifest(copy, {**manifest, "run": self.run_id})
 
     def _require_place(self, path: Path, step: int, run: str) -> None:

@@ -95,7 +95,7 @@ class TimeSplit:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         """By part."""
-        self._since, self._acts_meanwhile = time.perf_counter(), False
+        self._since, self._acts_meanwhile, self._evaluated_s = time.perf_counter(), False, 0.0
 
     def start(self, collector: object = None, *, collects: bool = True) -> None:
         """The run begins or resumes: what came before is not counted, nor how long workers take to be there.
@@ -130,6 +130,28 @@ class TimeSplit:
         self.seconds["storing"] -= info.env_s + info.inference_s
         self.seconds["environment"] += info.env_s
         self.seconds["inference"] += info.inference_s
+
+    def evaluated(self) -> None:
+        """An evaluation is over, or was handed to another process."""
+        self._evaluated_s += self.since_evaluation_s()
+
+    def since_evaluation_s(self) -> float:
+        """Seconds of the run since the last evaluation was over, those of other sessions included."""
+        self.spent("waiting")
+        return sum(self.seconds.values()) - self._evaluated_s
+
+    def state(self) -> dict[str, float]:
+        """For a checkpoint."""
+        return {**self.seconds, "evaluated": self._evaluated_s}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Goes on from there.
+
+        Args:
+            state: from `state`; older versions did not say when the last evaluation was.
+        """
+        self.seconds |= {part: state[part] for part in PARTS if part in state}
+        self._evaluated_s = state.get("evaluated", sum(self.seconds.values()))
 
     @property
     def train_s(self) -> float:
@@ -243,6 +265,7 @@ def _html(panel: Panel) -> dict[str, str]:
 
 
 _BARS = "▁▂▃▄▅▆▇█"
+_MARKS = 21  # rows by which the time left is told, a fifth of a run: with two of ten evaluations
 _PANEL_S, _LINE_S = 0.5, 1.0  # least time between two looks of the panel, and between two lines
 
 
@@ -276,9 +299,11 @@ class ConsoleLogger:
         self._returns: deque[float] = deque(maxlen=60)
         self._shown_s = float("-inf")
         self._row: Mapping[str, float] = {}  # the newest
+        self._marks: deque[tuple[float, float]] = deque(maxlen=_MARKS)  # seconds and env steps of the newest rows
 
     def start(self, position: Mapping[str, int]) -> None:
         """See `Logger.start`."""
+        self._marks.append((time.monotonic(), position["env_steps"]))
         for line in self._head:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -288,6 +313,7 @@ class ConsoleLogger:
         if "return_mean" in row:
             self._returns.append(row["return_mean"])
         now, period_s = time.monotonic(), _PANEL_S if self._place.possible else _LINE_S
+        self._marks.append((now, row["env_steps"]))
         if now - self._shown_s < period_s and row["env_steps"] < self._total:
             return
         self._shown_s = now
@@ -307,11 +333,12 @@ class ConsoleLogger:
 
     def _panel(self, row: Mapping[str, float]) -> Panel:
         done = int(row["env_steps"])
-        speed = row["time/env_steps_per_s"]
-        left_s = max(0, self._total - done) / max(speed, 1e-9)
+        (since_s, since), (now, at) = self._marks[0], self._marks[-1]  # with evaluations and whatever else takes time
+        left_s = max(0, self._total - done) * (now - since_s) / (at - since) if at > since else None
+        left = "" if left_s is None else f"{duration(left_s)} left"
         table = Table.grid(padding=(0, 2))
         unit = "updates" if self._offline else "env steps"
-        table.add_row(unit, f"{done:,} of {self._total:,}", f"{speed:,.0f}/s", f"{duration(left_s)} left")
+        table.add_row(unit, f"{done:,} of {self._total:,}", f"{row['time/env_steps_per_s']:,.0f}/s", left)
         if not self._offline:
             mean = readable(row["return_mean"]) if "return_mean" in row else "no episode yet"
             table.add_row("return", mean, _Sparkline(self._returns), f"{int(row['episodes']):,} episodes")

@@ -28,6 +28,7 @@ _CAUSES = {
     "gradient_norm": "the loss explodes",
     "q_mean": "action values diverge",
     "range": "values end where their range does, so actions beyond it look alike",
+    "scaled_range": "values end where their range does, so actions beyond it look alike",
     "episodes": "episodes never end, so no return is known",
 }
 _LOWER_RATE = "lower algorithm.learning_rate"
@@ -44,6 +45,7 @@ _ADVICE = {  # of which a run is told what its algorithm has
         "scale rewards down",
     ),
     "range": ("raise algorithm.max_return", "lower algorithm.min_return", "scale rewards down"),
+    "scaled_range": ("give algorithm.min_return and algorithm.max_return one size", "lower algorithm.gamma"),
     "episodes": ("set env.max_episode_steps",),
 }
 
@@ -62,7 +64,7 @@ class Health(Callback):
     | explained variance | below -0.5, unless learning works or returns are 0: equal ones have no variance to explain |
     | gradient norm | above 100 times its median of the last 100 rows, unless learning works |
     | action values | beyond 20 times the largest discounted return so far, and 100; not of other rewards |
-    | range of values | discounted returns lie outside `min_return` to `max_return`; not of other rewards |
+    | range of values | discounted returns, scaled as values are, lie outside `min_return` to `max_return` |
     | episodes | none has ended in 100,000 env steps, and 10,000 of each environment |
 
     Learning works where returns are at their best so far, and better than at first. Densities over continuous actions
@@ -131,8 +133,9 @@ class Health(Callback):
         many = max(_MANY_STEPS, _LONG_EPISODE * trainer.collector.num_lanes)
         if self._unit == "env steps" and steps >= many and not row.get("episodes"):
             found["episodes"] = "no episode has ended"
-        if beyond := _beyond(row.get("discounted_return_mean", 0.0), _algorithm(trainer, None)):
-            found["range"] = beyond
+        learner = _algorithm(trainer, None)
+        if beyond := _beyond(row.get("discounted_return_mean", 0.0), learner):
+            found["scaled_range" if hasattr(learner, "reward_scale") else "range"] = beyond
         for name, value in row.items():
             if not (match := _LEARNED.fullmatch(name)) or (flat and match["metric"] == "explained_variance"):
                 continue
@@ -180,8 +183,10 @@ def _beyond(discounted_return: float, learner: Any) -> str | None:
     """What is wrong with a return outside the range of an algorithm's values."""
     most = getattr(learner.config, "max_return", math.inf)
     least = getattr(learner.config, "min_return", -most)
-    scaled = hasattr(learner, "reward_scale")  # the range is that of scaled returns
-    if scaled or _has_other_rewards(learner) or not (discounted_return < least or discounted_return > most):
+    if (scale := getattr(learner, "reward_scale", None)) is not None:  # the range is that of scaled returns
+        unit = float(scale()) if scale.mean_square > 0 else math.inf  # no rewards, no scale yet
+        least, most = least * unit, most * unit
+    if _has_other_rewards(learner) or not (discounted_return < least or discounted_return > most):
         return None
     return f"discounted returns are {discounted_return:.4g}, and values reach from {least:g} to {most:g}"
 

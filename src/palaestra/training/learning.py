@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,12 @@ from palaestra.rollout import CollectInfo, Evaluation
 from palaestra.runtime import keep_freed_memory
 from palaestra.training.parts import DataCollector, PolicyManager, SelfPaced, Updated, part_name, policy_folder
 
-__all__ = ["Averages", "LearningRecord", "TrainResult", "ask_for_episodes"]
+__all__ = ["Averages", "LearningRecord", "RunStatus", "TrainResult", "ask_for_episodes"]
+
+RunStatus: TypeAlias = Literal[
+    "created", "running", "done", "interrupted", "stopped", "failed", "killed", "crashed", "unknown"
+]
+"""How a run is doing, or how it ended."""
 
 # Values of a metric that wait at most. Every value is a small tensor of its own: thousands of them, kept alive between
 # the large ones of the gradient steps that made them, split the heap until each step needs fresh pages.
@@ -474,8 +479,8 @@ def computing_at_speed() -> Iterator[None]:
 class TrainResult:
     """Result of a run."""
 
-    status: Literal["done", "stopped", "interrupted"]
-    """The budget was used; something asked for the end before; a signal came."""
+    status: RunStatus
+    """`done`: the budget was used; `stopped`: something asked for the end before; `interrupted`: a signal came."""
     exit_code: int
     """0, or 130 after Ctrl-C, 143 after SIGTERM."""
     env_steps: int

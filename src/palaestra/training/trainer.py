@@ -76,7 +76,7 @@ class Trainer:
         """Where its seconds went."""
         self._rows_logged = self._episodes_ended = self._iterations = 0
         self._next = {name: self.config.due_after(name, 0) for name in _PERIODIC}
-        self._evaluated_s = self._schedules_at = 0.0  # the latter is progress; a checkpoint in an unroll is beyond it
+        self._schedules_at = 0.0  # progress; a checkpoint in an unroll is beyond it
         self._evaluation: Evaluation | None = None
         self._evaluation_broken_off = evaluate is not None and 0 in self.config.eval_at_steps  # or due before training
         self.best_return: float | None = None
@@ -122,12 +122,13 @@ class Trainer:
         """
         attach_steps(self.callbacks, self)
         self._loggers.start(self._position())
-        self._evaluated_s = began = time.monotonic()
+        began = time.monotonic()
         limit_s, self._stop_reason = self.config.time_limit_s, ""
         try:
             self.time.start(self.collector, collects=stop.received is None and not self._used_up())
             if self._evaluation_broken_off and stop.received is None:
                 self._begin_evaluation()
+                self.time.evaluated()
                 if not (self._evaluation_broken_off or self.collector.unfinished):
                     self._do_what_is_due()
             while not self._used_up() and stop.received is None and not self._stop_reason:
@@ -220,6 +221,7 @@ class Trainer:
             self._take(self._evaluator.made())
             if not self._used_up() and self._evaluation_is_due():
                 self._begin_evaluation()
+                self.time.evaluated()
         if self._used_up() or self._evaluation_broken_off:
             return  # the end, or the resumed run, does the rest
         if self._is_due("log") and not self._stop_reason:  # else the last row says it
@@ -228,18 +230,14 @@ class Trainer:
             self.save()
 
     def _is_due(self, name: Literal["eval", "checkpoint", "log"]) -> bool:
-        due = self._next[name]
-        if due is None or self.collector.env_steps < due:
+        if (due := self._next[name]) is None or self.collector.env_steps < due:
             return False
         self._next[name] = self.config.due_after(name, self.collector.env_steps)
         return True
 
     def _evaluation_is_due(self) -> bool:
-        if (every_s := self.config.eval_every_s) is None:
-            return self._is_due("eval")
-        due = (now := time.monotonic()) - self._evaluated_s >= every_s
-        self._evaluated_s = now if due else self._evaluated_s
-        return due
+        every_s = self.config.eval_every_s
+        return self._is_due("eval") if every_s is None else self.time.since_evaluation_s() >= every_s
 
     def _finish(self) -> None:
         self._take_episodes(self.collector.drain())
@@ -361,7 +359,7 @@ class Trainer:
             "evaluation_broken_off": self._evaluation_broken_off,
             "evaluations": self._evaluator.state() if self._evaluator else [],
             "finished": self._finished,
-            "seconds": self.time.seconds,
+            "seconds": self.time.state(),
             "callbacks": callback_states(self.callbacks),
         }
         state = {"trainer": trainer, "collect": self.collector.state()}
@@ -403,7 +401,7 @@ class Trainer:
         self._next = {name: overdue.get(name) or self.config.due_after(name, now) for name in _PERIODIC}
         self.best_return, self._iterations = trainer["best"], trainer["iterations"]
         self._evaluation = Evaluation(**trainer["evaluation"]) if trainer["evaluation"] else None
-        self.time.seconds |= trainer["seconds"]
+        self.time.load_state(trainer["seconds"])
         load_callback_states(self.callbacks, trainer["callbacks"])
         if (evaluator := self._evaluator) is not None:
             evaluator.load_state(trainer["evaluations"], acting_policy(self.algorithms))

@@ -2,12 +2,13 @@
 
 import functools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from palaestra.core import ConfigError, EnvError, TimeStep
+from palaestra.core import ConfigError, EnvError, SpecError, TimeStep
 from palaestra.envs import EnvironmentWrapper, GymEnvironment, LaneEnvironment, SerialDriver, load
 from palaestra.envs.wrappers import (
     ActionRepeat,
@@ -19,6 +20,7 @@ from palaestra.envs.wrappers import (
     NormalizeReward,
     RandomNoop,
     ScaleReward,
+    StatefulWrapper,
     TimeLimit,
 )
 from tests.envs.worlds import Reusing, StepRecorder
@@ -114,6 +116,41 @@ def test_layers_carry_state_as_one_word_that_names_them():
         "1:NormalizeReward": [1, 2.0, 0.0],
     }
     assert " " not in carried
+
+
+class Visits(StatefulWrapper):
+    """Counts how often its episodes came to a number, by number; the reward says how often."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.counts: Any = {}
+
+    def advance(self, action):
+        time_step = self.env.advance(action)
+        place = int(time_step.observation[0])
+        self.counts = {**self.counts, place: self.counts.get(place, 0) + 1}
+        return time_step._replace(reward=float(self.counts[place]))
+
+    def snapshot(self):
+        return self.counts, "a b"
+
+    def restore(self, snapshot):
+        self.counts, _ = snapshot
+
+
+def test_what_is_carried_comes_back_as_it_was():
+    """F25: keys that are numbers, tuples, blanks; arrays are refused by name."""
+    one, two = (LaneEnvironment(SerialDriver([Visits(script(1.0))]), lane_seeds=[1]) for _ in range(2))
+    action = torch.zeros(1, dtype=torch.int64)
+    for _ in range(4):
+        one.step(action)
+    two.load_state_dict(one.state_dict())
+    assert [one.step(action).reward.item() for _ in range(3)] == [two.step(action).reward.item() for _ in range(3)]
+    env = Visits(script(1.0))
+    env.counts = {"all": np.zeros(2)}
+    env.reset()
+    with pytest.raises(SpecError, match=r"has arrays, 0:Visits.0.all; let `snapshot` return numbers, .* array.tolist"):
+        env.state_dict()
 
 
 def test_a_saved_state_of_other_layers_is_refused():

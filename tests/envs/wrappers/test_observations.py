@@ -15,7 +15,10 @@ from palaestra.envs.wrappers import (
     FrameStack,
     GrayscaleResize,
     NormalizeObservation,
+    NormalizeReward,
+    RewardMap,
     SelectEntries,
+    SparseReward,
 )
 from tests.envs.worlds import Nested
 from tests.envs.wrappers.worlds import Camera, Masked, episode, script
@@ -126,6 +129,31 @@ def test_only_the_named_leaves_are_stacked_and_bounds_let_zeros_in():
     specs = env.observation_spec
     assert (specs["a"].stacked, specs["b"].stacked) == (1, 2)
     assert (specs["b"].minimum.min(), specs["b"].maximum.max()) == (0, 5)
+
+
+class Sparse(FrameStack):
+    """Observes another stack than the newest frames."""
+
+    def leaf(self, value, path, first):
+        return super().leaf(value, path, first) / 2
+
+
+class Repeated(RewardMap):
+    """Also leaves steps out."""
+
+    def map(self, reward):
+        return reward
+
+    def advance(self, action):
+        super().advance(action)
+        return super().advance(action)
+
+
+def test_a_subclass_that_changes_frames_does_not_inherit_that_they_are_those_of_the_steps_before():
+    assert Sparse(numbers(), num_frames=2).observation_spec.stacked == 1
+    assert Repeated(FrameStack(numbers())).observation_spec.stacked == 1
+    for layer in (SparseReward, NormalizeReward):
+        assert layer(FrameStack(numbers(), num_frames=2)).observation_spec.stacked == 2
 
 
 def test_a_stack_that_was_returned_is_not_written_to():

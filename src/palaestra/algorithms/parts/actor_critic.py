@@ -173,11 +173,11 @@ class ScaledReturns:
 class RewardScale(nn.Module):
     """What rewards are divided by, so that the root mean square of returns is at most half of the outermost atom.
 
-        s = 2 √(mean r²) / ((1 − γ) m)
+        s = 2 √(mean r²) / (max(1 − γ, 0.001) m)
 
     By Minkowski's inequality the root mean square of discounted sums of rewards is at most √(mean r²) / (1 − γ), where
-    rows are as likely at one time as at another. The mean is a running one of the last thousand updates, and sums
-    of n rewards have γⁿ instead of γ.
+    rows are as likely at one time as at another; for a γ above 0.999 that bound is cut to a thousand times the root.
+    The mean is a running one of the last thousand updates, and sums of n rewards have γⁿ instead of γ.
 
     Args:
         largest: m, the outermost atom.
@@ -204,7 +204,7 @@ class RewardScale(nn.Module):
 
         Args:
             reward: [N].
-            discount: of what follows them; above 0.999 it counts as 0.999.
+            discount: of what follows them.
         """
         self.count += 1
         share = (1 / self.count).clamp(min=1e-3)

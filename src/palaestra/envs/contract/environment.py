@@ -6,9 +6,7 @@ None of them knows a policy, a buffer or a loss.
 """
 
 import inspect
-import json
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, DiscreteSpec, EnvError, SpecError, SpecTree, TensorSpec, TimeStep
+from palaestra.core.settings import overrides
 from palaestra.envs.contract.episodes import EpisodeLog, LaneEpisode, digest, lane_seeds_of, require_read_mask
 from palaestra.envs.contract.nest import copied, leaf_arrays, problem, unflatten, zeros
 from palaestra.envs.contract.rows import Specs
@@ -330,7 +329,7 @@ class SingleEnvironment(_Specified):
         return time_step
 
     def carried_state(self) -> dict[str, Any]:
-        """What an episode that began now would be carried, by layer, as JSON values; most carry nothing."""
+        """What an episode that began now would be carried, by layer: numbers, text and nests; most carry nothing."""
         return {}
 
     def load_carried_state(self, state: dict[str, Any]) -> None:
@@ -408,9 +407,11 @@ class SingleEnvironment(_Specified):
 
         Returns:
             A digest of both; after a colon, what the layers carried into the episode from earlier ones.
+
+        Raises:
+            SpecError: that holds arrays.
         """
-        found, carried = self._digest(observation, reward), self.carried
-        return f"{found}:{json.dumps(carried, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else found
+        return self._digest(observation, reward) + LaneEpisode.carried_text(self.carried)
 
     @final
     def replay(self, episode: LaneEpisode) -> TimeStep | None:
@@ -427,9 +428,9 @@ class SingleEnvironment(_Specified):
         """
         if not episode.digest:
             return None
-        expected, _, carried = episode.digest.partition(":")
-        if carried:
-            self.load_carried_state(json.loads(carried))
+        expected = episode.digest.partition(":")[0]
+        if carried := episode.carried:
+            self.load_carried_state(carried)
         time_step = self.begin(episode.seed)
         for action in episode.actions:
             time_step = self.advance(action)
@@ -445,7 +446,7 @@ class SingleEnvironment(_Specified):
         return time_step
 
     def _digest(self, observation: Any, reward: Any) -> str:
-        return digest(observation, self.observation_spec, reward, math.prod(self.reward_spec.shape))
+        return digest(observation, self.observation_spec, reward, self.reward_spec.size)
 
     def _episodes(self) -> EpisodeLog:
         if self._log is None:
@@ -489,6 +490,8 @@ class SingleEnvironment(_Specified):
 
 
 _LAYERS: dict[type, Callable[..., Environment]] = {}
+STEPS = ("begin_episode", "advance", "change")
+"""Methods that say what a layer makes of the time steps of one environment."""
 
 
 def layer_of(kind: type["EnvironmentWrapper"]) -> Callable[[Any], Any]:
@@ -497,12 +500,7 @@ def layer_of(kind: type["EnvironmentWrapper"]) -> Callable[[Any], Any]:
     Args:
         kind: the wrapper; one with subclasses means those that are `elementwise`.
     """
-
-    def mark(layer: Any) -> Any:
-        _LAYERS[kind] = layer
-        return layer
-
-    return mark
+    return lambda layer: _LAYERS.setdefault(kind, layer)
 
 
 class EnvironmentWrapper(HasSpecs, SingleEnvironment):
@@ -511,8 +509,8 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
     Override `advance` and `begin_episode` to change time steps or actions, and the specs of whatever is changed. A
     layer that neither skips steps nor changes observations says `keeps_frames = True`.
 
-    Around a batched environment, one that is `elementwise` becomes a layer that does the same to every row; others are
-    refused there.
+    Around a batched environment, one that is `elementwise` becomes a layer that does by `change_rows` and `action_rows`
+    to every row what it does to one; others are refused there.
 
     Raises:
         SpecError: a Gymnasium environment was given, without the layer that converts it.
@@ -527,7 +525,8 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
 
     keeps_frames: ClassVar[bool] = False
     """Whether every step of this layer is one step of the inner layer, from its FIRST on, with the same observation.
-    The frames of a stack are then those of the steps before, and a buffer may store each frame once."""
+    The frames of a stack are then those of the steps before, and a buffer may store each frame once. A class that
+    overrides how steps are changed, or how episodes begin, says it itself."""
 
     elementwise: ClassVar[bool] = False
     """Whether it keeps nothing and treats every number by itself, tensors too, so that `change_rows` and `action_rows`
@@ -539,6 +538,8 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
         super().__init_subclass__(**kwargs)
         if own := {"step", "reset"} & vars(cls).keys():
             raise ConfigError(f"nobody calls {own} of {cls.__name__}; define advance and begin_episode instead")
+        if overrides(cls, STEPS, ["keeps_frames"]):
+            cls.keeps_frames = False
         first, *others = inspect.signature(cls.__init__).parameters.values()
         cls.__signature__ = inspect.Signature(others) if first.name == "self" else None  # that of __new__ says nothing
 
@@ -547,11 +548,13 @@ class EnvironmentWrapper(HasSpecs, SingleEnvironment):
         def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(env, Environment):
                 return super().__new__(cls)
-            kinds = cls.__mro__ if cls.elementwise else (cls,)
+            idle = overrides(cls, STEPS, ["change_rows", "action_rows"])
+            kinds = cls.__mro__ if cls.elementwise and not idle else (cls,)
             if (layer := next((_LAYERS[kind] for kind in kinds if kind in _LAYERS), None)) is None:
+                more = f", and do in change_rows or action_rows to rows what {idle[-1]} does to one" if idle else ""
                 raise ConfigError(
-                    f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, whose environments step as "
-                    "one; let that compute it, write a BatchedWrapper, or say `elementwise = True` if it keeps nothing"
+                    f"the wrapper {cls.__name__} cannot go around a {type(env).__name__}, which steps as one; let that "
+                    f"compute it, write a BatchedWrapper, or say `elementwise = True` if it keeps nothing{more}"
                 )
             return layer(env, cls, args, kwargs)
 

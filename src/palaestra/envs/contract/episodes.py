@@ -16,6 +16,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from palaestra.core import ACTION_MASK, ConfigError, EnvError, SpecError, SpecTree, episode_seed, spec_leaves
+from palaestra.core.nests import join_state, split_state
 from palaestra.envs.contract.nest import flatten, leaf_dtypes, unflatten
 from palaestra.envs.supervision.places import Place
 
@@ -48,6 +49,30 @@ class LaneEpisode:
     def seed(self) -> int:
         """The seed of this episode's reset."""
         return episode_seed(self.lane_seed, self.number)
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What layers carried into it from earlier ones, as the digest has it."""
+        _, _, text = self.digest.partition(":")
+        return join_state(json.loads(text or "{}"), {})
+
+    @staticmethod
+    def carried_text(carried: Mapping[str, Any]) -> str:
+        """What layers carried into an episode, as a word for behind its digest; empty where they carry nothing.
+
+        Args:
+            carried: by layer.
+
+        Raises:
+            SpecError: it holds arrays.
+        """
+        values, arrays = split_state(carried)
+        if arrays:
+            raise SpecError(
+                f"what wrappers carry has arrays, {', '.join(arrays)}; let `snapshot` return numbers, text and nests "
+                "of them, such as array.tolist()"
+            )
+        return f":{json.dumps(values, separators=(',', ':'))}".replace(" ", "\\u0020") if carried else ""
 
 
 class EpisodeLog:

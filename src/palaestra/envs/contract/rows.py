@@ -294,10 +294,11 @@ def wrong_info(info: Any) -> str:
 
 def _numbers(info: Any, prefix: str, out: dict[str, float]) -> None:
     for key, value in info.items():
-        kind = type(value)
-        if kind is int:
+        if isinstance(value, float):
+            out[f"{prefix}{key}"] = float(value)
+        elif isinstance(value, int):
             out[f"{prefix}{key}"] = float(min(max(value, -_LARGEST), _LARGEST))
-        elif kind is float or kind is bool or isinstance(value, np.number | np.bool_):
+        elif isinstance(value, np.number | np.bool_):
             out[f"{prefix}{key}"] = float(value)
         elif isinstance(value, dict):
             _numbers(value, f"{prefix}{key}/", out)

@@ -16,6 +16,7 @@ from palaestra.envs.contract.environment import Environment, HasSpecs
 from palaestra.envs.contract.episodes import attributes_of, saved_seeds
 from palaestra.envs.stepping.lane_environment import LaneEnvironment
 from palaestra.envs.supervision.faults import EventLog
+from palaestra.runtime import CLOCK
 
 __all__ = ["FirstReadyEnvironment"]
 
@@ -186,7 +187,7 @@ class FirstReadyEnvironment(HasSpecs, Environment):
             if len(ready) >= count:
                 return ready[:count]
             spins += 1
-            time.sleep(0 if spins < _SPINS else _NAP_S)
+            CLOCK.wait(time.sleep, CLOCK.now() + (0 if spins < _SPINS else _NAP_S))
 
     def _numbers(self, env_id: torch.Tensor) -> list[int]:
         ids = env_id.tolist()

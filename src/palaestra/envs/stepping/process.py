@@ -3,7 +3,6 @@
 import collections
 import itertools
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
@@ -21,7 +20,7 @@ from palaestra.envs.contract.rows import Rows, Specs
 from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.stepping.worker import BUSY, DONE, NEWS, STEP, Seat, View, layout
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident
-from palaestra.runtime import SharedArrays, SupervisedProcess, sendable, stop_all
+from palaestra.runtime import CLOCK, SharedArrays, SupervisedProcess, sendable, stop_all
 from palaestra.runtime.supervision import Context
 
 __all__ = ["ProcessDriver"]
@@ -108,7 +107,7 @@ class ProcessDriver(Driver):
         return seat
 
     def _meet(self) -> Specs:
-        deadline = time.monotonic() + self.faults.reset_timeout_s
+        deadline = CLOCK.now() + self.faults.reset_timeout_s
         found: list[Specs] = []
         for seat in self._seats.values():
             met = seat.meet(deadline)
@@ -128,7 +127,7 @@ class ProcessDriver(Driver):
 
     def _share(self, num_workers: int) -> None:
         self._shared = shared = SharedArrays(layout(self.specs, self.batch_size, num_workers))
-        deadline = time.monotonic() + self.faults.reset_timeout_s
+        deadline = CLOCK.now() + self.faults.reset_timeout_s
         for seat in self._seats.values():
             lost = seat.share(shared, deadline)
             if lost is not None:
@@ -146,7 +145,7 @@ class ProcessDriver(Driver):
     def answered(self) -> bool:
         busy = [seat for number, seat in self._seats.items() if self._status[number] == BUSY]
         done = not busy or not all(seat.process.alive for seat in busy)
-        return done or time.monotonic() >= self._deadline
+        return done or CLOCK.now() >= self._deadline
 
     def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
         self._settle(self._seats)
@@ -160,7 +159,7 @@ class ProcessDriver(Driver):
         for number, seat in self._seats.items():
             self._status[number] = BUSY
             seat.begin()
-        self._deadline = time.monotonic() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
+        self._deadline = CLOCK.now() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
 
     def collect(self) -> Outcome:
         info, incidents = self._collect()
@@ -235,7 +234,7 @@ class ProcessDriver(Driver):
         assert self._shared is not None
         self._processes.remove(self._seats[number].process)
         seat = self._seat(number, self._seats[number].lanes)
-        deadline = time.monotonic() + self.faults.reset_timeout_s
+        deadline = CLOCK.now() + self.faults.reset_timeout_s
         met = seat.meet(deadline)
         if isinstance(met, Incident):
             return met
@@ -303,7 +302,7 @@ class ProcessDriver(Driver):
     def _ask(self, what: str, arguments: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
         """Has workers call a method; returns their answers, or the incident that kept one from answering."""
         self._settle(arguments)
-        deadline = time.monotonic() + self.faults.reset_timeout_s
+        deadline = CLOCK.now() + self.faults.reset_timeout_s
         answers: dict[int, Any] = {}
         for number, given in arguments.items():
             lost = self._seats[number].post((what, given), deadline)
@@ -315,7 +314,7 @@ class ProcessDriver(Driver):
         """After Ctrl-C, what workers still answer to the command before is not taken for the next answer."""
         for number in numbers:
             if self._seats[number].owes:
-                self._seats[number].settle(time.monotonic() + self.faults.reset_timeout_s)
+                self._seats[number].settle(CLOCK.now() + self.faults.reset_timeout_s)
 
     # -- the end
 
@@ -329,7 +328,7 @@ class ProcessDriver(Driver):
         if not self._ready:  # no environment has been stepped yet
             _kill_all(self._processes)
         else:
-            deadline = time.monotonic() + CLOSE_S
+            deadline = CLOCK.now() + CLOSE_S
             seats = [seat for seat in self._seats.values() if seat.process.alive]
             answers = [seat.post(("close", {}), deadline) for seat in seats]
             answers = [answer or seat.answer(deadline) for answer, seat in zip(answers, seats, strict=True)]

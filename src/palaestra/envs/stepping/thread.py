@@ -1,9 +1,9 @@
 """`ThreadDriver`: one environment in a thread of this process, for evaluation and play."""
 
+import contextlib
 import functools
 import queue
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +20,7 @@ from palaestra.envs.stepping.driver import CLOSE_S, Driver, Outcome
 from palaestra.envs.stepping.serial import SerialDriver
 from palaestra.envs.supervision.faults import ANY_FAULT, Failure, FaultPolicy, Incident, describe
 from palaestra.envs.supervision.watchdog import watch
+from palaestra.runtime import CLOCK
 
 __all__ = ["ThreadDriver"]
 
@@ -57,10 +58,10 @@ class ThreadDriver(Driver):
             raise SpecError(f"ThreadDriver was given a {type(factory).__name__}; give a function that makes it")
         self._factory, self.faults = factory, faults
         self._thread = _Thread(factory, faults)
-        try:
-            self.specs: Specs = self._thread.driver.result(faults.reset_timeout_s).specs
-        except TimeoutError:
-            raise EnvError(f"the environment was not made within {faults.reset_timeout_s} s. {self._doing()}") from None
+        made = self._wait(self._thread.driver, CLOCK.now() + faults.reset_timeout_s)
+        if isinstance(made, Incident):
+            raise EnvError(f"the environment was not made within {faults.reset_timeout_s} s. {made.failure.detail}")
+        self.specs: Specs = made.specs
         self.reader = ActionReader(self.specs, 1)
         self._answer: Future[Any] = Future()
         self._deadline = 0.0
@@ -68,10 +69,10 @@ class ThreadDriver(Driver):
 
     @property
     def answered(self) -> bool:
-        return self._answer.done() or time.monotonic() >= self._deadline
+        return self._answer.done() or CLOCK.now() >= self._deadline
 
     def submit(self, actions: list[np.ndarray], seeds: dict[int, int]) -> None:
-        self._deadline = time.monotonic() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
+        self._deadline = CLOCK.now() + (self.faults.reset_timeout_s if seeds else self.faults.timeout_s)
         self._answer = self._thread.call(functools.partial(_stepped, actions, seeds))
 
     def collect(self) -> Outcome:
@@ -85,12 +86,12 @@ class ThreadDriver(Driver):
             self._thread.leave()  # when the call that hangs ends one day
             self._thread = _Thread(self._factory, self.faults)
             try:
-                self._thread.driver.result(self.faults.reset_timeout_s)
-            except TimeoutError:
-                return Incident(Failure(0, "timeout", "was not made again in time", self._doing()), fatal=True)
+                made = self._wait(self._thread.driver, CLOCK.now() + self.faults.reset_timeout_s)
             except Exception as error:
                 kind, detail = describe(error)
                 return Incident(Failure(0, "raised", f"could not be made again: {kind}", detail), fatal=True)
+            if isinstance(made, Incident):
+                return made._replace(failure=made.failure._replace(what="was not made again in time"))
             lost = self._ask(lambda driver: driver.set_attributes({0: self._attributes}))
             if lost is not None:
                 return lost
@@ -121,7 +122,7 @@ class ThreadDriver(Driver):
     def close(self) -> list[Incident]:
         """Closes the environment in its thread, and waits for that for at most five seconds."""
         self._thread.leave()
-        found = self._wait(self._thread.closed, time.monotonic() + CLOSE_S)
+        found = self._wait(self._thread.closed, CLOCK.now() + CLOSE_S)
         if isinstance(found, Incident):
             what = f"{found.failure.what} when it was closed"
             return [found._replace(failure=found.failure._replace(what=what))]
@@ -129,14 +130,14 @@ class ThreadDriver(Driver):
         return found
 
     def _ask(self, function: Callable[[SerialDriver], Any]) -> Any:
-        return self._wait(self._thread.call(function), time.monotonic() + self.faults.reset_timeout_s)
+        return self._wait(self._thread.call(function), CLOCK.now() + self.faults.reset_timeout_s)
 
     def _wait(self, answer: Future[Any], deadline: float) -> Any:
-        try:
-            return answer.result(max(deadline - time.monotonic(), 0.0))
-        except TimeoutError:
-            what = "did not answer in time and was left behind"
-            return Incident(Failure(0, "timeout", what, self._doing()), fatal=True)
+        while not CLOCK.wait(functools.partial(_is_done, answer), deadline):
+            if CLOCK.now() >= deadline:
+                what = "did not answer in time and was left behind"
+                return Incident(Failure(0, "timeout", what, self._doing()), fatal=True)
+        return answer.result()
 
     def _doing(self) -> str:
         frame = sys._current_frames().get(self._thread.thread.ident or 0)
@@ -178,6 +179,12 @@ class _Thread:
             except BaseException as error:
                 answer.set_exception(error)
         self.closed.set_result(driver.close())
+
+
+def _is_done(answer: Future[Any], wait_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        answer.exception(wait_s)
+    return answer.done()
 
 
 def _stepped(actions: list[np.ndarray], seeds: dict[int, int], driver: SerialDriver) -> Outcome:

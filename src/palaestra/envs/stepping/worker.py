@@ -131,7 +131,7 @@ class Seat:
         """Waits until the worker has made its environments.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
         """
         message = self.hear(deadline)
         if isinstance(message, Failure):
@@ -144,7 +144,7 @@ class Seat:
 
         Args:
             shared: these arrays.
-            deadline: for all of it, in `time.monotonic()` seconds.
+            deadline: for all of it, in seconds of `CLOCK`.
         """
         self._shared = shared
         shared["cursor"][self.number], shared["status"][self.number], shared["memory"][self.number] = 0, DONE, 0
@@ -161,7 +161,7 @@ class Seat:
 
         Args:
             message: the name of a method of `SerialDriver`, and its arguments by name.
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
         """
         assert self._shared is not None
         self._shared["command"][self.number], self._shared["status"][self.number] = MESSAGE, BUSY
@@ -177,7 +177,7 @@ class Seat:
         """Takes an answer that is owed and forgets it, so that the next one belongs to the next command.
 
         Args:
-            deadline: for that, in `time.monotonic()` seconds.
+            deadline: for that, in seconds of `CLOCK`.
         """
         if self._running:
             self.wait(deadline)
@@ -188,7 +188,7 @@ class Seat:
         """Waits until the worker has done what it was told.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
         """
         lost = self._of_process(self.process.acquire, self.done, deadline)
         if lost is None and self._shared is not None:
@@ -199,7 +199,7 @@ class Seat:
         """Reads the worker's next message.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
         """
         message = self._of_process(self.process.receive, deadline)
         self.owes = False
@@ -209,7 +209,7 @@ class Seat:
         """Waits for the answer to a message; one that failed is an incident.
 
         Args:
-            deadline: in `time.monotonic()` seconds.
+            deadline: in seconds of `CLOCK`.
         """
         answer = self.wait(deadline) or self.hear(deadline)
         if isinstance(answer, Failure):

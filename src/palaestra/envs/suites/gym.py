@@ -52,7 +52,7 @@ _INSTALLED_BY = {
         "observations have a text"
     ),
     "metaworld": (
-        "`palaestra env create metaworld` makes a Python environment for it; one of its tasks is metaworld:Meta-World/"
+        "`palaestra venv create metaworld` makes a Python environment for it; one of its tasks is metaworld:Meta-World/"
         """goal_observable with --env.kwargs '{{"env_name": "reach-v3"}}'"""
     ),
 }
@@ -252,7 +252,7 @@ def mujoco_misfits() -> dict[str, str]:
             found[package] = (
                 f"{package} {own} needs MuJoCo from {lowest} to below {too_new}; with {installed}, which is installed, "
                 f"{what} fail: pip install 'mujoco>={lowest},<{too_new}', in a Python environment of its own where "
-                "something else needs another MuJoCo, as palaestra env create makes it"
+                "something else needs another MuJoCo, as palaestra venv create makes it"
             )
     return found
 

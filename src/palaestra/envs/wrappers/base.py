@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from palaestra.core import BoundedSpec, ConfigError, EnvError, TensorSpec, TimeStep, did_you_mean, spec_leaves
+from palaestra.core.settings import overrides
 from palaestra.core.spec import ACTION_MASK
-from palaestra.envs.contract.environment import EnvironmentWrapper, SingleEnvironment
-from palaestra.envs.contract.nest import flatten, like, to_rows, unflatten
+from palaestra.envs.contract.environment import STEPS, EnvironmentWrapper, SingleEnvironment
+from palaestra.envs.contract.nest import flatten, like, to_rows, unflatten, unstacked
 
 __all__ = ["ObservationMap", "RewardMap", "StatefulWrapper", "TimeStepMap"]
 
@@ -68,7 +69,10 @@ class ObservationMap(TimeStepMap):
             raise ConfigError(f"{name} finds nothing to change in the observation: {leaves}")
         self._paths = [path if path in chosen else None for path in leaves]
         specs = [self.leaf_spec(spec) if path in chosen else spec for path, spec in leaves.items()]
-        self.specs = self.specs._replace(observation=unflatten(iter(specs), self._inner))
+        observation = unflatten(iter(specs), self._inner)
+        if overrides(type(self), (*STEPS, "leaf"), ["leaf_spec"]):
+            observation = unstacked(observation)
+        self.specs = self.specs._replace(observation=observation)
 
     @property
     def changed_paths(self) -> list[str]:
@@ -85,7 +89,9 @@ class ObservationMap(TimeStepMap):
 
     @abstractmethod
     def leaf_spec(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of a changed leaf.
+        """The spec of a changed leaf; `stacked=1` where its frames are not those of the steps before any more.
+
+        A class that overrides `leaf` and not this takes that back for all leaves.
 
         Args:
             spec: of the inner leaf.
@@ -162,7 +168,7 @@ class StatefulWrapper(EnvironmentWrapper):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """What the layer carries right now, as JSON values that are not changed any more."""
+        """What the layer carries right now: numbers, text and nests of them that are not changed any more."""
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None:

@@ -39,8 +39,9 @@ class BatchedWrapper(HasSpecs, Environment):
         ([0.0, 0.0], [0.5, 0.5])
     """
 
-    keeps_frames: ClassVar[bool] = True
-    """Whether observations stay as they are; else frames of a stack are not those of the steps before."""
+    keeps_frames: ClassVar[bool] = False
+    """Whether observations stay as they are. The frames of a stack are then those of the steps before, and a buffer may
+    store each frame once."""
 
     def __init__(self, env: Environment) -> None:
         if not isinstance(env, Environment):
@@ -369,6 +370,8 @@ class RawRows(BatchedWrapper):
     Time steps carry what they were through the layers outside, to `UntransformedRows`.
     """
 
+    keeps_frames = True
+
     def change(self, time_step: TimeStep) -> TimeStep:
         return time_step._replace(untransformed=time_step)
 
@@ -381,6 +384,8 @@ class UntransformedRows(BatchedWrapper):
         env: the batch with its wrappers.
         raw: the batch without.
     """
+
+    keeps_frames = True
 
     def __init__(self, env: Environment, raw: Environment) -> None:
         super().__init__(env)

@@ -135,6 +135,8 @@ class NormalizeReward(StatefulWrapper, RewardMap):
         True
     """
 
+    keeps_frames = True
+
     def __init__(self, env: SingleEnvironment, gamma: float = 0.99, clip: float = 10.0) -> None:
         super().__init__(env)
         if not (0 <= gamma <= 1 and clip > 0):
