@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from palaestra.algorithms import PPO, TD3
+from palaestra.algorithms import PPO, TD3, BonusConfig
 from palaestra.algorithms.compiled_steps import Constants
-from palaestra.nn import fast
+from palaestra.algorithms.exploration_bonus import LearnedReward
+from palaestra.nn import NetworkConfig, fast
 from tests.algorithms.parts import collected, collector_for
 
 
@@ -37,6 +38,28 @@ class AnnealedFaster(Annealed):
 
 class Delayed(TD3):
     """With loss terms that are due at times."""
+
+
+class Same(PPO):
+    """Changes nothing."""
+
+
+class Fading(LearnedReward):
+    """A learned reward whose loss has a weight that falls with each update."""
+
+    share = 1.0
+
+    def __init__(self, config, observation_spec, action_spec):
+        super().__init__(config, observation_spec)
+        self.trained["level"] = torch.nn.Linear(1, 1)
+
+    def rewards(self, rows, valid):
+        self.share /= 2
+        return torch.zeros_like(valid)
+
+    def losses(self, rows):
+        level = self.trained["level"](torch.ones(1, 1))
+        return self.share * level.square().expand(len(rows["action"]), 1)[:, 0]
 
 
 class Owner:
@@ -90,14 +113,27 @@ def test_a_number_that_changes_counts_and_ends_compiled_code(kind, frozen, caplo
     assert "one_step" in frozen.made
 
 
-def test_a_resumed_run_stays_without_compiled_code(frozen, caplog):
+def test_a_number_of_an_own_bonus_counts_and_ends_compiled_code(frozen, caplog):
+    frozen.paths = ["self.bonus.share"]
+    algorithm, collector = collected("ppo", "discrete", bonus=BonusConfig(kind=Fading))
+    algorithm.compile()
+    learned(algorithm, collector)
+    assert "PPO.bonus.share has changed" in caplog.text and algorithm.stays_eager
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_resumed_run_stays_without_compiled_code(first, frozen, caplog):
+    """Whether it is compiled before or after its checkpoint is loaded."""
     algorithm, collector = own(Annealed)
     algorithm.compile()
     assert "stays_eager" not in algorithm.state_tensors()
     learned(algorithm, collector, updates=1)
     twin, rows = own(Annealed)
+    if first:
+        twin.compile()
     twin.load_state_tensors(algorithm.state_tensors())
-    twin.compile()
+    if not first:
+        twin.compile()
     frozen.made.clear()
     learned(twin, rows)
     assert frozen.made == []
@@ -120,12 +156,28 @@ def test_what_the_library_holds_is_not_looked_at(frozen):
     assert not algorithm.stays_eager
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
-def test_what_pytorch_takes_for_constants_is_found():
-    """Of the object, of its class, inside of what it holds; a tensor is none."""
+def test_an_own_class_that_changes_no_number_stays_compiled(caplog, unchecked_shapes, monkeypatch):
+    """Really compiled."""
+    noted, note = [], Constants.note
+    monkeypatch.setattr(Constants, "note", lambda self, guards: noted.extend(guards) or note(self, guards))
+    algorithm, collector = own(Same, network=NetworkConfig(hidden_sizes=(8,)))
+    algorithm.compile()
+    learned(algorithm, collector, updates=3)
+    assert noted and not algorithm.stays_eager and "has changed" not in caplog.text
+
+
+@pytest.mark.skipif(not fast.can_compile(), reason="this PyTorch cannot")
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_pytorch_takes_for_constants_is_found(ahead, monkeypatch):
+    """Of the object, of its class, inside of what it holds; a tensor is none. Also where guards are kept."""
+    if not ahead:
+        monkeypatch.setattr(fast, "_compiles_ahead", lambda: False)
     owner, x = Owner(), torch.ones(3)
     constants = Constants(owner, [owner])
     graph = fast.compiled_method(owner, Owner.scaled, x, checked=constants.note)
+    graph(x)
     owner.weight.fill_(3.0)
     torch.testing.assert_close(graph(x), owner.scaled(x))
     assert constants.changed() == ""

@@ -206,28 +206,28 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "algorithms": Room(55, 4605, "0061"),
+    "algorithms": Room(55, 4608, "0061"),
     "analysis": Room(11, 2256, "0061"),
-    "buffers": Room(15, 2931, "0061"),
+    "buffers": Room(15, 2934, "0061"),
     "cli": Room(16, 1368, "0036"),
     "compat": Room(4, 340),
     "config": Room(6, 752, "0061"),
     "core": Room(18, 2258, "0061"),
     "deployment": Room(9, 1640, "0057"),
     "distributed": Room(14, 2566, "0060"),
-    "envs": Room(58, 7533, "0061"),
-    "experiments": Room(10, 1857, "0061"),
+    "envs": Room(58, 7535, "0061"),
+    "experiments": Room(10, 1859, "0061"),
     "multiagent": Room(14, 2121, "0060"),
-    "nn": Room(20, 3001, "0061"),
+    "nn": Room(20, 3005, "0061"),
     "ops": Room(11, 758, "0060"),
     "palaestra": Room(2, 62, "0052"),
     "policies": Room(15, 2031, "0057"),
     "robots": Room(9, 1436, "0061"),
-    "rollout": Room(9, 1688, "0061"),
-    "runs": Room(17, 3240, "0061"),
+    "rollout": Room(9, 1699, "0061"),
+    "runs": Room(17, 3244, "0061"),
     "runtime": Room(12, 1761, "0061"),
     "testing": Room(4, 506, "0026"),
-    "training": Room(16, 2558, "0061"),
+    "training": Room(16, 2560, "0061"),
 }
 """The size of each package when the rooms were opened."""
 

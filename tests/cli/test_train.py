@@ -195,7 +195,7 @@ def test_a_group_that_is_called_as_its_first_seed_is_a_group(capsys, monkeypatch
     Path("runs/seed_0/group.json").write_text("{}")
     groups = []
     monkeypatch.setattr(experiments, "resume_seeds", lambda name, **_: groups.append(name))
-    monkeypatch.setattr("palaestra.cli.train._report_group", lambda group: 0)
+    monkeypatch.setattr("palaestra.cli.train._report", lambda *_: 0)
     assert exit_code("resume", "seed_0") == 0
     assert [str(path) for path in groups] == ["runs/seed_0"]
     assert exit_code("resume", "runs/seed_0/seed_0", "--until", "96") == 0

@@ -104,7 +104,7 @@ def test_the_newest_evaluation_is_that_of_the_most_env_steps(tmp_path):
     for env_steps in (9_000, 10_000):
         result = Evaluation(1.0, 0.0, (1.0, 1.0), 1.0, 1, [0], deterministic=True, returns=[1.0]).to_json()
         (run.path / f"evals/{env_steps}.json").write_text(json.dumps({**result, "env_steps": env_steps}))
-    facts = exporting._facts(run)
+    facts = exporting.facts_of(run)
     assert facts["last_evaluation"]["env_steps"] == 10_000
     assert facts["best_return"] == 1.0, "a killed run has not written it down"
 

@@ -74,7 +74,7 @@ def test_a_shared_folder_is_a_policy_with_a_card_a_curve_and_hashes(made, shared
 
 def test_what_is_known_of_a_shared_policy_is_in_its_manifest(shared):
     """It had no env steps, no algorithm and no seed where it was shared or exported again."""
-    facts, known = check_shared(shared), exporting._facts(RunDirectory(shared))
+    facts, known = check_shared(shared), exporting.facts_of(RunDirectory(shared))
     assert [known[name] for name in ("algorithm", "env", "seed", "env_steps")] == ["ppo", CHAIN, facts["seed"], 96]
     assert known["last_evaluation"]["return_mean"] == facts["evaluation"]["return_mean"]
     with pytest.raises(ConfigError, match="is a shared policy already; `palaestra pull theirs --output FOLDER` checks"):

@@ -1,13 +1,14 @@
 """`WorkerGroup`: whose silence counts, and for how long."""
 
+import time
+
 import pytest
 
 from palaestra.distributed import DistributedConfig
-from palaestra.distributed import worker_group as module
 from palaestra.distributed.worker_group import WorkerGroup
 from palaestra.runtime import LocalRuntime, RestartPolicy
 from tests.distributed.parts import QUICK
-from tests.distributed.runs import kill
+from tests.distributed.runs import HoldBack, fake_time, kill, make_trainer
 
 
 class Apart(LocalRuntime):
@@ -31,8 +32,8 @@ CLOCK = [0.0]
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass where the test says so, besides those that do pass."""
-    true = module.time.monotonic
-    monkeypatch.setattr(module.time, "monotonic", lambda: true() + CLOCK[0])
+    true = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: true() + CLOCK[0])
     return CLOCK
 
 
@@ -113,6 +114,52 @@ def test_time_in_which_the_driver_is_stopped_is_no_silence_of_workers(clock, wai
         assert not group.faults
         submit(*held.pop())
         assert [answer for *_, answer in group.take(at_least=1, timeout_s=60.0)] == [7]
+
+
+def stop_often(runtime, clock, hold: HoldBack) -> None:
+    """All is stopped for ten minutes in every wait; who is held back answers a second later."""
+    seconds, poll = fake_time(runtime, silent_s=0.1), runtime.poll
+
+    def stopped(timeout_s):
+        clock[0] += 600.0
+        if seconds[0] > 1.0:
+            hold.held.clear()
+        return poll(timeout_s)
+
+    runtime.poll = stopped
+
+
+def test_a_stop_while_workers_start_leaves_none_behind(clock):
+    with LocalRuntime(QUICK) as runtime:
+        hold = HoldBack(runtime)
+        stop_often(runtime, clock, hold)
+        manager = make_trainer(runtime, "ppo", num_workers=2).collector
+        hold.held.add("rollout-1")
+        manager.begin()
+        assert len(manager.group.idle) == 2
+
+
+def test_a_stop_while_workers_tell_their_state_keeps_it_exact(clock):
+    with LocalRuntime(QUICK) as runtime:
+        hold = HoldBack(runtime)
+        manager = make_trainer(runtime, "ppo", num_workers=2).collector
+        manager.begin()
+        stop_often(runtime, clock, hold)
+        hold.held.add("rollout-1")
+        assert manager.state()["exact"]
+
+
+def test_a_stop_in_an_unroll_that_ends_soon_leaves_its_last_seconds(clock):
+    """Fragments on their way when a signal comes are waited for."""
+    with LocalRuntime(QUICK) as runtime:
+        hold = HoldBack(runtime)
+        manager = make_trainer(runtime, "ppo", num_workers=2).collector
+        manager.begin()
+        stop_often(runtime, clock, hold)
+        hold.held.add("rollout-1")
+        runtime.submit = lambda *given, submit=runtime.submit: manager.pause() or submit(*given)
+        assert manager.unroll(5).rows == 5
+        assert not manager.unfinished
 
 
 def test_workers_in_this_process_wait_for_each_other_and_are_never_silent(clock):

@@ -28,7 +28,9 @@ def text_of(node: ast.expr) -> str:
 def texts(node: ast.AST) -> list[ast.expr]:
     """Of an error that is raised, of a warning, or of what a configuration has against its settings."""
     match node:
-        case ast.Raise(exc=ast.Call(args=args)):
+        case (
+            ast.Raise(exc=ast.Call(args=args)) | ast.Return(value=ast.Call(func=ast.Name(id="RunLostError"), args=args))
+        ):
             return args[:1]
         case ast.Call(func=ast.Attribute(attr="warning" | "warn"), args=args):
             return args[:1]

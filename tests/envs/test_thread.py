@@ -74,12 +74,13 @@ def test_the_prompt_of_a_debugger_may_take_as_long_as_it_likes(monkeypatch, wait
 
 
 @pytest.mark.parametrize(("driver", "given"), [(ThreadDriver, counter), (ProcessDriver, [counter])])
-def test_a_step_in_which_all_was_stopped_is_no_hang(driver, given, monkeypatch):
+@pytest.mark.parametrize(("before_s", "meanwhile_s"), [(0.0, 3600.0), (3600.0, 0.0)])
+def test_a_step_in_which_all_was_stopped_is_no_hang(driver, given, before_s, meanwhile_s, monkeypatch):
     """F4: Ctrl-Z; the environment is stopped with the process that waits for it, and answers after it goes on."""
     true, wait, stopped_s = time.monotonic, supervision.StoppableClock.wait, []
 
     def stops(self, waits, *deadline):
-        return wait(self, waits if stopped_s else lambda _: stopped_s.append(3600.0), *deadline)
+        return wait(self, waits if stopped_s[1:] else lambda _: stopped_s.append(meanwhile_s), *deadline)
 
     with LaneEnvironment(driver(given), lane_seeds=[1]) as env:
         env.reset()
@@ -88,8 +89,10 @@ def test_a_step_in_which_all_was_stopped_is_no_hang(driver, given, monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda: true() + sum(stopped_s))
         monkeypatch.setattr(supervision, "spin_acquire", lambda semaphore: False)
         monkeypatch.setattr(supervision.StoppableClock, "wait", stops)
-        assert env.step(ZERO).step_type.tolist() == [1]
-        assert stopped_s
+        env.send(ZERO)
+        stopped_s.append(before_s)
+        assert env.recv().step_type.tolist() == [1]
+        assert stopped_s == [before_s, meanwhile_s]
         assert not env.faults
 
 

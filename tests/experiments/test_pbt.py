@@ -271,10 +271,10 @@ def test_runs_of_a_study_are_deleted_only_where_none_of_them_has_begun(tmp_path)
     for path, (seed,) in wanted.items():
         written(path, [], f"seed_{seed}").write_info({"status": "done"})
         (path / "group.json").write_text("{}")
-    assert [run.path.name for run in study._going_on(wanted)] == ["seed_0", "seed_1"]
+    assert [run.path.name for run in study.runs_to_resume(wanted)] == ["seed_0", "seed_1"]
     (tmp_path / "member_1").rename(tmp_path / "elsewhere")
     written(tmp_path / "member_0", [], "seed_0_fork")
     with pytest.raises(CheckpointError, match=r"missing are .*member_1/seed_1, and too many .*seed_0_fork"):
-        study._going_on(wanted)
+        study.runs_to_resume(wanted)
     RunDirectory(tmp_path / "member_0/seed_0").write_info({"status": "created"})
-    assert study._going_on(wanted) == [] and not (tmp_path / "member_0").exists()
+    assert study.runs_to_resume(wanted) == [] and not (tmp_path / "member_0").exists()

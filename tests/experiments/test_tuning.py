@@ -323,12 +323,12 @@ def test_a_wrong_space_ends_with_2(value, capsys):
 
 
 def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypatch):
-    told, first = [], []
+    told, first, errors = [], [], [PalaestraError("seed 10000 failed")]
 
     def failing(config, path, *given):
-        if path.name.startswith("winner") and not first:
+        if path.name.startswith("winner") and errors:
             first.append(path.name)
-            raise PalaestraError("seed 10000 failed")
+            raise errors.pop()
         return trained(config, path, *given)
 
     monkeypatch.setattr(study, "trained", failing)
@@ -337,6 +337,9 @@ def test_a_winner_that_fails_makes_room_for_the_next(tmp_path, trained, monkeypa
     assert f"winner_{found.winners[0].trial}_2seeds" != first[0]
     assert any("failed on fresh seeds: seed 10000 failed" in line for line in told)
     assert list(found.failed.values()) == ["on fresh seeds: seed 10000 failed"]
+    errors.append(CheckpointError("runs are missing"))  # which another winner would not mend
+    with pytest.raises(CheckpointError, match="runs are missing"):
+        searched(tmp_path)
 
 
 @pytest.mark.parametrize("there", ["runs", "run.json", "group.json"])

@@ -94,7 +94,7 @@ def test_a_directory_that_is_deleted_by_another_process(tmp_path, wait_until):
         wait_until(lambda: len(logged(run)) > 3, 90)
         run.rename(tmp_path / "moved")
         text, _ = process.communicate(timeout=60)
-    assert process.returncode == 3, text
+    assert process.returncode == 5, text
     assert text.count("is gone") == 1
     assert "Traceback" not in text
     assert (tmp_path / "runs" / "run.lost.json").exists()
@@ -112,6 +112,22 @@ class Moved(Callback):
             self.run.rename(runs / "before")
             RunDirectory.create(config_of(runs, run__name="run"))
             self.found = contents(self.run)
+
+
+class Copied(Callback):
+    """Writes the run's lock anew, as programs do that keep folders alike."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def iteration_ended(self, trainer, updates):
+        copy = shutil.copyfile(self.run / "run.lock", self.run / "copy")
+        copy.replace(self.run / "run.lock")
+
+
+def test_a_run_whose_lock_was_replaced_is_still_itself(tmp_path):
+    trained(tmp_path, "run", trainer__eval_every_steps=16, callbacks=[Copied(tmp_path / "run")])
+    assert len([*(tmp_path / "run" / "evals").glob("*.json")]) > 2
 
 
 @pytest.mark.parametrize("writes", ["eval", "checkpoint", "log"])

@@ -183,7 +183,9 @@ def test_an_attribute_that_is_set_counts_from_the_next_unroll_on(uncompiled):
     assert (made.buffer.recent("step_type", 4) == 2).any(), "the wind blows every point away"
 
 
-def test_a_number_of_a_policy_that_changes_counts_and_ends_compiled_code(monkeypatch, caplog):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_number_of_a_policy_that_changes_counts_and_ends_compiled_code(recorded, monkeypatch, caplog):
+    """On a GPU, which is pretended, what is recorded holds a compiled step."""
     made, learner = collector()
     policy: Any = learner.policy
 
@@ -194,13 +196,17 @@ def test_a_number_of_a_policy_that_changes_counts_and_ends_compiled_code(monkeyp
             action, described = super().act_with(observation, noise)
             return torch.full_like(action, self.lean), described
 
-    def frozen(owner, method, example, checked):
+    def frozen(owner, method, *_, checked):
         checked([SimpleNamespace(guard_type="CONSTANT_MATCH", name="self.policy.lean")])
         then = copy.copy(owner)
         then.policy = copy.copy(policy)
         return partial(method, then)
 
     monkeypatch.setattr(compiled, "compiled_method", frozen)
+    if recorded:
+        monkeypatch.setattr(compiled.CompiledStep, "_records", property(lambda step: step._compiles))
+        monkeypatch.setattr(compiled, "checked_method", lambda *given: frozen(*given[:2], checked=given[2]))
+        monkeypatch.setattr(compiled, "Recorded", lambda function, given, generator: function)
     policy.__class__ = Leaning
     made.compile()
     for policy.lean in (0, 1, 0):

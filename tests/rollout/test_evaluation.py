@@ -207,6 +207,21 @@ def test_time_in_which_all_is_stopped_is_not_of_an_evaluation(monkeypatch):
         first_episodes(play(), 1, 1, time_limit_s=81.0)
 
 
+def test_steps_that_always_take_long_count_in_full_but_the_first(monkeypatch):
+    """An evaluation of steps of a minute took six times its limit."""
+    clock = [0.0]
+    monkeypatch.setattr("palaestra.rollout.evaluation.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def play():
+        while True:
+            clock[0] += 60.0
+            yield []
+
+    with pytest.raises(ConfigError, match="only 0 of 1"):
+        first_episodes(play(), 1, 1, time_limit_s=600.0)
+    assert clock == [720.0]
+
+
 def test_an_evaluation_in_which_nothing_ends_takes_no_more_and_more_memory(monkeypatch):
     """F31: rows of a running episode are added up as they come."""
     waiting, add = [], EpisodeTracker.add

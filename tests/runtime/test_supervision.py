@@ -1,5 +1,6 @@
 """Tests of `palaestra.runtime.supervision`."""
 
+import contextlib
 import os
 import signal
 import struct
@@ -153,6 +154,55 @@ def test_time_in_which_all_are_stopped_is_no_silence(start, clock, monkeypatch):
 
     monkeypatch.setattr(supervision.mp_connection, "wait", stopped)
     assert worker.receive(soon()) == "at work again"
+
+
+def test_one_stop_is_counted_once_however_many_threads_wait(clock):
+    """Each of two that look what was counted before the other counts would count it."""
+    begun, looked = threading.Barrier(2), threading.Barrier(2)
+
+    class Raced(supervision.StoppableClock):
+        @property
+        def _counted_s(self):
+            found = self.kept_s
+            with contextlib.suppress(threading.BrokenBarrierError):
+                looked.wait(0.2)
+            return found
+
+        @_counted_s.setter
+        def _counted_s(self, seconds):
+            self.kept_s = seconds
+
+    def stopped(wait_s):
+        begun.wait(20.0)
+        clock[0] = 3600.0
+
+    stoppable = Raced(1.0)
+    before_s = stoppable.now()
+    threads = [threading.Thread(target=stoppable.wait, args=(stopped,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.0 <= stoppable.now() - before_s < 60.0
+
+
+def test_a_fork_counts_stops_while_another_thread_of_its_parent_does():
+    held, over, counting = threading.Event(), threading.Event(), supervision.StoppableClock.counting
+
+    def count():
+        with counting:
+            held.set()
+            over.wait(20.0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    held.wait(20.0)
+    fork = os.fork()
+    if not fork:
+        os._exit(not supervision.StoppableClock.counting.acquire(blocking=False))
+    over.set()
+    thread.join()
+    assert os.waitpid(fork, 0)[1] == 0
 
 
 def halves(connection):

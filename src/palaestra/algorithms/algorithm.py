@@ -184,6 +184,8 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         """The device on which it learns, and as it was asked for: `cuda` leaves it open which GPU replicas take."""
         self._moves = False  # whether that is not the CPU
         self.num_gradient_steps = 0
+        self.stays_eager = False
+        """Whether compiled code was left, for it takes a value for a constant that changes; checkpoints keep that."""
         self.progress = 0.0
         """Progress of the run, in [0, 1], which schedules follow."""
         self.minibatch_generator = seeds.generator("minibatches")
@@ -379,7 +381,18 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
         if self._beside:
             held = self.policy.state_dict()
             state |= {f"policy.{name}": held[name] for name in self._beside}
+        if self.stays_eager:
+            state["stays_eager"] = 1
         return state | self.acting_tensors()
+
+    def require_trained(self) -> None:
+        """Refuses a policy with parameters that no optimizer of the model trains."""
+        if untrained := [name for name, wants_gradient in self._beside.items() if wants_gradient]:
+            raise ConfigError(
+                f"the policy of {type(self).__name__} has parameters that are in no component of self.model, so that "
+                f"nothing trains them: {', '.join(untrained)}; add what they belong to as a component, or freeze what "
+                "is not learned by requires_grad_(False)"
+            )
 
     def acting_tensors(self) -> dict[str, Tensor]:
         """What of `state_tensors` changes by acting: the generator, and what exploration has to know."""
@@ -401,6 +414,7 @@ class Algorithm(ABC, Generic[PolicyT, ConfigT]):
                 f"the saved weights are for the parts {saved} of observations and actions, and here are {self._parts}"
             )
             raise CheckpointError(f"{text}; give spaces with the same keys in the same order")
+        self.stays_eager = bool(state.get("stays_eager"))
         self.model.load_state_tensors(state)
         try:
             self.policy.version = int(state["policy_version"])

@@ -56,7 +56,8 @@ class CompiledSteps(Stepper):
         for them."""
         self._unrolls: dict[Any, Minibatches] = {}  # by layout, what came to `preprocessed` before then
         in_keys = "bfloat16", *(("num_gradient_steps", "_periods_began") if algorithm.term_periods else ())
-        parts = algorithm, *algorithm.model.modules(), *algorithm.policy.modules()
+        bonus = () if algorithm.bonus is None else (algorithm.bonus,)
+        parts = algorithm, *bonus, *algorithm.model.modules(), *algorithm.policy.modules()
         self._constants, self._has_left = Constants(algorithm, parts, but=in_keys), False
         owner = next(kind for kind in type(algorithm).__mro__ if "preprocess" in vars(kind))
         self._preprocesses = vars(owner).get("compiles_preprocess", False)
@@ -213,11 +214,13 @@ class CompiledSteps(Stepper):
 
     def _look(self) -> None:
         """Leaves compiled code where it would go on with a value that has changed; then the same calls are made."""
-        if self._has_left or not (changed := self._constants.changed()):
+        if self._has_left or not ((changed := self._constants.changed()) or self._algorithm.stays_eager):
             return
         self._graphs.clear()
         self._has_left = self._algorithm.stays_eager = True
-        self._algorithm.leave_eager()
+        self._algorithm.uncompile()
+        if not changed:  # it was found out before the run was resumed
+            return
         _log.warning(
             "%s.%s has changed, which compiled code takes for a constant, so that gradient steps are made without it "
             "from now on; to stay compiled, make it a tensor that is changed in place and that checkpoints have: in "

@@ -83,19 +83,12 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
 
     bfloat16 = False
     """Whether products of gradient steps are rounded to it; `set_precision` says so."""
-    stays_eager = False
-    """Whether compiled code was left, for it takes a value for a constant that changes; checkpoints keep that."""
     _compiled: CompiledSteps | None = None
 
     def _begin(self, seeds: RunSeeds) -> None:
         self.bonus = bonus_of(self.config, self.policy, self.model, self.plan, seeds)
         super()._begin(seeds)
-        if untrained := [name for name, wants_gradient in self._beside.items() if wants_gradient]:
-            raise ConfigError(
-                f"the policy of {type(self).__name__} has parameters that are in no component of self.model, so that "
-                f"nothing trains them: {', '.join(untrained)}; add what they belong to as a component, or freeze what "
-                "is not learned by requires_grad_(False)"
-            )
+        self.require_trained()
         self._together: dict[tuple[str, ...], list[tuple[tuple[str, ...], list[str]]]] = {}
         self._has_prepared, self._periods_began = False, 0  # and what `preprocess`, `noise` return was looked at
         self.mixes_rows = self.model.has_batch_norm
@@ -346,10 +339,7 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         return batch.replace(**{name: value for name, value in rest.items() if name not in batch})
 
     def _ready(self, batch: Any) -> Any:
-        """On the device, with observations in single precision as networks need them.
-
-        Each pass would convert them anew; a normaliser first subtracts a mean, which needs all digits.
-        """
+        """On the device, observations in float32: once for all passes, but not before a normaliser needs all digits."""
         batch = self.on_device(batch)
         if self.policy.normalizer is None:
             for name in ("observation", "next_observation"):
@@ -365,8 +355,6 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
     def compile(self, *, after: int = 0) -> None:
         """Compiles gradients and optimizer steps into one graph; the first compiled update takes seconds longer.
 
-        Where `stays_eager`, nothing is compiled.
-
         Args:
             after: gradient steps; an update that begins before them is not compiled.
 
@@ -381,16 +369,9 @@ class GradientAlgorithm(Algorithm[PolicyT, ConfigT]):
         self.targets.pair()
         self._compiled = None if self.stays_eager else CompiledSteps(self, after)
 
-    def leave_eager(self) -> None:
+    def uncompile(self) -> None:
         """Takes `compile` back: all updates from now on are eager."""
         self._compiled = None
-
-    def state_tensors(self) -> dict[str, Any]:
-        return super().state_tensors() | ({"stays_eager": 1} if self.stays_eager else {})
-
-    def load_state_tensors(self, state: Mapping[str, Any]) -> None:
-        super().load_state_tensors(state)
-        self.stays_eager = bool(state.get("stays_eager"))
 
     @property
     def examples(self) -> Mapping[Any, Any]:

@@ -82,6 +82,9 @@ class Together:
     The members stay what they are: their parameters, buffers and what their optimizers remember are views of those
     tensors from here on, so that a member acts, is saved and is evaluated as ever.
 
+    Losses are those of one further algorithm, `pattern`: they see what `preprocess` returns, nothing that it sets on
+    its member.
+
     Args:
         members: of one class, with equal settings but for numbers that may follow schedules.
 

@@ -78,12 +78,12 @@ def film_scenes(
     for scene in scenes:
         usual = scene.fps
         if scene.picture is not None:
-            films[-1].append(_labelled(scene.picture, scene.lines) if overlay and scene.lines else scene.picture)
+            films[-1].append(labelled(scene.picture, scene.lines) if overlay and scene.lines else scene.picture)
         if scene.returns:
             films.append([])
         returns += scene.returns
     films = [film for film in films if film]
-    frames = _side_by_side(films) if films and grid else [frame for film in films for frame in film]
+    frames = side_by_side(films) if films and grid else [frame for film in films for frame in film]
     write_film(frames, path, fps=fps or usual)
     return returns
 
@@ -134,7 +134,7 @@ def require_film_name(path: str | Path) -> Path:
     return Path(path)
 
 
-def _labelled(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
+def labelled(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     """A picture with text in its upper left corner, on a dark ground."""
     image, drawing = (import_extra(f"PIL.{name}", "video", "writing on a film") for name in ("Image", "ImageDraw"))
     picture = image.fromarray(frame)
@@ -146,7 +146,7 @@ def _labelled(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     return np.asarray(picture.convert("RGB"))
 
 
-def _side_by_side(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+def side_by_side(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     """Episodes as one film; those that have ended show their last picture."""
     columns = math.ceil(math.sqrt(len(episodes)))
     black = [np.zeros_like(episodes[0][0])] * (-len(episodes) % columns)

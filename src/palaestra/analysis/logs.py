@@ -121,7 +121,7 @@ def _files(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         if (seen := seen + len(names)) > _MOST_FILES:
             raise ConfigError(f"{folder} has more than {_MOST_FILES} files; name the folders of the runs")
-        files = [Path(place, name) for name in names]
+        files = [Path(place, name) for name in names if not name.startswith(".")]
         found += [one for one in files if one.name == "metrics.jsonl" or any(map(one.match, _READERS))]
     return found
 

@@ -222,8 +222,11 @@ class MappedFiles(Storage):
         making, files = described.with_suffix(".tmp"), [self._file(name, path) for path in (*shapes, *holes)]
         if (left := next((file for file in files if file.exists()), None)) and not making.exists():
             raise CheckpointError(
-                f"{described}, which says what {left.name} holds, is missing; bring it back, or give another directory"
+                f"{described}, which says what {left.name} holds, is missing; bring it back or give another directory; "
+                "delete these files if a run was killed before it began"
             )
+        for file in files:
+            file.unlink(missing_ok=True)
         self.directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.directory).free
         _require_room(shapes, free, f"the disk of {self.directory}", "another directory for MappedFiles")

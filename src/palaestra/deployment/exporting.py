@@ -140,11 +140,11 @@ def _found(path: Path, root: str | Path, which: str | int) -> tuple[Path, Mappin
         return path, {"policy": load_policy(path)}, {}
     run = find_run(path, root)
     _, policies = policies_of_run(run, which)
-    facts = {**_facts(run), "which": str(which)}
+    facts = {**facts_of(run), "which": str(which)}
     return Path() if run.is_shared else run.path, policies, facts  # a shared folder stays what its manifest says
 
 
-def _facts(run: RunDirectory) -> dict[str, Any]:
+def facts_of(run: RunDirectory) -> dict[str, Any]:
     """A manifest's entries about a run."""
     info = run.info
     facts = {name: info.get(name) for name in ("algorithm", "env", "seed", "git")}

@@ -260,7 +260,7 @@ class PolicyServer(WorkerStreams):
         steps, names = self._pace.fragment_steps(length), sorted(random)
         self._serve(steps, names, _GLANCE_S, 0)
         while not self._taken_enough():
-            if time.monotonic() >= self.group.limit_s:
+            if self.group.runtime.now() >= self.group.limit_s:
                 self.unfinished = True
                 return CollectInfo(0) if self._pace.on_policy else self._stored_away(began, waited_s)
             began_s = time.perf_counter()
@@ -349,7 +349,7 @@ class PolicyServer(WorkerStreams):
 
     def pause(self) -> None:
         """Ends a running unroll as soon as it can; its fragments stay for the next one."""
-        self.group.limit_s = time.monotonic()
+        self.group.limit_s = self.group.runtime.now()
 
     # -- how things are
 

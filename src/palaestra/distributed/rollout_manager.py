@@ -358,13 +358,13 @@ class RolloutManager(WorkerStreams):
             group.give(worker, "collect", amount, *weights, episodes=episodes, random=random, attributes=attributes)
 
         group.admit()
-        while not (group.idle or group.busy) and time.monotonic() < group.limit_s:
+        while not (group.idle or group.busy) and group.runtime.now() < group.limit_s:
             group.admit(_SLICE_S)
         for worker in group.idle:
             work(worker)
         needed = min(config.min_finished_workers or self._config.num_workers, len(group.busy))
         used: list[tuple[Worker, Fragment]] = []
-        while len(used) < needed and time.monotonic() < group.limit_s:
+        while len(used) < needed and group.runtime.now() < group.limit_s:
             self._sort(group.take(at_least=needed - len(used), timeout_s=config.timeout_s), used, work)
             needed = min(needed, len(used) + len(group.busy))
         if group.busy:
@@ -410,7 +410,7 @@ class RolloutManager(WorkerStreams):
 
     def pause(self) -> None:
         """Lets a running unroll end within seconds; fragments that are still on their way then are dropped."""
-        self.group.limit_s = time.monotonic() + _PATIENCE_S
+        self.group.limit_s = self.group.runtime.now() + _PATIENCE_S
 
     @property
     def unfinished(self) -> bool:

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -118,7 +117,7 @@ class WorkerGroup:
         self._any_joined, self._enough_s = False, 0.0
         self._heard_s, self._deaf_s = runtime.now(), 0.0
         self.limit_s = math.inf
-        """When all waiting ends, in `time.monotonic()` seconds."""
+        """When all waiting ends, in seconds of `Runtime.now`."""
 
     # -- workers
 
@@ -147,8 +146,8 @@ class WorkerGroup:
             worker = Worker(number, id_, position=positions[number] if positions else None)
             self.workers.append(worker)
             self._call(worker, "joining", "begin", worker.position)
-        deadline = time.monotonic() + self._config.timeout_s
-        while len(self._of("joining")) > later and time.monotonic() < min(deadline, self.limit_s):
+        deadline = self.runtime.now() + self._config.timeout_s
+        while len(self._of("joining")) > later and self.runtime.now() < min(deadline, self.limit_s):
             self.admit(_SLICE_S, at_least=wanted)
 
     def admit(self, timeout_s: float = 0.0, *, at_least: int = 1) -> None:
@@ -238,9 +237,9 @@ class WorkerGroup:
             RemoteError: a worker's method raised.
             WorkersLostError: there are too few workers.
         """
-        deadline, taken = time.monotonic() + timeout_s, list[tuple[Worker, Call, Any]]()
+        deadline, taken = self.runtime.now() + timeout_s, list[tuple[Worker, Call, Any]]()
         while busy := [worker for worker in (self.workers if of is None else of) if worker.state == "busy"]:
-            left = min(deadline, self.limit_s) - time.monotonic()
+            left = min(deadline, self.limit_s) - self.runtime.now()
             need = min(max(at_least - len(taken), 0), len(busy))
             for worker, result in self._ended(busy, at_least=need, timeout_s=max(0.0, min(left, _SLICE_S))):
                 if isinstance(result.error, RemoteError):

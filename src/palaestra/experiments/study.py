@@ -280,10 +280,11 @@ def _scored(trial: Any, config: ExperimentConfig, search: Search, leave: threadi
     optuna, path = import_extra("optuna", "tune", "searching for settings"), search.folder(config) / "runs"
     reported, hopeless = set(trial.storage.get_trial(trial._trial_id).intermediate_values), False
     path /= f"trial_{trial.number}"
+    seeds = range(config.run.seed, config.run.seed + search.num_seeds)
 
     def ended() -> bool:
         nonlocal hopeless
-        for due, score in _evaluations(path, search.num_seeds, config.trainer) if search.prune else ():
+        for due, score in _evaluations(path, seeds, config.trainer) if search.prune else ():
             if due not in reported and not hopeless:
                 reported.add(due)
                 trial.report(score, due)
@@ -323,17 +324,17 @@ def _scored_together(
     return scores
 
 
-def _evaluations(path: Path, seeds: int, trainer: TrainerConfig) -> list[tuple[int, float]]:
+def _evaluations(path: Path, seeds: Sequence[int], trainer: TrainerConfig) -> list[tuple[int, float]]:
     """Env steps at which all seeds were due to be evaluated, and the mean over them of the best evaluation so far."""
     found: list[dict[int, float]] = []
-    for seed in path.glob("seed_*"):
+    for number in seeds:
         best, scores = -math.inf, dict[int, float]()
-        for env_steps, result in read_evaluations(seed):
+        for env_steps, result in read_evaluations(path / f"seed_{number}"):
             best = max(best, result["return_mean"])
             scores.setdefault(due_at(env_steps, trainer), best)
         found.append(scores)
-    common = set.intersection(*map(set, found)) if len(found) == seeds else set[int]()
-    return [(due, math.fsum(scores[due] for scores in found) / seeds) for due in sorted(common)]
+    common = set.intersection(*map(set, found))
+    return [(due, math.fsum(scores[due] for scores in found) / len(seeds)) for due in sorted(common)]
 
 
 def due_at(env_steps: int, trainer: TrainerConfig) -> int:
@@ -369,11 +370,11 @@ def trained(
     """The runs of a trial or a winner: those that are there go on.
 
     Raises:
-        CheckpointError: see `_going_on`.
+        CheckpointError: see `runs_to_resume`.
         PalaestraError: a seed failed, or was never evaluated.
         KeyboardInterrupt: the seeds were asked to stop.
     """
-    runs = _going_on({path: range(first, first + seeds)})
+    runs = runs_to_resume({path: range(first, first + seeds)})
     if not runs:
         run = dataclasses.replace(config.run, directory=str(path.parent), name=path.name)
         with contextlib.ExitStack() as stack:
@@ -403,10 +404,10 @@ def trained_together(
     """The runs of trials or members as one population: those that are there go on.
 
     Raises:
-        CheckpointError: see `_going_on`.
+        CheckpointError: see `runs_to_resume`.
         KeyboardInterrupt: they were asked to stop.
     """
-    runs = _going_on(dict(zip(paths, seeds, strict=True)))
+    runs = runs_to_resume(dict(zip(paths, seeds, strict=True)))
     if not runs:
         run = dataclasses.replace(configs[0].run, directory=str(paths[0].parent), name=None)
         made = [dataclasses.replace(config, run=run) for config in configs]
@@ -419,7 +420,7 @@ def trained_together(
     return groups
 
 
-def _going_on(wanted: Mapping[Path, Sequence[int]]) -> list[RunDirectory]:
+def runs_to_resume(wanted: Mapping[Path, Sequence[int]]) -> list[RunDirectory]:
     """The runs of groups, if all are there; none where a search was killed while it made them, and these are removed.
 
     Args:
@@ -428,17 +429,16 @@ def _going_on(wanted: Mapping[Path, Sequence[int]]) -> list[RunDirectory]:
     Raises:
         CheckpointError: some have begun, and others are missing or too many.
     """
-    found = [run for path in wanted if [*path.glob("*/config.yaml")] for run in find_runs([path])]
-    there = [str(run.path) for run in found]
+    groups = [path for path in wanted if (path / "group.json").is_file() and any(path.glob("[!.]*/config.yaml"))]
+    there = {str(run.path): run for run in find_runs(groups)}
     made = [str(path / f"seed_{seed}") for path, seeds in wanted.items() for seed in seeds]
     missing, more = ([one for one in made if one not in there], [one for one in there if one not in made])
     if not missing and not more:
-        return found
-    if any(RunDirectory(one).status != "created" for path in wanted for one in path.glob("*/")):
+        return [*there.values()]
+    if any(RunDirectory(one).status != "created" for path in wanted for one in path.glob("[!.]*/")):
         raise CheckpointError(
             f"the runs of a study are not those that it made: missing are {', '.join(missing) or 'none'}, and too many "
-            f"{', '.join(more) or 'none'}. Bring back what is missing and move away what is too many; or give another "
-            "search.output"
+            f"{', '.join(more) or 'none'}. Bring back what is missing, move away what is too many, or set search.output"
         )
     for path in wanted:
         shutil.rmtree(path, ignore_errors=True)

@@ -228,6 +228,8 @@ def _result(
         first = config.run.seed + _FRESH_SEED
         try:
             done = study.trained(with_values(config, values), path, search.fresh_seeds, first)
+        except CheckpointError:
+            raise  # which its user has to mend: the next trial is no better
         except PalaestraError as error:
             failed[number] = unfit = f"on fresh seeds: {error}"
             tell(f"trial {number} scored {score:.2f} in the search and failed on fresh seeds: {error}")

@@ -29,6 +29,7 @@ __all__ = [
     "Recorded",
     "call",
     "can_compile",
+    "checked_method",
     "compiled_method",
     "compiler_missing",
     "in_graph",
@@ -325,15 +326,30 @@ def _compiled_or_not(owner: Any, method: Any, example: Any, checked: Any) -> Cal
 
 
 def _compiled_ahead(owner: Any, method: Any, example: Any, checked: Any) -> Callable[[Any], Any]:
-    bound = MethodType(FunctionType(method.__code__.replace(), method.__globals__, method.__name__), owner)
     if not _compiles_ahead():
-        return torch.compile(bound, fullgraph=True, dynamic=False)
-    options: Any = {"guard_filter_fn": checked}
-    step: Any = torch.compile(bound, fullgraph=True, dynamic=False, options=options, backend=_inductor)
+        return checked_method(owner, method, checked)
+    step = _compiled(owner, method, checked, backend=_inductor)
     with _no_garbage_collection():
         graph = step.aot_compile(((example,), {}))
     graph.disable_guard_check()
     return partial(graph, owner)
+
+
+def checked_method(owner: Any, method: Any, noted: Callable[[Any], Any]) -> Any:
+    """A method as compiled code that looks at all it depends on in each call; for what is part of a recording.
+
+    Args:
+        owner: whose method it is.
+        method: a function of the owner and others.
+        noted: is told of PyTorch's guards.
+    """
+    return _compiled(owner, method, lambda guards: [True for _ in noted(guards)])
+
+
+def _compiled(owner: Any, method: Any, checked: Any, **backend: Any) -> Any:
+    """With code of its own: PyTorch would take what it compiled for another owner."""
+    bound = MethodType(FunctionType(method.__code__.replace(), method.__globals__, method.__name__), owner)
+    return torch.compile(bound, fullgraph=True, dynamic=False, options={"guard_filter_fn": checked}, **backend)
 
 
 class Recorded:

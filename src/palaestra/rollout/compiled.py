@@ -11,7 +11,7 @@ from palaestra.algorithms.compiled_steps import Constants
 from palaestra.core import Batch, ConfigError, TensorSpec, TimeStep
 from palaestra.envs import Environment, TensorEnvironment
 from palaestra.envs.contract.tensor import LaneTensors
-from palaestra.nn import Recorded, compiled_method, scan
+from palaestra.nn import Recorded, checked_method, compiled_method, scan
 from palaestra.policies import NetworkPolicy, Policy
 
 __all__ = ["CompiledStep"]
@@ -61,12 +61,10 @@ class CompiledStep:
 
     def __init__(self, env: TensorEnvironment, policy: NetworkPolicy, *, compiles: bool = True) -> None:
         self.env, self.policy, self._compiles = env, policy, compiles
-        self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
         self._at_once = 0
-        self._relied_on, self._constants = self._now, Constants(self, (env, *policy.modules()))
+        self._relied_on = self._now
         self._draw: Callable[[], Tensor] | None = None
-        self._on_gpu = env.device.type == "cuda"
-        self._step: Any = torch.compile(self._one, fullgraph=True, dynamic=False) if self._on_gpu else self._one
+        self._begin_anew()
 
     @classmethod
     def of(cls, env: Environment, policy: Policy) -> Self | None:
@@ -103,10 +101,11 @@ class CompiledStep:
         """
         env, now = self.env, self._now
         if any(a is not b for a, b in zip(now, self._relied_on, strict=True)):
-            self._graphs, self._draw, self._relied_on = {}, None, now
-            self._constants = Constants(self, (env, *self.policy.modules()))
+            self._draw, self._relied_on = None, now
+            self._begin_anew()
         if self._compiles and (changed := self._constants.changed()):
-            self._graphs, self._compiles = {}, False
+            self._compiles = False
+            self._begin_anew()
             _log.warning(
                 "%s has changed, which compiled code takes for a constant, so that acting and stepping go on without "
                 "it; to stay compiled, make it a tensor that is changed in place, such as a buffer of the policy",
@@ -172,7 +171,7 @@ class CompiledStep:
             self._graphs[count] = self._steps
         elif self._draws_inside:
             self._graphs[count] = Recorded(drawn, given, generator=self.policy.generator)
-        elif self._on_gpu:
+        elif self._records:
             self._graphs[count] = Recorded(self._steps, given)
         else:
             self._graphs[count] = compiled_method(self, CompiledStep._steps, given, checked=self._constants.note)
@@ -184,10 +183,21 @@ class CompiledStep:
         policy = self.policy
         return self.env.given_attributes, policy.moves, policy.generator, policy.exploration
 
+    def _begin_anew(self) -> None:
+        """Without the graphs made so far, and what they rely on."""
+        self._graphs: dict[int, Callable[[_Given], tuple[LaneTensors, _Steps]]] = {}
+        self._constants = Constants(self, (self.env, *self.policy.modules()))
+        noted = self._constants.note
+        self._step: Any = checked_method(self, CompiledStep._one, noted) if self._records else self._one
+
+    @property
+    def _records(self) -> bool:
+        return self._compiles and self.env.device.type == "cuda"
+
     @property
     def _draws_inside(self) -> bool:
         """Whether a graph draws its random numbers: it could not follow the schedule of an exploration."""
-        return self._on_gpu and self.policy.exploration is None
+        return self._records and self.policy.exploration is None
 
     def _steps(self, given: _Given) -> tuple[LaneTensors, _Steps]:
         """One graph: a step for each row of the noise."""

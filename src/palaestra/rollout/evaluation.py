@@ -36,7 +36,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _LONG_S = 10.0  # of an evaluation, until a warning
-_STEP_S = 10.0  # of a step; what is beyond is not counted: the process was stopped, by Ctrl-Z say
+_STEP_S = 10.0  # of a step, or twice the longest before it; what is beyond is not counted: Ctrl-Z, most likely
 _FAR = 10  # times the longest episode that has ended
 _NO_END = (
     "%d of %d evaluation episodes have ended after %.0f s and %d steps; if they have no time limit, some may never "
@@ -238,7 +238,7 @@ def first_episodes(
         num_envs: how many environments.
         episodes: how many episodes, over all environments.
         time_limit_s: stop after so many seconds with the episodes that have ended, and a warning; a step counts for ten
-            of them at most.
+            of them at most, or for twice the longest one before it.
         step_limit: most steps of an episode; 0 where that is not known.
 
     Raises:
@@ -249,7 +249,7 @@ def first_episodes(
         raise ConfigError(f"an evaluation was asked for {episodes} episodes; it needs at least 1")
     left = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     kept: list[Episode] = []
-    passed_s, now_s, look_s = 0.0, time.monotonic(), _LONG_S
+    passed_s, longest_s, now_s, look_s = 0.0, 0.0, time.monotonic(), _LONG_S
     with closing(play):
         for steps, ended in enumerate(play, start=1):
             continue_evaluation()
@@ -258,7 +258,8 @@ def first_episodes(
                     left[episode.env_id] -= 1
                     kept.append(episode)
             before_s, now_s = now_s, time.monotonic()
-            passed_s += min(now_s - before_s, _STEP_S)
+            step_s = min(now_s - before_s, max(_STEP_S, 2 * longest_s))
+            passed_s, longest_s = passed_s + step_s, max(longest_s, step_s)
             if not any(left) or (time_limit_s is not None and passed_s >= time_limit_s):
                 break
             if passed_s >= look_s:

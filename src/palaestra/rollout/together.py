@@ -1,6 +1,7 @@
 """`UnrollTogether`: the members of a population act in environments of tensors side by side, as one batch."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -29,6 +30,10 @@ class _SideBySide:
         self.acting: Sequence[int] = range(len(self._policies))
         """Members whose random numbers are drawn."""
         self._draws: list[Callable[[], Tensor]] = []
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """Of all members' policies."""
+        return itertools.chain.from_iterable(policy.modules() for policy in self._policies)
 
     def acting_noise(self, observation: Tensor) -> Callable[[], Tensor]:
         own = observation.unflatten(0, (len(self._policies), -1))

@@ -37,7 +37,7 @@ __all__ = ["FaultRecord", "read_evaluations", "read_faults"]
 _log = logging.getLogger(__name__)
 CRASH, PLACES = "faults/crash.txt", "faults/crash.places"
 _HANDLED = {"restart": "restarted", "drop": "dropped", "warn": "warned"}
-held: dict[Path, IO[bytes]] = {}
+held: dict[Path, tuple[IO[bytes], Any]] = {}
 """The locks of the runs that this process has, by the whole path."""
 _newest: dict[Path, int] = {}  # number of the last fault, by the folder that this process writes to
 _LEAKED_BYTES = 1 << 30  # what compiling, or the first update of a large network, does not take
@@ -476,9 +476,10 @@ def require_own(run: Path) -> None:
     Raises:
         RunLostError: it does.
     """
-    lock = held.get(run.absolute())
-    with contextlib.suppress(FileNotFoundError):  # nobody else's is there
-        if lock and not os.path.samestat(os.stat(run / "run.lock"), os.fstat(lock.fileno())):
+    lock, own = held.get(run.absolute(), (None, None))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # nobody else's is there
+        same = lock is None or os.path.samestat(os.stat(run / "run.lock"), os.fstat(lock.fileno()))
+        if not same and (own is None or entry_of(run / "run.json", "id") != own):  # or a disk was mounted anew
             raise lost(run)
 
 

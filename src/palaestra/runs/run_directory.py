@@ -48,7 +48,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._given, self._whole, self._seen_from = Path(path), Path(path).absolute(), os.stat(".")
+        self._given, self._whole = Path(path), Path(path).absolute()
+        self._seen_from = None if self._given.is_absolute() else os.stat(".")
         if printable(str(path)) != str(path):
             raise ConfigError(f"the run directory {printable(str(path))} has control characters in its name; rename it")
         self._lock: IO[bytes] | None = None
@@ -57,7 +58,8 @@ class RunDirectory:
     @property
     def path(self) -> Path:
         """As it was given; the whole path while the process works in another directory, as some environments do."""
-        return self._given if os.path.samestat(os.stat("."), self._seen_from) else self._whole
+        there = self._seen_from is None or os.path.samestat(os.stat("."), self._seen_from)
+        return self._given if there else self._whole
 
     @classmethod
     def create(cls, config: ExperimentConfig) -> RunDirectory:
@@ -307,7 +309,8 @@ class RunDirectory:
         file.truncate(0)
         with suppress(OSError):  # on a full disk nobody reads who has it
             file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-        self._lock = records.held[self._whole] = file
+        self._lock = file
+        records.held[self._whole] = file, records.entry_of(self.path / "run.json", "id")
         when_forked(self, RunDirectory._close_lock)
 
     def unlock(self) -> None:

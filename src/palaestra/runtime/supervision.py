@@ -82,6 +82,7 @@ def _let_go_of_all() -> None:
     for owner, let_go in list(_in_forks.items()):
         let_go(owner)
     _in_forks.clear()
+    StoppableClock.counting = threading.RLock()  # another thread may have held it, and is not in the fork
 
 
 os.register_at_fork(after_in_child=_let_go_of_all)
@@ -93,11 +94,15 @@ class StoppableClock:
     Whoever was to answer was stopped with it: by this clock nobody is late for that.
 
     Args:
-        leeway_s: a wait that takes so much longer than it should was stopped.
+        leeway_s: a wait that takes so much longer than it should was stopped. Stops between waits are not counted:
+            after one, whoever is waited for has so long to answer.
     """
 
+    counting = threading.RLock()
+    """Held while a stop is counted, so that no two threads count it twice."""
+
     def __init__(self, leeway_s: float) -> None:
-        self._leeway_s, self._stopped_s, self._counted_s = leeway_s, 0.0, 0.0
+        self.leeway_s, self._stopped_s, self._counted_s = leeway_s, 0.0, 0.0
 
     def now(self) -> float:
         """Its seconds, from a moment of no meaning."""
@@ -115,9 +120,10 @@ class StoppableClock:
         """
         began_s, most_s = time.monotonic(), max(0.0, min(_PULSE_S, deadline - self.now()))
         found, now_s = wait(most_s), time.monotonic()
-        over_s = now_s - max(began_s + most_s, self._counted_s)  # several threads may have waited
-        if over_s > self._leeway_s:
-            self._stopped_s, self._counted_s = self._stopped_s + over_s, now_s
+        if now_s - began_s - most_s > self.leeway_s:
+            with StoppableClock.counting:
+                over_s = max(0.0, now_s - max(began_s + most_s, self._counted_s))
+                self._stopped_s, self._counted_s = self._stopped_s + over_s, max(self._counted_s, now_s)
         return found
 
 
@@ -327,11 +333,9 @@ class SupervisedProcess:
             return ""
         os.kill(self.pid, signal.SIGUSR1)
         parts, timeout_s = list[bytes](), 1.0
-        while self._stacks.poll(timeout_s):
-            parts.append(os.read(self._stacks.fileno(), 1 << 16))
+        while self._stacks.poll(timeout_s) and (part := os.read(self._stacks.fileno(), 1 << 16)):
+            parts.append(part)
             timeout_s = 0.05
-            if not parts[-1]:
-                break
         return b"".join(parts).decode(errors="replace")
 
     def kill(self) -> None:
@@ -357,8 +361,7 @@ class SupervisedProcess:
 class _ParentsProcess:
     """What a fork has in place of a worker's process: one that has ended, and is not the fork's to end."""
 
-    pid = sentinel = -1
-    exitcode = 0
+    pid, sentinel, exitcode = -1, -1, 0
 
     def join(self, timeout_s: float | None = None) -> None: ...
 

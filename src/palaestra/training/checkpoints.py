@@ -234,7 +234,8 @@ class CheckpointStore:
                 for name in manifest["files"]:
                     if Path(name).name == name and (path / name).is_file():
                         state = (path / name).stat()
-                        first = copies.setdefault((state.st_dev, state.st_ino), copy / name)
+                        shared = state.st_nlink > 1  # some disks give all files one number
+                        first = copies.setdefault((state.st_dev, state.st_ino), copy / name) if shared else copy / name
                         if first == copy / name:
                             shutil.copyfile(path / name, first)
                         else:

@@ -189,7 +189,7 @@ class CompiledLater(Callback):
     def _stay_eager(self, name: str, algorithm: GradientAlgorithm[Any, Any], why: str) -> None:
         self._after.pop(name)
         self._stays[name] = why
-        algorithm.leave_eager()
+        algorithm.uncompile()
         _log.warning("policy %r stays eager: %s", name, why)
 
     def end(self) -> None:

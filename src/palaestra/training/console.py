@@ -333,7 +333,8 @@ class ConsoleLogger:
 
     def _panel(self, row: Mapping[str, float]) -> Panel:
         done = int(row["env_steps"])
-        (since_s, since), (now, at) = self._marks[0], self._marks[-1]  # with evaluations and whatever else takes time
+        marks = self._marks or [(0.0, 0.0)]
+        (since_s, since), (now, at) = marks[0], marks[-1]  # with evaluations and whatever else takes time
         left_s = max(0, self._total - done) * (now - since_s) / (at - since) if at > since else None
         left = "" if left_s is None else f"{duration(left_s)} left"
         table = Table.grid(padding=(0, 2))

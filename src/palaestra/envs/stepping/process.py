@@ -175,8 +175,9 @@ class ProcessDriver(Driver):
         """Waits for every worker; numeric info as a `Batch` or `()`, and what went wrong."""
         incidents: list[Incident] = []
         columns: dict[str, np.ndarray] = collections.defaultdict(lambda: np.full(self.batch_size, np.nan))
+        deadline = max(self._deadline, CLOCK.now() + CLOCK.leeway_s)  # all may have been stopped since `submit`
         for number, seat in self._seats.items():
-            lost = seat.wait(self._deadline)
+            lost = seat.wait(deadline)
             if lost is not None:
                 incidents.append(lost)
                 continue
@@ -185,7 +186,7 @@ class ProcessDriver(Driver):
                 continue
             surplus: Any = {}
             if status == NEWS:
-                message = seat.hear(self._deadline)
+                message = seat.hear(deadline)
                 if isinstance(message, Incident):
                     incidents.append(message)
                     continue

@@ -76,7 +76,8 @@ class ThreadDriver(Driver):
         self._answer = self._thread.call(functools.partial(_stepped, actions, seeds))
 
     def collect(self) -> Outcome:
-        found = self._wait(self._answer, self._deadline)
+        deadline = max(self._deadline, CLOCK.now() + CLOCK.leeway_s)  # all may have been stopped since `submit`
+        found = self._wait(self._answer, deadline)
         return (Rows.unknown(self.specs, 1), [], (), [found]) if isinstance(found, Incident) else found
 
     def restart(
