@@ -78,7 +78,7 @@ def test_each_client_gets_its_own_rows(requests, max_batch_size):
 def test_a_batch_is_in_the_order_of_its_clients_whoever_was_faster():
     """What is drawn for each does not depend on that."""
     batches = []
-    server = server_of(lambda rows: batches.append(rows.flatten().tolist()) or rows)
+    server = server_of(lambda rows: batches.append(rows.flatten().tolist()) or rows, max_batch_size=3)
     answers = [ask(server, client) for client in (5, 0, 3)]
     with server:
         assert [answer.result(LONG_S).item() for answer in answers] == [5, 0, 3]
