@@ -9,7 +9,7 @@ tables on the page of AlphaZero.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,14 @@ def best_play(policy: Policy) -> Play:
         return policy.env_action(chosen)
 
     return play
+
+
+def plays(policy: Policy, more: Sequence[int]) -> Iterator[tuple[int, Play]]:
+    """The best play of a policy that searches, with as many simulations as in training, and with more."""
+    assert isinstance(policy, SearchPolicy)
+    for simulations in (policy.network.search.num_simulations, *more):
+        policy.network.search = policy.network.search._replace(num_simulations=simulations)
+        yield simulations, best_play(policy)
 
 
 class Record(NamedTuple):
@@ -161,14 +169,10 @@ def measured(run: Path) -> Iterator[dict[str, Any]]:
     """One run's rows."""
     directory = find_run(str(run))
     policy = policies_of_run(directory, "last")[1][POLICY].eval()
-    assert isinstance(policy, SearchPolicy)
-    play = best_play(policy)
     trained = json.loads((directory.path / "metrics.jsonl").read_text().splitlines()[-1])
     facts = {"seed": directory.config.run.seed, "env_steps": trained["env_steps"], "seconds": trained["time/train_s"]}
     game = directory.config.env.name.rpartition(":")[2]
-    trained_with = policy.network.search.num_simulations
-    for simulations in (trained_with, *(MORE_SIMULATIONS if game == "ConnectFour" else ())):
-        policy.network.search = policy.network.search._replace(num_simulations=simulations)
+    for simulations, play in plays(policy, () if game == "TicTacToe" else MORE_SIMULATIONS):
         if game == "TicTacToe":
             found = {"first": every_game(play, first=True), "second": every_game(play, first=False)}
         else:
