@@ -3,7 +3,7 @@
 import csv
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -15,6 +15,7 @@ from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
 from palaestra.core.reading import LONGEST_LINE, opened, parse_json, read_lines
+from palaestra.ops import t_quantile
 from palaestra.rollout.episodes import reported
 from palaestra.runs import RunDirectory, changes_between, find_runs, read_evaluations
 from palaestra.runs.records import is_number, say_once
@@ -32,7 +33,6 @@ Statistic: TypeAlias = Literal["mean", "iqm"]
 """What a curve of several runs shows: their mean, or the mean of their middle half."""
 
 _COLUMNS = {"steps": "env_steps", "time": "time/train_s", "episodes": "episodes"}
-_RESAMPLES = 2000
 _POINTS = 200
 _ROWS, _SMALL_BYTES, _MOST_BYTES = 2_000, 2**23, 2**26  # of a larger file of metrics so many rows or bytes are read
 
@@ -257,14 +257,23 @@ def iqm(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
 
 
-def _interval(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the interval over runs: [n, points] -> 2 x [points]; whole runs are drawn again, with a fixed seed."""
+def half_width(values: np.ndarray, cut: int) -> np.ndarray:
+    """Half of the 95% interval of a mean over runs, by Student's t: [n, points] -> [points].
+
+    Tukey and McLaughlin 1963, Sankhya A 25, 331 to 352, where runs are cut off: those count as the last
+    that is not.
+
+    Args:
+        values: of n runs.
+        cut: how many are cut off at either end.
+    """
     count = len(values)
+    kept = count - 2 * cut
     if count == 1:
-        return values[0], values[0]
-    draws = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
-    low, high = np.percentile(statistic(values[draws]), [2.5, 97.5], axis=0)
-    return low, high
+        return np.zeros(values.shape[-1])
+    ordered = np.sort(values, axis=0)
+    spread = ordered.clip(ordered[cut], ordered[count - 1 - cut]).std(axis=0, ddof=1)
+    return t_quantile(kept - 1) * spread * np.sqrt(count) / kept
 
 
 def _grid(runs: Sequence[_Run]) -> np.ndarray:
@@ -282,16 +291,25 @@ def _curve(label: str, runs: Sequence[_Run], at: np.ndarray, statistic: Statisti
     One that broke off before the others is left out from there on, and `num_runs` says so; one that reached its goal
     stays at its last value.
     """
-    summary = iqm if statistic == "iqm" else lambda values: values.mean(axis=-2)
     table = np.stack([np.interp(at, x, y) for (x, y, _), _ in runs])  # [n, points]
     reached = np.stack([(x[0] <= at) & (at_goal | (at <= x[-1])) for (x, _, _), at_goal in runs])
     value, low, high = (np.empty(len(at)) for _ in range(3))
     for pattern in np.unique(reached, axis=1).T:
         points = (reached == pattern[:, None]).all(axis=0)
         members = table[pattern][:, points]
-        value[points] = summary(members)
-        low[points], high[points] = _interval(members, summary)
+        mean = iqm(members) if statistic == "iqm" else members.mean(axis=0)
+        half = half_width(members, len(members) // 4 if statistic == "iqm" else 0)
+        value[points], low[points], high[points] = mean, mean - half, mean + half
     return Curve(label, at, value, low, high, reached.sum(axis=0), unit)
+
+
+def y_range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """What a picture shows: all values, and intervals as far as these differ; those of two runs are wider."""
+    lowest, highest = (float(end([end(curve.value) for curve in curves])) for end in (np.nanmin, np.nanmax))
+    low = min(float(np.nanmin(curve.low)) for curve in curves)
+    high = max(float(np.nanmax(curve.high)) for curve in curves)
+    span = (highest - lowest) or high - low
+    return max(low, lowest - span), min(high, highest + span)
 
 
 def x_label(curves: Sequence[Curve], x: Axis = "steps") -> str:
@@ -440,6 +458,9 @@ def _draw(curves: Sequence[Curve], path: Path, x: Axis, metric: str) -> None:
         (line,) = axes.plot(curve.x, curve.value, label=f"{curve.label} ({_count(curve)})", linewidth=1.6)
         axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(x_label(curves, x))
+    low, high = y_range(curves)
+    margin = 0.05 * (high - low)
+    axes.set_ylim(*((low - margin, high + margin) if margin > 0 else (None, None)))
     axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, short_number, thinned_metrics, x_label
+from palaestra.analysis.curves import Curve, curves_of, labels_of_runs, short_number, thinned_metrics, x_label, y_range
 from palaestra.analysis.diagnosis import logged_symptoms
 from palaestra.core import CheckpointError, ConfigError, readable
 from palaestra.core.files import replace_text
@@ -292,8 +292,7 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
     width, height = size
     left, right, top, bottom = 56, width - 12, 26, height - 34
     x_max = max(float(curve.x[-1]) for curve in curves) or 1.0
-    low = min(float(np.nanmin(curve.low)) for curve in curves)
-    high = max(float(np.nanmax(curve.high)) for curve in curves)
+    low, high = y_range(curves)
     if not high - low > 1e-12 * abs(high):  # less than ticks could tell apart
         half = 0.5 * max(1.0, abs(high))
         low, high = low - half, high + half
@@ -302,7 +301,7 @@ def line_chart(curves: Sequence[Curve], *, title: str, size: tuple[int, int] = (
         return left + x / x_max * (right - left)
 
     def down(y: Any) -> Any:
-        return top + (high - y) / (high - low) * (bottom - top)
+        return top + (high - np.clip(y, low, high)) / (high - low) * (bottom - top)
 
     def line_of(x: np.ndarray, y: np.ndarray) -> str:
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across(x), down(y), strict=True))
