@@ -75,10 +75,11 @@ WaitUntil = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def process_as_it_was() -> Generator[None]:
-    """No test sees what a run chose to compute with, or the handler that a stopped command leaves for Ctrl-C."""
-    interrupted = signal.getsignal(signal.SIGINT)
+    """No test sees what a run chose to compute with, or the handlers that a stopped command leaves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, interrupted)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     from palaestra.core.computing import prefer_onednn  # not before the hook above
 
     prefer_onednn(False)

@@ -280,7 +280,7 @@ GAME = {
     "changes",
     [
         {"env__kwargs": {"opponent": "random"}},
-        {"env__train_kwargs": {"opponent": "random"}},
+        {"env__train_kwargs": {"opponent": "random", "random_moves": 0}},
         {"env__wrappers": ("ScaleReward(scale=0.1)",)},
     ],
     ids=["opponent", "opponent of training", "rewards"],

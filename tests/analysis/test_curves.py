@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palaestra.analysis import curves
-from palaestra.analysis.curves import half_width, iqm, labels_of, shown_metric, thinned_metrics
+from palaestra.analysis.curves import labels_of, shown_metric, thinned_metrics
 from palaestra.analysis.report import one_run, write_report
 from palaestra.config.config import config_from_mapping
 from palaestra.core import CheckpointError, ConfigError
@@ -22,6 +22,7 @@ from palaestra.experiments import (
     read_metrics,
 )
 from palaestra.ops import mean_interval
+from palaestra.ops.statistics import half_width, iqm
 from palaestra.runs import records
 from tests.experiments.parts import CHAIN, config_of, rows_of, trained, written
 from tests.faults.parts import command

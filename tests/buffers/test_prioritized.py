@@ -106,6 +106,15 @@ def test_a_single_number_that_rounding_leads_astray_still_draws_a_leaf():
     assert size.tolist() == [1.0]
 
 
+def test_a_number_that_rounding_leads_behind_the_last_leaf_still_draws_one():
+    """The last block is filled up with places that are no leaves."""
+    tree = SumTree(100_001)
+    tree.fill(np.ones(100_001))
+    index, size = tree.draw(np.array([0.5, 1 - 2.0**-32]))
+    assert index.max() <= 100_000
+    assert size.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_rows_are_drawn_in_proportion_to_the_power_of_their_priority():
     """TS-11: Schaul et al., equation (1); weights undo it, up to the largest: (N P)^-beta / max."""

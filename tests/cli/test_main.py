@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib
+import os
 import re
 import signal
 import subprocess
@@ -28,7 +29,8 @@ def test_help_lists_every_verb(arguments, capsys):
     text = output(capsys)
     assert all(f"\n {verb} " in text for verb in COMMANDS if " " not in verb)
     told = " ".join(text.split()).partition("exit codes: ")[2]
-    codes = "0 done|1 findings|2 configuration|3 environment|4 non-finite|5 checkpoint|130 Ctrl-C|143 SIGTERM"
+    codes = "0 done|1 findings|2 configuration|3 environment|4 non-finite|5 checkpoint"
+    codes += "|129 SIGHUP|130 Ctrl-C|143 SIGTERM"
     assert re.findall(r"(?:^|(?<=, ))\d+ [\w-]+", told) == codes.split("|")
 
 
@@ -66,21 +68,37 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
     assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
 
 
-def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(monkeypatch, capsys):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(number, code, monkeypatch, capsys):
     """Struck while it imports, torch's exporter goes on with half a module, and fails later."""
 
     def export(*arguments):
         with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         raise AttributeError("partially initialized module")
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(palaestra.cli.inspect, "print_table", export)
-    try:
-        assert exit_code("list", "presets") == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert exit_code("list", "presets") == code
     assert "stopped" in output(capsys)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_command_that_is_no_run_leaves_nothing_behind_when_it_is_asked_to_end(number, code, monkeypatch, capsys):
+    """F22: as by `timeout 60 palaestra data collect ...`, or a closed terminal, whose shell says so again."""
+    tidied = []
+
+    def collect(*arguments):
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            tidied.append(os.fork() or signal.raise_signal(signal.SIGTERM))
+
+    monkeypatch.setattr(palaestra.cli.inspect, "print_table", collect)
+    assert exit_code("list", "presets") == code
+    assert "stopped at once" in output(capsys)
+    assert os.waitpid(tidied[0], 0)[1] == signal.SIGTERM  # a fork of it, which ends by what it is sent
 
 
 @pytest.mark.needs_linux

@@ -4,13 +4,18 @@ import dataclasses
 
 import pytest
 
-from palaestra import NetworkConfig
+from palaestra import R2D2, NetworkConfig
 from palaestra.algorithms import ALGORITHMS
 from palaestra.cli.main import main
 from palaestra.core import ConfigError
 from palaestra.experiments import config_from_mapping, load_config, preset, save_config
 from palaestra.multiagent import AgentsConfig
 from palaestra.runs.run_directory import RunDirectory
+
+
+class OwnR2D2(R2D2):
+    """An algorithm of a user's own."""
+
 
 OF_SEQUENCES = {"alphazero", "decision_transformer", "dreamer", "impala", "muzero", "r2d2"}
 
@@ -33,7 +38,7 @@ def test_a_run_of_an_older_version_means_what_it_meant(tmp_path):
     """Its size was one of sequences, also of a policy among others; rows of another policy and of PPO stay rows."""
     policies = {"first": {"algorithm": "impala", "mini_batch_sequences": 3}, "second": {"algorithm": "dqn"}}
     policies["second"] |= {"mini_batch_size": 5}
-    for config in (preset("r2d2", "CartPole-v1"), preset("ppo", "CartPole-v1")):
+    for config in (preset("r2d2", "CartPole-v1"), preset("ppo", "CartPole-v1"), preset(OwnR2D2, "CartPole-v1")):
         config = dataclasses.replace(config, agents=AgentsConfig(policies=policies))
         save_config(config, tmp_path / "config.yaml")
         old = (tmp_path / "config.yaml").read_text().replace("mini_batch_sequences", "mini_batch_size")

@@ -7,10 +7,20 @@ import torch
 
 import palaestra
 from palaestra.algorithms import ALGORITHMS
-from palaestra.config.presets import tuned
+from palaestra.cli.options import parse
+from palaestra.config.presets import preset_line, tuned
 from palaestra.core import ConfigError
 from palaestra.envs.tiny import Chain
-from palaestra.experiments import PRESETS, make_algorithm, preset
+from palaestra.experiments import (
+    PRESETS,
+    ExperimentConfig,
+    RunDirectory,
+    config_from_mapping,
+    load_config,
+    make_algorithm,
+    preset,
+    save_config,
+)
 
 
 def test_a_pattern_gives_its_settings_to_a_whole_family():
@@ -84,3 +94,38 @@ def test_a_run_may_be_asked_for_by_the_name_of_the_paper(tmp_path):
     small = {"algorithm__network__hidden_sizes": (8,), "trainer__total_env_steps": 16, "trainer__eval_episodes": 0}
     done = palaestra.train("tqc", "Pendulum-v1", run__directory=str(tmp_path), run__tensorboard=False, **small)
     assert done.result.env_steps == 16
+
+
+GAME = "palaestra.envs:TicTacToe"
+
+
+@pytest.mark.parametrize(
+    "given", [{"env__train_kwargs": {"random_moves": None}}, {"env__train_kwargs__random_moves": None}]
+)
+def test_arguments_of_an_environment_come_on_top_of_those_of_the_preset(given, tmp_path):
+    """The others were lost without a word: rewards unclipped, an opponent that moves at random."""
+    base = preset("alphazero", GAME)
+    config = config_from_mapping(ExperimentConfig, given, base=base)
+    assert config.env.train_kwargs == {"opponent": None, "random_moves": None}
+    assert config.env.kwargs == {"opponent": "random"}
+    file = tmp_path / "some.yaml"
+    file.write_text(f"{{algorithm_name: alphazero, env: {{name: '{GAME}', train_kwargs: {{random_moves: 2}}}}}}")
+    assert load_config(file).env.train_kwargs == {"opponent": None, "random_moves": 2}
+    typed = parse(base, ["--env.train-kwargs", "random_moves", "3"])
+    assert typed.env.train_kwargs == {"opponent": None, "random_moves": 3}
+    assert parse(base, ["--env.train-kwargs", ""]).env.train_kwargs == {}
+
+
+def test_a_file_of_all_settings_has_all_arguments(tmp_path):
+    """So a run whose arguments are fewer than its preset's is repeated as it was."""
+    base = preset("alphazero", GAME)
+    config = dataclasses.replace(base, env=dataclasses.replace(base.env, kwargs={}, train_kwargs={"opponent": None}))
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config == RunDirectory(tmp_path).config
+
+
+def test_the_line_about_the_preset_names_its_wrappers_that_are_gone():
+    base = preset("ppo", "HalfCheetah-v5")
+    assert preset_line(base) == "settings    preset of ppo for HalfCheetah-v5"
+    config = config_from_mapping(ExperimentConfig, {"env__train_wrappers": ["ScaleReward(scale=2)"]}, base=base)
+    assert preset_line(config) == "settings    preset of ppo for HalfCheetah-v5, but without NormalizeReward"

@@ -45,9 +45,11 @@ def test_indexing_a_batch_indexes_its_leaves(data):
             st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=5),
             st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=5).map(np.array),
             st.lists(st.booleans(), min_size=rows, max_size=rows).map(np.array),
+            st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=5).map(torch.tensor),
+            st.lists(st.booleans(), min_size=rows, max_size=rows).map(torch.tensor),
         )
     )
-    assert_leaves(batch[index], batch, lambda leaf: leaf[index])
+    assert_leaves(batch[index], batch, lambda leaf: leaf[plain(index)])
 
 
 @bounded

@@ -212,6 +212,25 @@ with told_once():
         assert [*tmp_path.iterdir()] == [mine]
 
 
+def test_what_a_killed_process_has_left_unfinished_goes_with_the_next_whole_folder_beside_it(tmp_path):
+    """`share`, `export` and `data collect` left a hidden folder in the user's own for good."""
+    program = f"""
+import os, pathlib, signal
+from palaestra.core.files import whole_folder
+with whole_folder(pathlib.Path({str(tmp_path / "killed")!r}), "folder"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    (left,) = tmp_path.iterdir()
+    with whole_folder(tmp_path / "first", "folder") as mine:
+        os.utime(mine, (0, 0))
+        with whole_folder(tmp_path / "second", "folder"):
+            assert left.exists() and mine.exists()  # not old enough; locked
+    os.utime(left, (0, 0))
+    with whole_folder(tmp_path / "third", "folder"):
+        assert not left.exists()
+
+
 def test_a_sealed_folder_lists_no_hidden_files(tmp_path):
     """A system puts `.DS_Store` or `._name` into folders and takes them away, and the folder was damaged then."""
     for name in ("weights", ".DS_Store", "._weights"):

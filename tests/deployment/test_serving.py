@@ -304,7 +304,8 @@ def test_in_a_notebook_it_says_that_a_thread_is_needed(tmp_path):
         asyncio.run(cell())
 
 
-def test_the_command_serves_until_sigterm_and_ends_with_0(tmp_path, capsys, wait_until):
+@pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGHUP] * 3], ids=["sigterm", "closed_terminal"])
+def test_the_command_serves_until_sigterm_and_ends_with_0(sent, tmp_path, capsys, wait_until):
     made(tmp_path / "policy")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -318,7 +319,8 @@ def test_the_command_serves_until_sigterm_and_ends_with_0(tmp_path, capsys, wait
                 return False
 
         wait_until(ask)
-        os.kill(os.getpid(), signal.SIGTERM)
+        for number in sent:
+            os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=client)
     thread.start()

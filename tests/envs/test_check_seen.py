@@ -169,6 +169,9 @@ def test_steps_can_be_given_on_the_command_line_and_are_counted(capsys, monkeypa
     assert "none in 82 time steps" in shown.out
     assert "40 of 120 steps" in shown.err
     assert "120 of 120 steps" in shown.err
+    with pytest.raises(SystemExit, match="0"):  # of many agents, too
+        main(["check-env", "palaestra.multiagent:Meeting", "--steps", "40"])
+    assert capsys.readouterr().err.splitlines()[-1] == "120 of 120 steps"
 
 
 def test_a_mask_that_nobody_reads_and_bounds_that_nobody_means_are_named():

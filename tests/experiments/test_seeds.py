@@ -260,7 +260,7 @@ def processes_of(group: Path) -> list[str]:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("everybody", [False, True])
 @pytest.mark.needs_linux
 def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait_until):

@@ -100,6 +100,11 @@ class Terminal:
         """Presses keys; `\\x03` is Ctrl-C."""
         os.write(self._master, text.encode())
 
+    def hang_up(self) -> None:
+        """Closes it, as a lost connection does."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+
     def read(self) -> str:
         """Everything that the screen was sent so far."""
         while select.select([self._master], [], [], 0.0)[0]:

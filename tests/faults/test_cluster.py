@@ -115,14 +115,18 @@ def test_a_killed_run_leaves_no_process_of_ray(training, wait_until):
     wait_until(lambda: not any(lives(one) for one in begun.values()), LEFT_S, what="the end of Ray's processes")
 
 
-def test_sigterm_to_every_process_of_a_run_on_ray_saves_and_ends_with_143(training, tmp_path, wait_until):
-    """F16, F22: Ray's own processes, too, as a service manager sends it; the run is the last to end, and goes on."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["term", "hup"])
+def test_sigterm_to_every_process_of_a_run_on_ray_saves_and_ends_with_143(training, tmp_path, wait_until, number, code):
+    """F16, F22: Ray's own processes, too, as a service manager sends it; the run is the last to end, and goes on.
+
+    So does SIGHUP, which a closed terminal sends to all of them, and the run ends with 129.
+    """
     run, directory = training(), tmp_path / "runs/run"
     begun = [psutil.Process(pid) for pid in (run.pid, *descendants(run.pid))]
     for one in begun[::-1]:
-        one.terminate()
+        one.send_signal(number)
     text, _ = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 143, text
+    assert run.returncode == code, text
     saved = steps_of(directory)[-1]
     assert f"stopped after {saved:,} env steps; saved" in text
     wait_until(lambda: not any(lives(one) for one in begun), LEFT_S, what="the end of Ray's processes")

@@ -1,4 +1,4 @@
-"""Ctrl-C, twice, and SIGTERM, on a real process with a terminal (F22)."""
+"""Ctrl-C, twice, SIGTERM and SIGHUP, on a real process with a terminal (F22)."""
 
 import json
 import os
@@ -97,6 +97,22 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
         os.killpg(terminal.process.pid, signal.SIGTERM)
         wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
         assert terminal.process.returncode == 143, terminal.read()
+        wait_until(lambda: not terminal.orphans(), what="the end of every worker")
+    assert check_saved(run) >= logged(run)[-1]["env_steps"]
+    assert not list((run / "faults").iterdir())
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("where", [("--env.vectorization", "process"), ("--distributed.runtime", "process")])
+def test_a_closed_terminal_saves_and_ends_with_129(where, tmp_path, wait_until):
+    """F22: each process is sent SIGHUP, and what is printed fails from then on; a shell sends another SIGHUP."""
+    run = tmp_path / "runs" / "run"
+    with Terminal(*trained(tmp_path, *where), folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and len(logged(run)) >= 2, TIMEOUT_S, what="two rows of metrics")
+        terminal.hang_up()
+        os.killpg(terminal.process.pid, signal.SIGHUP)
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        assert terminal.process.returncode == 129
         wait_until(lambda: not terminal.orphans(), what="the end of every worker")
     assert check_saved(run) >= logged(run)[-1]["env_steps"]
     assert not list((run / "faults").iterdir())

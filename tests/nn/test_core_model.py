@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from palaestra.core import (
+    CheckpointError,
     ConfigError,
     DiscreteSpec,
     Linear,
@@ -287,3 +288,11 @@ def test_checkpoints_with_the_old_names_of_an_ensembles_layers_load():
     assert "optimizer.critic.exp_avg.critic.weights.0" in old
     model.load_state_tensors(old)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_tensors().items())
+
+
+def test_a_checkpoint_without_a_network_that_is_new_is_refused_by_its_name():
+    """MuZero had no slow copy of its network: random targets would be learned from."""
+    old = CoreModel({"network": nn.Linear(2, 2)}, {})
+    new = CoreModel({"network": nn.Linear(2, 2), "rest": nn.Identity(), "target_network": nn.Linear(2, 2)}, {})
+    with pytest.raises(CheckpointError, match=r"made this checkpoint, without target_network, so that learning cannot"):
+        new.load_state_tensors(old.state_tensors())

@@ -158,6 +158,7 @@ def test_explained_variance_matches_its_definition():
 def test_explained_variance_of_targets_that_do_not_vary_is_zero():
     assert explained_variance(torch.randn(4), torch.full((4,), 2.0), torch.ones(4)).item() == 0.0
     assert explained_variance(torch.randn(4), torch.randn(4), torch.zeros(4)).item() == 0.0
+    assert explained_variance(torch.empty(0), torch.empty(0), torch.empty(0)).item() == 0.0
     assert explained_variance(torch.arange(2048.0), torch.full((2048,), 10.1), torch.ones(2048)).item() == 0.0
 
 

@@ -192,11 +192,11 @@ def test_n_step_targets_and_n_step_returns_agree():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("beginning", [[LAST, FIRST], [MID, FIRST]])
+@pytest.mark.parametrize("beginning", [[LAST, FIRST], [MID, FIRST], [LAST, MID]])
 def test_a_window_that_begins_at_an_end_has_no_target(n, beginning):
     """A sampler never draws one; if it did, nothing of the next episode would be learned."""
     rows = beginning + [MID] * (n - 1)
-    result = n_step_targets(*window([7, 0, 5, 5][: n + 1], [GAMMA] * (n + 1), rows))
+    result = n_step_targets(*window([7, 3, 5, 5][: n + 1], [GAMMA] * (n + 1), rows))
     assert (result.reward.item(), result.bootstrap.item(), result.steps.item()) == (0.0, 0.0, 1)
 
 

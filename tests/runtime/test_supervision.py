@@ -1,9 +1,12 @@
 """Tests of `palaestra.runtime.supervision`."""
 
 import contextlib
+import functools
 import os
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,7 +14,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from palaestra.runtime import CLOCK, SupervisedProcess, WorkerDiedError, WorkerTimeoutError, stop_all, supervision
+from palaestra.runtime import (
+    CLOCK,
+    STOP_SIGNALS,
+    Companion,
+    SupervisedProcess,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    stop_all,
+    supervision,
+)
 from palaestra.runtime.memory import SharedSemaphore
 
 NAME, PRELOAD = "the worker under test", ["palaestra.envs.stepping.worker"]
@@ -98,7 +110,7 @@ def test_a_dead_worker_is_named_with_its_signal(start):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signals_to_a_whole_group_are_left_to_whoever_started_the_worker(start, number):
     """F22."""
     worker = start(echo)
@@ -106,6 +118,41 @@ def test_signals_to_a_whole_group_are_left_to_whoever_started_the_worker(start, 
     os.kill(worker.pid, number)
     worker.send("still there")
     assert worker.receive(soon()) == "still there"
+
+
+OWN_PROCESSES = """
+import multiprocessing, time
+from palaestra.runtime import SupervisedProcess
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["wave"])
+SupervisedProcess(print, (), context="forkserver", name="worker", preload=["palaestra.runtime"])
+preloaded = context.Process(target=exec, args=("import sys; sys.exit(int('wave' not in sys.modules))",))
+endless = context.Process(target=time.sleep, args=(600,))
+for process in preloaded, endless:
+    process.start()
+endless.terminate()
+for process in preloaded, endless:
+    process.join(60)
+assert (preloaded.exitcode, endless.exitcode) == (0, -15), (preloaded, endless)
+"""
+
+
+@pytest.mark.fault
+def test_a_process_of_the_user_hears_signals_and_finds_its_preloaded_modules_after_workers_have_started():
+    """All that is forked later comes from the fork server that the first worker has started."""
+    done = subprocess.run([sys.executable, "-c", OWN_PROCESSES], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_companion_has_a_process_group_of_its_own_in_the_session_of_its_run():
+    """Linux shares the processor between sessions first: in one of its own its low priority would count for nothing."""
+    companion = Companion(functools.partial(time.sleep, 600))
+    try:
+        assert os.getsid(companion.pid) == os.getsid(0)
+        assert os.getpgid(companion.pid) == companion.pid
+    finally:
+        companion.end()
 
 
 @pytest.mark.fault

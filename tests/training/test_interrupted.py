@@ -27,7 +27,24 @@ def test_where_a_parent_passes_signals_on_a_second_one_is_no_second_wish():
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_terminal_that_closes_says_so_several_times_and_nobody_has_wished_twice():
+    """F22: its shell sends SIGHUP again, and a system then SIGTERM; under `nohup` SIGHUP stays ignored."""
+    with StopSignals() as stop:
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+        assert stop.exit_code == 143
+        with pytest.raises(StoppedError, match="second signal"):
+            signal.raise_signal(signal.SIGTERM)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on_exactly(tmp_path, number, code):
     """F22, F25: not even the unroll is waited for, and what is resumed equals what ran through."""
     whole = trainer("ppo", total=600, unroll_length=50)

@@ -15,7 +15,7 @@ from palaestra.config.config import ExperimentConfig, flat_settings
 from palaestra.core import CheckpointError, ConfigError, did_you_mean, import_extra
 from palaestra.core.files import whole_file
 from palaestra.core.reading import LONGEST_LINE, opened, parse_json, read_lines
-from palaestra.ops import t_quantile
+from palaestra.ops.statistics import half_width, iqm
 from palaestra.rollout.episodes import reported
 from palaestra.runs import RunDirectory, changes_between, find_runs, read_evaluations
 from palaestra.runs.records import is_number, say_once
@@ -238,42 +238,6 @@ def labels_of(configs: Sequence[ExperimentConfig]) -> list[str]:
         " ".join([name, *(f"{path}={value}" for path, value in settings.items() if path in differ[name])])
         for name, settings in zip(names, flat, strict=True)
     ]
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean: the mean of what is left when a quarter is cut off at either end.
-
-    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264. The count cut off at either end is rounded down.
-
-    Args:
-        values: [..., n, points]; averaged over the last but one dimension.
-
-    Examples:
-        >>> iqm(np.array([[0.0], [1.0], [2.0], [99.0]]))
-        array([1.5])
-    """
-    count = values.shape[-2]
-    cut = count // 4
-    return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
-
-
-def half_width(values: np.ndarray, cut: int) -> np.ndarray:
-    """Half of the 95% interval of a mean over runs, by Student's t: [n, points] -> [points].
-
-    Tukey and McLaughlin 1963, Sankhya A 25, 331 to 352, where runs are cut off: those count as the last
-    that is not.
-
-    Args:
-        values: of n runs.
-        cut: how many are cut off at either end.
-    """
-    count = len(values)
-    kept = count - 2 * cut
-    if count == 1:
-        return np.zeros(values.shape[-1])
-    ordered = np.sort(values, axis=0)
-    spread = ordered.clip(ordered[cut], ordered[count - 1 - cut]).std(axis=0, ddof=1)
-    return t_quantile(kept - 1) * spread * np.sqrt(count) / kept
 
 
 def _grid(runs: Sequence[_Run]) -> np.ndarray:

@@ -15,7 +15,7 @@ from palaestra.algorithms import ALGORITHMS
 from palaestra.analysis.curves import thinned_metrics
 from palaestra.analysis.played import Symptom, kept_update, play, played_symptoms, possible, too_many_threads
 from palaestra.config.config import ExperimentConfig, on_cpu
-from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise, schedule_value
+from palaestra.core import POLICY, CheckpointError, ConfigError, Linear, Piecewise, left_as_found, schedule_value
 from palaestra.core.reading import opened_text, read_json
 from palaestra.runs.records import is_number, read_evaluations
 from palaestra.runs.run_directory import RunDirectory, find_run
@@ -45,6 +45,7 @@ class Diagnosis:
         return {"run": self.run, "findings": [asdict(finding) for finding in self.findings]}
 
 
+@left_as_found()
 def diagnose(name: str | Path, *, root: str | Path = "runs", episodes: int = 5) -> Diagnosis:
     """Looks for reasons why a run does not learn: in its configuration, in what it has logged, and in what it does.
 
@@ -143,9 +144,8 @@ class _Log:
         if path.is_file():
             with opened_text(path, errors="replace") as file:
                 for line in file:
-                    with contextlib.suppress(
-                        ValueError, IndexError
-                    ):  # the head; half a row, of a machine that went down
+                    # the head; half a row, of a machine that went down
+                    with contextlib.suppress(ValueError, IndexError):
                         found.append(float(line.split(",", 2)[1]))
         return found
 

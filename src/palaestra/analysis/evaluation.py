@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.config.config import on_cpu
-from palaestra.core import CheckpointError, ConfigError, RunSeeds, readable
+from palaestra.core import CheckpointError, ConfigError, RunSeeds, left_as_found, readable
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import saved_pool
 from palaestra.ops import Interval, elo_ratings, mean_interval
@@ -69,6 +69,7 @@ def _elo(parts: dict[str, float]) -> str:
     )
 
 
+@left_as_found()
 def evaluate_run(
     name: str | Path,
     *,
@@ -161,6 +162,7 @@ def evaluate_runs(
     return RunsEvaluation(found, math.fsum(means) / len(means), interval, chance)
 
 
+@left_as_found()
 def policies_of_run(
     name: str | Path | RunDirectory, which: str | int = "best", *, root: str | Path = "runs"
 ) -> tuple[Learner, dict[str, Policy]]:
@@ -222,6 +224,7 @@ def policy_of_run(name: str | Path | RunDirectory, which: str | int = "best", *,
     return next(iter(policies.values()))
 
 
+@left_as_found()
 def export_data(name: str | Path, directory: str | Path, *, root: str | Path = "runs") -> DataSummary:
     """Saves the replay buffer of a run's newest checkpoint as a data set; of many agents, one for each policy.
 
@@ -295,6 +298,7 @@ class Ratings:
         return "\n".join([f"{'player':<{width}}  Elo [95% interval]  score", *lines])
 
 
+@left_as_found()
 def rate_runs(
     names: Sequence[str],
     *,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.analysis.evaluation import policies_of_run, require_episodes
-from palaestra.core import ConfigError, import_extra
+from palaestra.core import ConfigError, import_extra, left_as_found
 from palaestra.core.files import whole_file
 from palaestra.runs import RunDirectory, Scene
 
@@ -52,6 +52,7 @@ def film_run(
     return film_scenes(learner.play(policies, episodes=episodes, seed=seed, window=False), path, **options)
 
 
+@left_as_found()
 def film_scenes(
     scenes: Iterable[Scene], path: str | Path, *, fps: int | None = None, overlay: bool = True, grid: bool = False
 ) -> list[float]:

@@ -14,7 +14,7 @@ import torch
 from rich.filesize import decimal
 
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import ConfigError, StepType, tree_leaves
+from palaestra.core import ConfigError, StepType, left_as_found, tree_leaves
 from palaestra.core.computing import memory_bytes, num_cores
 from palaestra.core.files import told_once
 from palaestra.envs import EnvConfig, create_environment, decided
@@ -89,6 +89,7 @@ class Estimate:
 
 
 @told_once()
+@left_as_found()
 def dry_run(config: ExperimentConfig) -> Estimate:
     """Builds everything that a run needs, makes updates for about a second, and leaves nothing behind.
 
@@ -98,7 +99,7 @@ def dry_run(config: ExperimentConfig) -> Estimate:
     """
     learner = make_learner(for_new_run(config))
     begin_from(learner)
-    config, algorithms, data = learner.config, learner.algorithms, learner.load_data()
+    config, algorithms, data = learner.config, learner.algorithms, learner.load_data(new=True)
     learner.learn_at_once()
     environments = 0 if is_multi_agent(config.env.name) else require_memory(config.env)
     with learner.collecting(data) as made:

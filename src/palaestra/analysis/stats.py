@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import yaml
 
-from palaestra.analysis.curves import iqm, new_figure, require_plot_name, save_figure
+from palaestra.analysis.curves import new_figure, require_plot_name, save_figure
 from palaestra.config.values import read_yaml
 from palaestra.core import CheckpointError, ConfigError
 from palaestra.core.reading import read_text
 from palaestra.ops import Interval
+from palaestra.ops.statistics import iqm
 
 __all__ = ["Improvement", "Scores", "Stats", "read_references", "sample_efficiency", "save_stats", "stats"]
 

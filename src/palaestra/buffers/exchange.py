@@ -26,7 +26,9 @@ _MOST_PACKED = 1032
 _D4RL = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
-def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any]) -> ReplayBuffer:
+def with_actions(
+    buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[[Any], Any], *, executed_spec: SpecTree = None
+) -> ReplayBuffer:
     """A buffer of just the right size with the same steps and their actions converted.
 
     What belongs to the policy that acted, its memory and what it added to rows, is left out. Rows whose action led
@@ -36,6 +38,7 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
         buffer: that is read.
         action_spec: of one converted action.
         convert: from actions `[T, B, ...]` as they are stored to actions `[T, B, ...]` of the spec.
+        executed_spec: of one action of the environment, by which a saved folder says what its actions are.
 
     Raises:
         ShapeError: the buffer is empty.
@@ -46,7 +49,8 @@ def with_actions(buffer: ReplayBuffer, action_spec: SpecTree, convert: Callable[
     stack_num, counts = buffer.options.get("stack_num", 1), buffer.positions.counts[lanes]
     rows = [buffer.in_time_order(lane, frames=stack_num - 1) for lane in lanes]
     kept: dict[str, Any] = {name: value for name, value in buffer.options.items() if name in _KEPT}
-    made = ReplayBuffer(int(counts.max()) * len(lanes), len(lanes), action_spec=action_spec, **kept)
+    kept |= {"action_spec": action_spec, "executed_spec": executed_spec}
+    made = ReplayBuffer(int(counts.max()) * len(lanes), len(lanes), **kept)
     if len({*map(len, rows)}) == 1:
         made.extend(_fragment(buffer, np.stack(rows, 1), convert))
     else:
@@ -100,7 +104,7 @@ def from_minari(dataset: Any, *, observation_spec: SpecTree, action_spec: SpecTr
     capacity, outside = int(dataset.total_steps) + int(dataset.total_episodes), ""
     if dataset.total_steps == 0:
         raise ShapeError(f"the dataset {dataset.id} has no rows")
-    buffer = ReplayBuffer(capacity, 1, observation_spec=observation_spec, action_spec=action_spec)
+    buffer = _of_executed(capacity, observation_spec, action_spec)
     for episode in dataset.iterate_episodes():
         steps = len(episode.rewards)
         reward = cast_rows("rewards of the dataset", episode.rewards, TensorSpec(()), steps)[:, 0].numpy()
@@ -155,7 +159,7 @@ def from_arrays(
             `reward` that followed, `next_obs`, and whether the task ended (`terminated`) or the episode was cut off, by
             a time limit say (`truncated`).
         observation_spec: of one observation.
-        action_spec: of one action.
+        action_spec: of one action as the environment executes it: `env.action_spec`, so that runs compare the bounds.
         gaps_end: whether gaps are the time limits of whole episodes, for data that flag none.
 
     Raises:
@@ -183,7 +187,7 @@ def from_arrays(
     if (gaps := apart & ~flagged & (not gaps_end)).any():
         _log.warning("%s times transitions are missing, where no flag ends an episode: no whole ones there", gaps.sum())
     ends = np.flatnonzero(np.append((flagged | apart)[:-1], True))
-    buffer = ReplayBuffer(count + len(ends), 1, observation_spec=observation_spec, action_spec=action_spec)
+    buffer = _of_executed(count + len(ends), observation_spec, action_spec)
     for begin, last in zip([0, *(ends[:-1] + 1)], ends, strict=True):
         at, cut = slice(begin, last + 1), bool(truncated[last] or last < count - 1)
         rows = tree_map(lambda one, led, at=at: torch.cat([one[at], led[at][-1:]]), seen, after)
@@ -206,7 +210,7 @@ def from_d4rl(path: str | Path, *, observation_spec: SpecTree, action_spec: Spec
 
     Args:
         observation_spec: of one observation.
-        action_spec: of one action.
+        action_spec: of one action as the environment executes it.
 
     Raises:
         MissingExtraError: h5py is not installed.
@@ -260,8 +264,8 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
     """Writes the complete episodes of a buffer as a Minari dataset on this machine.
 
     Actions are written as the buffer holds them, and Minari's are those that the environment executed. A buffer that a
-    collector filled holds what the policy sampled: where that is not the same, convert it by `with_actions` first, as
-    `palaestra data export` does.
+    collector filled holds what the policy sampled: where that is not the same, it is refused; convert it by
+    `with_actions` first, as `palaestra data export` does.
 
     Args:
         buffer: with actions in the environment's units. What it holds of running episodes, and of those whose
@@ -276,12 +280,19 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
 
     Raises:
         MissingExtraError: Minari is not installed.
-        ConfigError: there are uint8 arrays that Minari takes for pictures, and stores as JPEG; nothing is written then.
+        ConfigError: actions are raw, or there are uint8 arrays that Minari takes for pictures, and stores as JPEG;
+            nothing is written then.
         ShapeError: no episode is complete, or a space has other parts than the data.
     """
     minari = import_extra("minari", "offline", "writing a Minari dataset")
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
+    executed = buffer.options.get("executed_spec")
+    if executed is not None and spec_leaves(executed) != spec_leaves(buffer.options["action_spec"]):
+        raise ConfigError(
+            "the buffer's actions are raw, as a policy sampled them, and Minari's are those that the environment "
+            "executed; convert them by with_actions, or write the folder by `palaestra data export` or `data collect`"
+        )
     episodes: list[Any] = []
     for number, rows in enumerate(buffer.episodes()):
         held = buffer[rows].to_numpy()
@@ -301,6 +312,12 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
         raise ShapeError(f"no episode lies in the buffer from its first to its last step; {buffer.held()}")
     about |= {"observation_space": observation_space, "action_space": action_space}
     return minari.create_dataset_from_buffers(dataset_id=dataset_id, buffer=episodes, **about)
+
+
+def _of_executed(capacity: int, observation_spec: SpecTree, action_spec: SpecTree) -> ReplayBuffer:
+    """An empty buffer of one lane whose actions are as the environment executes them."""
+    specs: Any = {"observation_spec": observation_spec, "action_spec": action_spec, "executed_spec": action_spec}
+    return ReplayBuffer(capacity, 1, **specs)
 
 
 def _fields(rewards: Any, terminated: bool, truncated: bool, observation: Any, action: Any) -> Batch:

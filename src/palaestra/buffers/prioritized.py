@@ -120,7 +120,7 @@ class SumTree:
             node += place
             if level is not self._levels[-1]:
                 rest = level.take(node) - sums.take(base + place)
-        size = self.leaves.take(node)
+        size = self._levels[-1].take(node)  # with the zeros that fill up the last block
         if np.minimum.reduce(size, initial=1.0) == 0:  # rounding led astray, about one draw in 10^7, or all are 0
             node = np.where(size > 0, node, node[size.argmax()] if size.any() else self.leaves.argmax())
             size = self.leaves.take(node)

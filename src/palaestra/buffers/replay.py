@@ -167,7 +167,7 @@ class ReplayBuffer:
 
         Args:
             obs: what the action was taken on, raw.
-            action: as the buffer's `action_spec` says: a policy's raw action.
+            action: as the buffer's `action_spec` says: raw, where that is a policy's `raw_action_spec`.
             reward: that followed.
             next_obs: that followed; at the end of an episode its last observation, not the one after a reset.
             terminated: whether the task ended.

@@ -24,7 +24,9 @@ class RowOptions(TypedDict, total=False):
     observation_spec: Required[SpecTree]
     """Spec of one time step's observation, before any normalisation."""
     action_spec: Required[SpecTree]
-    """Spec of one action as the policy samples it."""
+    """Spec of one action as rows keep it: raw, as the policy samples it, where a policy acts."""
+    executed_spec: SpecTree | None
+    """Spec of one action as the environment executes it, which says whether kept ones are raw; `None` if unknown."""
     info_spec: Mapping[str, TensorSpec] | None
     """Specs of what the policy's `behaviour` returns, by name."""
     reward_spec: TensorSpec | None
@@ -64,8 +66,7 @@ def index_options(options: RowOptions) -> RowOptions:
         made["observation_spec"] = TensorSpec((frames, 0), torch.uint8, stacked=frames)
     if options.get("state_spec"):
         made["state_spec"] = {"state": TensorSpec((), torch.uint8)}
-    kept = ("state_period", "stack_num", "sample_avail")
-    rest: Any = {name: value for name, value in options.items() if name in kept}
+    rest: Any = {name: one for name, one in options.items() if name in ("state_period", "stack_num", "sample_avail")}
     made.update(rest)
     return made
 

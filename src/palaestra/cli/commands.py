@@ -136,8 +136,8 @@ _END = """
 `palaestra VERB --help` has each verb's options (of `train` those that are set most; `--help-all` has all);
 `palaestra --version` is this version. `--trust` opens runs of others that name code of their own.
 exit codes: 0 done, 1 findings (`diagnose`), not verified (`verify`), requests unanswered (`serve`), 2 configuration,
-3 environment or workers, 4 non-finite numbers, 5 checkpoint or storage, 130 Ctrl-C (saved), 143 SIGTERM (saved; `serve`
-answers what it has accepted and ends with 0)
+3 environment or workers, 4 non-finite numbers, 5 checkpoint or storage, 129 SIGHUP, 130 Ctrl-C,
+143 SIGTERM (all three saved; `serve` answers what it has accepted and ends with 0)
 """
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from palaestra import experiments
 from palaestra.cli.options import EnvOptions, JsonOptions, RunOptions, counter
-from palaestra.core import ConfigError, schedule_value
+from palaestra.core import ConfigError, left_as_found, schedule_value
 from palaestra.envs import EnvConfig
 from palaestra.multiagent import AgentsConfig
 
@@ -79,6 +79,7 @@ def collect_random(env: str, folder: str, options: ChanceOptions) -> int:
     return _made(experiments.collect_by_chance(options.env, options.agents, folder, steps=steps, seed=seed), options)
 
 
+@left_as_found()
 def collect(name: str, folder: str, options: CollectOptions) -> int:
     """Lets the policy of a run act, and writes what it saw."""
     run = experiments.find_run(name, options.root)
@@ -89,6 +90,7 @@ def collect(name: str, folder: str, options: CollectOptions) -> int:
     return _made(learner.record(policies, options.env, folder, steps=options.steps, **how), options)
 
 
+@left_as_found()
 def evaluate(name: str, folder: str, options: WorthOptions) -> int:
     """Says what recorded data tells of the policy of a run: the return it would have, with an interval."""
     run = experiments.find_run(name, options.root)

@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -229,16 +229,16 @@ def check_env(name: str, options: CheckOptions) -> int:
     """
     env, steps = options.env, options.steps
     many, stepped = is_multi_agent(env.name), counter(3 * steps, "steps")
-    report = _env_report(env, steps) if many else check(env, steps=steps, progress=stepped)
+    report = _env_report(env, steps, stepped) if many else check(env, steps=steps, progress=stepped)
     options.show(asdict(report) | {"ok": report.ok}, str(report))
     return 0 if report.ok else 3
 
 
-def _env_report(env: EnvConfig, steps: int) -> CheckReport:
+def _env_report(env: EnvConfig, steps: int, progress: Callable[[], None]) -> CheckReport:
     if env != EnvConfig(name=env.name, kwargs=env.kwargs):
         raise ConfigError(f"{env.name} has many agents; of env, only env.kwargs means something for its check")
     make = partial(load_multi_agent_env, env.name, env.kwargs)
-    return replace(check_multi_agent_env(make, steps=steps), name=env.name)
+    return replace(check_multi_agent_env(make, steps=steps, progress=progress), name=env.name)
 
 
 def doctor(options: JsonOptions) -> int:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from palaestra.cli.commands import COMMANDS, ELSEWHERE, usage
 
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt as stopped:
             code = _stopped(verb, stopped)
         except Exception as error:
-            code = _stopped(verb, _InterruptedError()) if interrupted else _failed(error)  # which a library swallowed
+            # a signal that a library swallowed
+            code = _stopped(verb, _InterruptedError(interrupted[-1])) if interrupted else _failed(error)
         sys.exit(code)
 
 
@@ -68,33 +69,42 @@ def _failed(error: Exception) -> int:
 
 
 class _InterruptedError(KeyboardInterrupt):
-    """Ctrl-C, and not an interrupt that an environment raises."""
+    """Ctrl-C, SIGTERM or SIGHUP, and not an interrupt that an environment raises."""
 
-    exit_code = 130
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
 
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Notes the interrupts that the default handler would have raised, as libraries may swallow them."""
-    received = list[int]()
+    """Notes the signals that would have ended this process, as libraries may swallow what is raised."""
+    received, before, own = list[int](), dict[int, Any](), os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise _InterruptedError
+        if os.getpid() != own:  # a fork, of an environment say
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        elif not (received and number == signal.SIGHUP):  # which comes several times when a terminal closes
+            received.append(number)
+            raise _InterruptedError(number)
 
-    alone = threading.current_thread() is threading.main_thread()
-    if alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, handle)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # `STOP_SIGNALS`, which takes a second to import
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                before[number] = signal.signal(number, handle)
     try:
         yield received
     finally:
-        if signal.getsignal(signal.SIGINT) is handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
 
 
 def _stopped(verb: str, stopped: KeyboardInterrupt) -> int:
     """Says that a command was stopped, and gives its exit code."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # one more, while this is said or the process ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os._exit(128 + number))  # one more, while this is said or all ends
     trains = sys.modules.get("palaestra.cli.train")  # which is imported when it is asked for
     begun = verb == "resume" or bool(trains and trains.begun)
     saved = "; the last checkpoint, if there is one, is intact" if begun and verb in ("train", "resume") else ""

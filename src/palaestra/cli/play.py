@@ -10,7 +10,7 @@ import numpy as np
 from palaestra import experiments
 from palaestra.analysis.films import require_film_name
 from palaestra.cli.options import RunOptions
-from palaestra.core import AtLeastOne, readable
+from palaestra.core import AtLeastOne, left_as_found, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class PlayOptions(RunOptions):
     """Show the episodes side by side in one film."""
 
 
+@left_as_found()
 def play(name: str, options: PlayOptions) -> int:
     """Shows the policy of a run in a window, or films it."""
     if options.output is not None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from palaestra.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
-from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig
+from palaestra.config.groups import BufferConfig, DataConfig, HindsightConfig, RunConfig, in_todays_words
 from palaestra.config.values import closest, dataclass_of, foreign_names, read_yaml, type_name, value_of
 from palaestra.core import CheckpointError, ConfigError, Linear, Offline, Piecewise, did_you_mean, import_object
 from palaestra.core.files import replace_text
@@ -164,7 +164,8 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
     """A configuration dataclass from nested dicts, or from settings by their path.
 
     Args:
-        data: what is given; every key is a field, or the path of one below, with `__` or dots.
+        data: what is given; every key is a field, or the path of one below, with `__` or dots. Arguments of the
+            environment's constructor come on top of those of the base; none at all (`{}`) takes these away.
         base: where fields that are not given come from; by default the fields' own defaults.
 
     Raises:
@@ -186,6 +187,8 @@ def config_from_mapping(kind: type[Any], data: Mapping[str, Any], *, base: Any =
 
 
 _type_hints = functools.cache(typing.get_type_hints)
+_ARGUMENTS = ("env.kwargs", "env.train_kwargs")
+"""Mappings of a constructor's arguments. Each of these is a setting of its own."""
 
 
 def _build(kind: type[Any], data: Mapping[str, Any], base: Any, path: str, problems: list[str]) -> Any:
@@ -228,7 +231,8 @@ def _field(hint: Any, value: Any, base: Any, where: str, problems: list[str]) ->
     """The value that a field becomes."""
     kind = dataclass_of(hint)
     if kind is None:
-        return value_of(hint, value)
+        adds_up = where in _ARGUMENTS and isinstance(value, Mapping) and value
+        return value_of(hint, {**base, **value} if adds_up else value)
     shorthand = getattr(kind, "shorthand", None)
     if shorthand and (isinstance(value, str) or callable(value)):
         value = {shorthand: value}
@@ -400,21 +404,24 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     return data
 
 
-def by_todays_names(node: Any, algorithm: str = "") -> Any:
-    """What a run saved, of which older versions called `mini_batch_sequences` what counts rows elsewhere.
+def renewed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run or a study saved, as this version calls it, whichever version wrote it.
 
     Args:
-        node: the settings, or some of them.
-        algorithm: that they are for, unless they name one.
+        data: from `config_to_mapping`.
+
+    Raises:
+        ConfigError: a setting that did something is gone.
     """
-    if not isinstance(node, Mapping):
-        return node
-    named = [node[key] for key in ("algorithm", "algorithm_name") if isinstance(node.get(key), str)]
-    algorithm = [algorithm, *named][-1]
-    kind = getattr(ALGORITHMS.get(algorithm), "config_class", None)
-    today = {"mini_batch_size": "mini_batch_sequences"} if hasattr(kind, "mini_batch_sequences") else {}
-    parts = {today.get(name, name): value for name, value in node.items()}
-    return {name: value if name == "env" else by_todays_names(value, algorithm) for name, value in parts.items()}
+    return in_todays_words(data, _fields_of)
+
+
+def _fields_of(algorithm: str) -> Collection[str]:
+    """The settings of an algorithm; none where the name is that of something else, or its code cannot be imported."""
+    try:
+        return algorithm_class(algorithm).config_class.__dataclass_fields__
+    except ConfigError:
+        return ()
 
 
 def saved_config(data: Mapping[str, Any]) -> ExperimentConfig:
@@ -426,7 +433,7 @@ def saved_config(data: Mapping[str, Any]) -> ExperimentConfig:
     Raises:
         ConfigError: it holds mistakes.
     """
-    return config_from_mapping(ExperimentConfig, by_todays_names(data))
+    return config_from_mapping(ExperimentConfig, renewed(data))
 
 
 _parsed = functools.lru_cache(maxsize=32)(read_yaml)

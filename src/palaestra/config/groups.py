@@ -1,10 +1,13 @@
-"""Groups of settings that belong to no package below: the run as a whole, buffers, data from before it, hindsight."""
+"""Groups of settings that belong to no package below: the run as a whole, buffers, data from before it, hindsight.
 
-from collections.abc import Iterator
+And settings that older versions had.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from palaestra.core import AtLeastOne, Fraction, InsideFraction, NotNegative, Range, require_ranges
+from palaestra.core import AtLeastOne, ConfigError, Fraction, InsideFraction, NotNegative, Range, require_ranges
 from palaestra.nn import Precision
 
 __all__ = ["BufferConfig", "DataConfig", "HindsightConfig", "RunConfig"]
@@ -119,3 +122,52 @@ class HindsightConfig:
                 f"hindsight.strategy is {self.strategy!r}, but hindsight.share is 0, so that no row gets another goal; "
                 "give a share, such as 0.8"
             )
+
+
+_RENAMED = {"mini_batch_size": "mini_batch_sequences"}
+"""Settings of algorithms by their old names, and their names in an algorithm that has these alone."""
+_REMOVED = {
+    "algorithm.bonus": "QMIX, MADDPG and MASAC have no exploration bonus any more",
+    "distributed.episodes": "trainer.episodes_per_iteration counts episodes, of all environments together",
+    "distributed.num_gradient_workers": "distributed.num_learners counts them, and the policy's own process",
+}
+"""Settings that older versions had, and what became of them. Without a value or a kind they did nothing."""
+
+
+def in_todays_words(data: Mapping[str, Any], fields_of: Callable[[str], Collection[str]]) -> dict[str, Any]:
+    """What a run saved, whichever version wrote it, with the settings that there are today.
+
+    Args:
+        data: all settings.
+        fields_of: the settings of an algorithm by its name; none where it is not known, which others say.
+
+    Raises:
+        ConfigError: a setting that did something is gone.
+    """
+    kept = dict(_renamed(data, fields_of, ""))
+    for path, now in _REMOVED.items():
+        group, name = path.split(".")
+        given = kept.get(group)
+        if not isinstance(given, Mapping) or name not in given:
+            continue
+        if group == "algorithm" and name in (fields_of(str(kept.get("algorithm_name"))) or given):
+            continue
+        value = given[name]
+        if value.get("kind") if isinstance(value, Mapping) else value:
+            raise ConfigError(f"{path} is {value!r}, and there is none here: {now}; use the version that wrote this")
+        kept[group] = {key: value for key, value in given.items() if key != name}
+    return kept
+
+
+def _renamed(node: Any, fields_of: Callable[[str], Collection[str]], algorithm: str) -> Any:
+    """Settings, or some of them, of an algorithm, unless they name another one."""
+    if not isinstance(node, Mapping):
+        return node
+    named = [node[key] for key in ("algorithm", "algorithm_name") if isinstance(node.get(key), str)]
+    algorithm = [algorithm, *named][-1]
+    fields = fields_of(algorithm) if node.keys() & _RENAMED.keys() else ()
+    today = {old: new for old, new in _RENAMED.items() if new in fields and old not in fields}
+    return {
+        today.get(name, name): value if name == "env" else _renamed(value, fields_of, algorithm)
+        for name, value in node.items()
+    }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from palaestra.algorithms import ALGORITHMS, Algorithm
-from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config
+from palaestra.config.config import ExperimentConfig, algorithm_class, config_from_mapping, read_config, renewed
 from palaestra.core import ConfigError
 from palaestra.core.importing import name_to_find
 from palaestra.envs.env_config import env_name
@@ -24,6 +24,8 @@ AlgorithmOrName: TypeAlias = str | type[Algorithm[Any, Any]] | type[Robot]
 """An algorithm or a robot: its name, for example `"ppo"`, or its class."""
 
 _FOLDER = Path(__file__).parent / "tuned"
+_PARTS = {"algorithm_name", "algorithm", "env", "agents", "trainer", "distributed", "run"}
+"""What a file of all settings has, whichever version wrote it."""
 
 
 def algorithm_name(kind: AlgorithmOrName) -> str:
@@ -120,13 +122,20 @@ def preset_line(config: ExperimentConfig) -> str:
     """
     algorithm, env = config.algorithm_name, config.env.name
     if known := _known(algorithm, env):
-        return f"settings    preset of {algorithm} for {known}"
+        kept, own = (
+            (*of.gym_wrappers, *of.wrappers, *of.train_wrappers) for of in (config.env, preset(algorithm, env).env)
+        )
+        lost = ", ".join(one.text for one in own if one not in kept)
+        return f"settings    preset of {algorithm} for {known}{lost and f', but without {lost}'}"
     close = difflib.get_close_matches(env, [env for name, env in tuned() if name == algorithm], n=1, cutoff=0.8)
     return f"settings    defaults of {algorithm}" + (f"; it has a preset for {close[0]}" if close else "")
 
 
 def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> ExperimentConfig:
     """Reads a configuration file.
+
+    One with all parts, as runs and `--print-config` write it, has all arguments of the environment's constructor, and
+    may be of an older version; those of any other come on top of the base's.
 
     Args:
         base: where settings that it leaves out come from; by default the preset of the algorithm and the environment
@@ -148,4 +157,7 @@ def load_config(path: str | Path, *, base: ExperimentConfig | None = None) -> Ex
                 f"and the environment beside it: palaestra train ppo CartPole-v1 --config {path}"
             )
         base = preset(str(algorithm), str(name))
+    if data.keys() >= _PARTS:
+        data = renewed(data)
+        base = config_from_mapping(ExperimentConfig, {"env.kwargs": {}, "env.train_kwargs": {}}, base=base)
     return config_from_mapping(ExperimentConfig, data, base=base)

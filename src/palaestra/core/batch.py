@@ -15,7 +15,7 @@ import torch
 from palaestra.core.errors import CheckpointError, ShapeError, did_you_mean
 from palaestra.core.fields import Fields, joined, padded, require_same_fields
 from palaestra.core.files import join_state, load_tensors, save_tensors, split_state
-from palaestra.core.tree import array_of, as_array, as_tensor, register_batch, tree_paths
+from palaestra.core.tree import array_of, as_array, as_tensor, index_for, register_batch, rows_by, tree_paths
 
 __all__ = ["Batch"]
 
@@ -167,7 +167,7 @@ class Batch(Fields):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        """One field by its name; or, by anything that indexes an array, the same rows of every leaf."""
+        """One field by its name; or, by an index of any kind, tensors too, the rows that numpy gives, of every leaf."""
         if isinstance(index, str):
             try:
                 return self.__dict__[index]
@@ -176,7 +176,8 @@ class Batch(Fields):
         try:
             if type(index) is np.ndarray and index.dtype.kind == "i" and index.ndim == 1:
                 return self._taken(index)
-            rows = {k: v[index] if type(v) is not str else _refuse_text(v) for k, v in self.__dict__.items()}
+            take = rows_by(index)
+            rows = {k: take(v) if type(v) is not str else _refuse_text(v) for k, v in self.__dict__.items()}
             return type(self).of(rows)
         except (IndexError, TypeError, ValueError) as error:
             _raise_with_culprit(self, index, error)
@@ -186,7 +187,7 @@ class Batch(Fields):
         batch = type(self).__new__(type(self))
         rows = batch.__dict__
         for key, value in self.__dict__.items():
-            if type(value) is np.ndarray:
+            if type(value) is np.ndarray and value.ndim:  # an array without rows would be repeated
                 rows[key] = value.take(index, 0)
             else:
                 rows[key] = value[index] if type(value) is not str else _refuse_text(value)
@@ -204,7 +205,7 @@ class Batch(Fields):
             given = value.__dict__[key] if isinstance(value, Batch) else value
             if isinstance(leaf, torch.Tensor) and isinstance(given, np.ndarray):
                 given = torch.from_numpy(given)
-            leaf[index] = given
+            leaf[index_for(leaf, index)] = given
 
     def split(
         self,
@@ -238,7 +239,8 @@ class Batch(Fields):
         starts = list(range(0, length, size))
         if merge_last and len(starts) > 1 and length % size:
             starts.pop()
-        return (rows[start:end] for start, end in zip(starts, [*starts[1:], length], strict=True))
+        ends = [*starts[1:], length]  # one more than starts where there is no row
+        return (rows[start:end] for start, end in zip(starts, ends, strict=False))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
@@ -328,7 +330,9 @@ class Batch(Fields):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The batch that `save` wrote; nested layouts come back as plain batches.
+        """The batch that `save` wrote; nested layouts come back as plain batches, numpy's numbers as Python's.
+
+        So a float32 number is a `float` then, which joins to float64; an array of shape [] keeps its dtype.
 
         Raises:
             CheckpointError: the file is missing, damaged, or holds no batch.
@@ -416,7 +420,7 @@ def _raise_with_culprit(batch: Batch, index: Any, error: Exception) -> NoReturn:
     where = ""
     for path, leaf in tree_paths(batch).items():
         try:
-            _refuse_text(leaf) if isinstance(leaf, str) else leaf[index]
+            _refuse_text(leaf) if isinstance(leaf, str) else rows_by(index)(leaf)
         except (IndexError, TypeError, ValueError) as refusal:
             shapes = (getattr(value, "shape", None) for value in (leaf, index))
             what, by = (

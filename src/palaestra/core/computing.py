@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from palaestra.core.errors import ConfigError
 
-__all__ = ["computing_thread", "prefer_onednn"]
+__all__ = ["computing_thread", "left_as_found", "prefer_onednn"]
 
 _GAIN = 1.25  # less is not worth the cores, which environments and other programs may want
 _LARGE = 5_000_000
@@ -258,3 +258,57 @@ def _precision(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _products() -> tuple[str, bool] | None:
+    """How products and convolutions are rounded; `None` where it is set for each backend alone, as no run does."""
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    return None
+
+
+def _set_products(found: tuple[str, bool] | None) -> None:
+    if found is not None:
+        torch.set_float32_matmul_precision(found[0])
+        torch.backends.cudnn.allow_tf32 = found[1]
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    os.environ.update({} if value is None else {name: value})
+
+
+_processes = torch.multiprocessing
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "SDL_VIDEODRIVER")  # which runs and films set where nobody has
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (prefers_onednn, prefer_onednn),  # first, for it sets the precision of products
+    (_products, _set_products),
+    (torch.get_num_threads, torch.set_num_threads),
+    (
+        torch.get_deterministic_debug_mode,
+        lambda mode: torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1),
+    ),
+    (lambda: _processes.get_start_method(allow_none=True), lambda way: _processes.set_start_method(way, force=True)),
+    *((functools.partial(os.environ.get, name), functools.partial(_set_variable, name)) for name in _VARIABLES),
+)
+"""What runs set for all of their process: what tells it, and what sets it."""
+_here = threading.local()
+
+
+@contextmanager
+def left_as_found() -> Iterator[None]:
+    """While entered, a run may set how its process computes; then that is as it was before, however the run ended.
+
+    Inside another one it does nothing: the outermost puts back. A decorator of what is called in programs of users.
+    """
+    if getattr(_here, "inside", False):
+        yield
+        return
+    found, _here.inside = [get() for get, _ in _SETTINGS], True
+    try:
+        yield
+    finally:
+        _here.inside = False
+        for (get, put_back), before in zip(_SETTINGS, found, strict=True):
+            if get() != before:
+                put_back(before)

@@ -32,6 +32,7 @@ from palaestra.core.reading import opened, parse_json, read_json, require_shallo
 __all__ = ["join_state", "load_tensors", "save_tensors", "split_state"]
 
 _SEGMENTS, _ELSEWHERE, _MANIFEST = "segments", "elsewhere", "manifest.json"
+_LOCKED_WITHIN_S = 60.0  # unfinished folders are, once they are made
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
@@ -337,9 +338,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
         kind: what it is for, a part of its name.
     """
     prefix = f".palaestra-{kind}@{os.uname().nodename}-"  # some locks are known on one machine alone
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left)
+    _remove_left(Path(tempfile.gettempdir()), prefix)
     folder = Path(tempfile.mkdtemp(prefix=f".new{prefix}"))
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # on file systems without locks nothing is removed, either
@@ -363,7 +362,18 @@ def told_once() -> Iterator[None]:
         try:
             yield
         finally:
-            os.environ |= {TOLD: before or ""}
+            if before is None:
+                os.environ.pop(TOLD, None)
+            else:
+                os.environ[TOLD] = before
+
+
+def _remove_left(parent: Path, prefix: str, before_s: float = float("inf")) -> None:
+    """Removes folders that nobody holds a lock on, and that were begun before a time of their file system."""
+    for left in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            if left.stat().st_mtime < before_s:
+                shutil.rmtree(left)
 
 
 @contextlib.contextmanager
@@ -387,6 +397,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def whole_folder(target: Path, what: str) -> Iterator[Path]:
     """A folder that gets its name when it is whole and on the disk.
 
+    What a killed process has left of others beside it goes, as `temporary_folder` says.
+
     Args:
         target: its path.
         what: the folder is, for the error.
@@ -397,12 +409,17 @@ def whole_folder(target: Path, what: str) -> Iterator[Path]:
     Raises:
         CheckpointError: it cannot be written (disk full, no permission); nothing is left of it.
     """
-    temporary = target.with_name(f".tmp-{uuid.uuid4().hex}")
+    prefix = f".tmp-{os.uname().nodename}-"
+    temporary = target.with_name(f"{prefix}{uuid.uuid4().hex}")
     try:
         temporary.mkdir(parents=True)
-        yield temporary
-        _flush(temporary)
-        temporary.rename(target)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.enter_context(_locked(temporary))
+            _remove_left(target.parent, prefix, before_s=temporary.stat().st_mtime - _LOCKED_WITHIN_S)
+            yield temporary
+            _flush(temporary)
+            temporary.rename(target)
         _flush(target.parent)
     except OSError as error:
         raise CheckpointError(f"the {what} at {target} cannot be written: {error.__cause__ or error}") from error

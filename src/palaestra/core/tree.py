@@ -4,6 +4,7 @@ The functions here are optree's, for the few things that the library does with t
 stay what they are.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -73,7 +74,46 @@ def tree_select(tree: Any, index: Any) -> Any:
         (tensor([0, 1]), {'x': tensor([[0., 0.],
                 [0., 0.]])})
     """
-    return optree.tree_map(lambda leaf: leaf[index], tree)
+    return optree.tree_map(rows_by(index), tree)
+
+
+_PLAIN = frozenset({int, slice, type(None), type(...)})
+"""Kinds of an index that every leaf understands alike."""
+
+
+def rows_by(index: Any) -> Callable[[Any], Any]:
+    """What takes the rows of a leaf at an index, which is that of `index_for`.
+
+    Args:
+        index: whatever indexes an array.
+    """
+    if type(index) in _PLAIN or (type(index) is tuple and _PLAIN.issuperset(map(type, index))):
+        return operator.itemgetter(index)
+    if isinstance(index, np.ndarray):
+        return operator.itemgetter(index_for(None, index))
+    return lambda leaf: leaf[index_for(leaf, index)]
+
+
+def index_for(leaf: Any, index: Any) -> Any:
+    """An index that means to this leaf what it means to leaves of the other kind.
+
+    numpy would take a tensor of one element for a number, and torch whole numbers of the dtype uint8 for a mask.
+
+    Args:
+        leaf: an array, or anything else.
+        index: whatever indexes an array.
+    """
+    if type(index) in _PLAIN:
+        return index
+    if isinstance(index, tuple):
+        return tuple([index_for(leaf, part) for part in index])
+    if isinstance(index, np.ndarray):  # compiled code has no dtype of numpy
+        return index.astype(np.int64) if index.itemsize == 1 and index.dtype == np.uint8 else index
+    if not isinstance(index, torch.Tensor):
+        return index
+    if isinstance(leaf, np.ndarray):
+        return as_array(index) if index.ndim else index.item()
+    return index.long() if index.dtype == torch.uint8 else index
 
 
 _SHORT_BYTES = 128

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from palaestra.core import POLICY, AtLeastOne, ConfigError, Limit, Range, import_extra, require_ranges
+from palaestra.core import POLICY, AtLeastOne, ConfigError, Limit, Range, import_extra, left_as_found, require_ranges
 from palaestra.deployment.card import inside
 from palaestra.deployment.server import PolicyApp, is_loopback
 from palaestra.experiments import config_from_mapping, find_run, policies_of_run
 from palaestra.policies import Policy, load_policy
 from palaestra.rollout import RequestError
 from palaestra.runs.team import TeamLearner
-from palaestra.runtime import entitled
+from palaestra.runtime import entitled, stop_signals
 
 __all__ = ["Served", "ServingConfig", "serve"]
 
@@ -99,6 +99,7 @@ class Served:
         return f"{self.answered:,} requests answered, {self.refused:,} refused, {self.unanswered:,} unanswered"
 
 
+@left_as_found()
 def serve(
     name: str | Path,
     *,
@@ -107,7 +108,7 @@ def serve(
     stop: threading.Event | None = None,
     **settings: Any,
 ) -> Served:
-    """Answers requests for actions over HTTP until SIGTERM or Ctrl-C: the command `palaestra serve` as a function.
+    """Answers requests for actions over HTTP until a signal (Ctrl-C, SIGTERM, SIGHUP): the command `palaestra serve`.
 
     It then takes no new connections, answers every request that it has accepted, and returns. A second signal ends it
     without waiting. The policies of the best evaluation act; when training writes better ones, these act from the next
@@ -264,8 +265,8 @@ class _HttpServer:
     async def run(self, ready: Callable[[], None], stop: threading.Event) -> None:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._signalled)
+            for number in stop_signals():
+                loop.add_signal_handler(number, self._signalled, number)
         serving = loop.create_task(self._server.serve(sockets=[self._listener]))
         reloading = loop.create_task(self._reloads.run())
         try:
@@ -282,7 +283,9 @@ class _HttpServer:
             self._server.should_exit = True
             await serving
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
+        if self._signals and number == signal.SIGHUP:  # which comes several times when a terminal closes
+            return
         self._signals += 1
         if self._signals > 1:
             self._server.force_exit = self._server.should_exit = True

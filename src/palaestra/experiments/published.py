@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.config.presets import load_config
-from palaestra.core import POLICY, ConfigError, did_you_mean
+from palaestra.core import POLICY, ConfigError, did_you_mean, left_as_found
 from palaestra.core.files import temporary_folder
 from palaestra.core.reading import read_json
 from palaestra.experiments.run import train
@@ -143,6 +143,7 @@ def _row(name: str, record: Mapping[str, Any]) -> PublishedRow:
     )
 
 
+@left_as_found()
 def train_published(algorithm: str, env: str, seed: int, directory: str | Path, /, **settings: Any) -> dict[str, Any]:
     """Trains one seed of a row as it is published, and evaluates the last and the best policy on new episodes.
 
@@ -157,7 +158,7 @@ def train_published(algorithm: str, env: str, seed: int, directory: str | Path, 
         What a seed's entry in the row's results holds, as JSON values.
 
     Raises:
-        StoppedError: Ctrl-C or SIGTERM ended the training.
+        StoppedError: a signal ended the training.
     """
     own = {"run__num_threads": 1, "run__tensorboard": False, **settings}
     done = train(algorithm, env, run__seed=seed, run__directory=str(directory), **own)

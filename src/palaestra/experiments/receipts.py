@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError, refuses
+from palaestra.core import CheckpointError, ConfigError, PackedRows, PalaestraError, left_as_found, refuses
 from palaestra.core.files import temporary_folder
 from palaestra.experiments.run import active
 from palaestra.runs import RunDirectory, find_run, make_learner
@@ -95,7 +95,7 @@ def verify_run(
         CheckpointError: there is no such run, or no checkpoint that is far enough back; the message says what to do.
         ConfigError: the run cannot be replayed: it still trains, settings changed on the way, or it did not resume
             exactly.
-        StoppedError: Ctrl-C or SIGTERM ended the replay.
+        StoppedError: a signal ended the replay.
     """
     if iterations is not None and iterations < 1:
         raise ConfigError(f"iterations is {iterations}; give at least 1")
@@ -211,6 +211,7 @@ def _whys(session: Mapping[str, Any]) -> list[str]:
     return [why for why in session.get("resume_reasons") or ["otherwise"] if "(without a state)" not in why]
 
 
+@left_as_found()
 def _replayed(
     run: RunDirectory, folder: Path, begin: int, targets: list[int]
 ) -> tuple[dict[int, list[str]], dict[str, Any]]:

@@ -21,7 +21,8 @@ from palaestra.analysis.report import run_html, write_report
 from palaestra.buffers import ReplayBuffer
 from palaestra.config.config import ExperimentConfig, config_from_mapping
 from palaestra.config.presets import OTHER_NAMES, AlgorithmOrName, algorithm_name, preset
-from palaestra.core.errors import CheckpointError, ConfigError, EnvError, RunLostError, require_kind
+from palaestra.core import CheckpointError, ConfigError, EnvError, RunLostError, left_as_found
+from palaestra.core.errors import require_kind
 from palaestra.envs import Fault
 from palaestra.envs.env_config import env_name
 from palaestra.envs.supervision.watchdog import last_words
@@ -179,6 +180,7 @@ def require_same_task(config: ExperimentConfig, algorithm: str, env: str) -> Non
         )
 
 
+@left_as_found()
 def run(
     config: ExperimentConfig,
     *,
@@ -203,7 +205,7 @@ def run(
     require_hooks(loggers, callbacks)
     learner = make_learner(for_new_run(config))
     begin_from(learner)  # what does not fit is said before there is a directory
-    data = learner.load_data()
+    data = learner.load_data(new=True)
     with StopSignals(grace_s=config.trainer.grace_s):  # from here on there is something to resume
         directory = RunDirectory.create(learner.config)
         if on_start is not None:
@@ -212,6 +214,7 @@ def run(
             return ended(directory, trainer, trainer.run())
 
 
+@left_as_found()
 def resume(
     name: str | Path,
     *,

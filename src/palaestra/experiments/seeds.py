@@ -18,7 +18,7 @@ from rich.text import Text
 
 from palaestra.analysis.curves import curves_of, terminal_plot
 from palaestra.config.config import ExperimentConfig
-from palaestra.core import CheckpointError, ConfigError, readable
+from palaestra.core import CheckpointError, ConfigError, left_as_found, readable
 from palaestra.core.computing import num_cores
 from palaestra.core.files import replace_text
 from palaestra.core.importing import GIVEN, trusts
@@ -30,14 +30,13 @@ from palaestra.runs.records import pass_on, provenance
 from palaestra.runs.run_directory import RunDirectory, find_runs
 from palaestra.runs.together import member_configs
 from palaestra.runtime.messages import require_guard
-from palaestra.training import DrawnInPlace, RunStatus, StopSignals
+from palaestra.training import STOP_CODES, DrawnInPlace, RunStatus, StopSignals
 from palaestra.training.console import PipedConsole
 
 __all__ = ["GroupResult", "SeedResult", "resume_seeds", "train_seeds"]
 
 _LEAST_TOGETHER = 4
 """Members of a process, before there is another one."""
-_STOPPED = (130, 143)
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from palaestra.experiments.together import "
 _PROCESS = _START + "seed_process as p; sys.exit(p(*sys.argv[1:]))"
@@ -92,8 +91,8 @@ def train_seeds(
 ) -> GroupResult:
     """Trains a configuration with several seeds side by side, each in a process of its own.
 
-    As many run at a time as there are cores; the next begins when one has ended. Ctrl-C or SIGTERM reaches all of
-    them: they save and end. A seed that fails is named, and the others continue.
+    As many run at a time as there are cores; the next begins when one has ended. A signal (Ctrl-C, SIGTERM,
+    SIGHUP) reaches all of them: they save and end. A seed that fails is named, and the others continue.
 
     Args:
         config: of every run, apart from the seed.
@@ -195,11 +194,12 @@ def resume_members(
     return [GroupResult(path, tuple(one.result() for one in group)) for path, group in zip(paths, groups, strict=True)]
 
 
+@left_as_found()
 def _new_group(config: ExperimentConfig, seeds: Sequence[int], population: int = 1) -> Path:
     """A group directory with runs that have not begun, of so many that learn together."""
     learner = make_learner(config := for_new_run(config), population)
     origin = begin_from(learner)  # what does not fit is said here, once
-    learner.load_data()
+    learner.load_data(new=True)
     threads = 1 if population > 1 else learner.num_threads(side_by_side=min(len(seeds), num_cores()))
     with new_folder(config, f"{len(seeds)}seeds") as (path, unfinished):
         group = {"format": 1, "seeds": list(seeds), **provenance()}
@@ -278,7 +278,7 @@ class SeedProcess:
 
     def start(self, others: Sequence["SeedProcess"] = ()) -> Self:
         """Starts its process, in which others train together with it."""
-        # A group of its own: Ctrl-C on the terminal reaches only us, and we pass it on, once.
+        # A group of its own: what a terminal sends (Ctrl-C, its end) reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
         with (self.directory.path / "output.txt").open("ab") as output:
             runs, code = [str(one.directory.path) for one in (self, *others)], _TOGETHER if others else _PROCESS
@@ -286,7 +286,7 @@ class SeedProcess:
             path = [entry or str(Path.cwd()) for entry in sys.path]
             command = [sys.executable, "-P", "-c", code, asked, *path]
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, process_group=0
             )
         for one in others:
             one.process = self.process
@@ -327,7 +327,7 @@ class SeedProcess:
     def result(self) -> SeedResult:
         info, code = self.directory.info, self.process.returncode if self.process else 0
         status, error = self.directory.status, info.get("error")
-        if code > 0 and code not in _STOPPED and info.get("ended") == self._ended_before:  # it has not even begun
+        if code > 0 and code not in STOP_CODES and info.get("ended") == self._ended_before:  # it has not even begun
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
             status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"

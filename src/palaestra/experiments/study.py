@@ -24,7 +24,7 @@ from palaestra.experiments.pbt import population_space
 from palaestra.experiments.seeds import GroupResult, resume_members, resume_seeds, train_members, train_seeds
 from palaestra.runs import RunDirectory, find_runs, read_evaluations
 from palaestra.runs.together import require_together
-from palaestra.training import StoppedError, StopSignals, TrainerConfig
+from palaestra.training import STOP_CODES, StoppedError, StopSignals, TrainerConfig
 
 __all__ = ["Search"]
 
@@ -384,7 +384,7 @@ def trained(
     else:
         _wait_for(runs)
         done = resume_seeds(path, ended=ended)
-    if done.exit_code in (130, 143):
+    if done.exit_code in STOP_CODES:
         raise StoppedError("the seeds are saved", done.exit_code)
     list(_scores(done))
     return done
@@ -415,7 +415,7 @@ def trained_together(
     else:
         _wait_for(runs)
         groups = resume_members(paths, **asked)
-    if codes := [done.exit_code for done in groups if done.exit_code in (130, 143)]:
+    if codes := [done.exit_code for done in groups if done.exit_code in STOP_CODES]:
         raise StoppedError("the study is saved, and the same call goes on", codes[0])
     return groups
 

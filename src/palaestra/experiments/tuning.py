@@ -123,7 +123,7 @@ def tune(
     Raises:
         ConfigError: settings or ranges are wrong, the folder is another study's or in use, or no trial has a score.
         MissingExtraError: Optuna is not installed.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the study is saved.
+        KeyboardInterrupt: a signal ended it; the study is saved.
     """
     search, tell = Search() if search is None else search, on_trial or (lambda _: None)
     require_kind(search, Search, "tune, as search,", "a Search(...); ranges are its `space`")

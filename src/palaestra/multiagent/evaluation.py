@@ -224,12 +224,19 @@ def _steps(
                 mapped.forget(env)
 
 
-def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int = 500, seed: int = 0) -> CheckReport:
+def check_multi_agent_env(
+    env: str | Callable[[], MultiAgentEnv],
+    *,
+    steps: int = 500,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> CheckReport:
     """Plays with random actions that the masks allow and compares what is emitted with the contract of environments.
 
     Args:
         env: a name as `load_multi_agent_env` takes it, or a class or function that makes one.
         steps: steps of each of the runs that are compared.
+        progress: called in every step of these runs: three times `steps`, or four times where the first two differ.
 
     Returns:
         Findings, each with what was expected, what came and what to do.
@@ -243,9 +250,9 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
     make = functools.partial(load_multi_agent_env, env) if isinstance(env, str) else env
     rule = "The environment can be made, and keeps the rules of steps"
     try:
-        digests, idle, ends, state, outside = _play_at_random(make, steps, seed)
-        beside = _play_at_random(make, steps, seed, beside=True)[0]
-        again = beside if beside == digests else _play_at_random(make, steps, seed)[0]
+        digests, idle, ends, state, outside = _play_at_random(make, steps, seed, progress)
+        beside = _play_at_random(make, steps, seed, progress, beside=True)[0]
+        again = beside if beside == digests else _play_at_random(make, steps, seed, progress)[0]
         findings = [Finding(rule)]
     except (SpecError, NonFiniteError, EnvError) as error:
         needed = "see `MultiAgentEnv` and `MultiAgentStep`"
@@ -273,7 +280,7 @@ def check_multi_agent_env(env: str | Callable[[], MultiAgentEnv], *, steps: int 
 
 
 def _play_at_random(
-    make: Callable[[], MultiAgentEnv], steps: int, seed: int, *, beside: bool = False
+    make: Callable[[], MultiAgentEnv], steps: int, seed: int, progress: Callable[[], None], *, beside: bool = False
 ) -> tuple[list[str], str, int, dict[str, Any], str]:
     """Plays alone, or in turn with another environment of another seed.
 
@@ -290,6 +297,8 @@ def _play_at_random(
             for (outcome,) in itertools.islice(play, steps + 1):
                 if beside:
                     next(others)
+                for _ in range(1 + beside if digests else 0):  # the first shows how episodes begin
+                    progress()
                 digests.append(step_digest(outcome, envs.agents))
                 outside = outside or check.outside(outcome)
                 idle -= set(outcome.time_steps)

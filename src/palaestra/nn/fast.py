@@ -128,7 +128,7 @@ def _quickly_through(
     return x
 
 
-_plain = nn.Linear(1, 1)
+_plain = nn.Linear(1, 1, device="meta")  # draws nothing
 _has_all = all(hasattr(_plain, name) for name in (*_HOOKS, "_compiled_call_impl")) and None not in _OF_ALL
 _has_all = _has_all and all(isinstance(getattr(_plain, name, None), dict) for name in ("_modules", "_parameters"))
 call: Callable[[nn.Module, str, Any], Any] = _quick_call if _has_all else public_call

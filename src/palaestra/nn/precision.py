@@ -57,12 +57,13 @@ def set_deterministic(deterministic: bool) -> None:
     """Chooses kernels that give equal results on equal GPUs, in all of this process; on a CPU all do.
 
     Args:
-        deterministic: else the fastest kernels.
+        deterministic: else those that the process has: the fastest, unless its program asked for others.
     """
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # to say it takes a second
-        torch.use_deterministic_algorithms(deterministic)
+    if not deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if torch.get_deterministic_debug_mode() < 2:  # off, or warns alone; to say it takes a second
+        torch.use_deterministic_algorithms(True)
 
 
 def bfloat16_products(device: torch.device) -> torch.autocast:

@@ -305,12 +305,14 @@ def is_constant(x: Float[Tensor, "*N"], valid: Shaped[Tensor, "*N"]) -> Bool[Ten
         valid: [N] bool or 0/1, which rows count.
 
     Returns:
-        0-dim bool; False where a valid row is NaN or infinite.
+        0-dim bool; False where a valid row is NaN or infinite, or where there is no row.
 
     Examples:
         >>> is_constant(torch.tensor([10.1, 10.1, 7.0]), torch.tensor([True, True, False]))
         tensor(True)
     """
+    if not x.numel():
+        return torch.zeros((), dtype=torch.bool, device=x.device)
     keep = valid.bool()
     first = x.reshape(-1).index_select(0, keep.byte().argmax().reshape(1))[0]
     low, high = torch.where(keep, x, first).aminmax()

@@ -198,8 +198,7 @@ def n_step_targets(
         gamma: γ in [0, 1], what a reward one step later counts; a number or a 0-dim tensor.
 
     Returns:
-        `NStep` with reward [N], bootstrap [N] and steps [N]. Where row 0 is no valid start, bootstrap is 0 and the
-        reward that of a reset, 0. With n = 1 the reward is a view of the argument.
+        `NStep` with reward [N], bootstrap [N] and steps [N]. Where row 0 is no valid start, reward and bootstrap are 0.
 
     Raises:
         ShapeError: the arrays differ in shape, or there are fewer than two rows; the message names both arrays.
@@ -214,7 +213,8 @@ def n_step_targets(
     if reward.shape[0] < 2:
         raise ShapeError(f"reward has shape {list(reward.shape)}; at least two rows [n+1, N] are needed, so n >= 1")
     if reward.shape[0] == 2:
-        return NStep(reward[1], gamma * discount[1] * step_type[1].bool(), step_type)  # FIRST is 0
+        valid = (step_type[0] != _LAST) & step_type[1].bool()  # FIRST is 0; half the time of `valid_starts`
+        return NStep(torch.where(valid, reward[1], 0.0), gamma * discount[1] * valid, step_type)
     count = valid_starts(step_type).cumprod(0)  # [n, N] 1 as long as no row before has been an end
     inside = count > 0
     product = torch.where(inside, gamma * discount[1:], 1.0).cumprod(0)

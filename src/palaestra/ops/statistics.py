@@ -155,10 +155,45 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     Args:
         values: one for each run or episode.
     """
-    array = np.asarray(list(values), np.float64)
-    several = len(array) > 1
-    half = t_quantile(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)) if several else 0.0
-    return float(array.mean() - half), float(array.mean() + half)
+    array = np.asarray(list(values), np.float64)[:, None]
+    mean, half = float(array.mean()), float(half_width(array, 0)[0])
+    return mean - half, mean + half
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean: the mean of what is left when a quarter is cut off at either end.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264. The count cut off at either end is rounded down.
+
+    Args:
+        values: [..., n, points]; averaged over the last but one dimension.
+
+    Examples:
+        >>> iqm(np.array([[0.0], [1.0], [2.0], [99.0]]))
+        array([1.5])
+    """
+    count = values.shape[-2]
+    cut = count // 4
+    return np.sort(values, axis=-2)[..., cut : count - cut, :].mean(axis=-2)
+
+
+def half_width(values: np.ndarray, cut: int) -> np.ndarray:
+    """Half of the 95% interval of a mean over runs, by Student's t: [n, points] -> [points].
+
+    Tukey and McLaughlin 1963, Sankhya A 25, 331 to 352, where runs are cut off: those count as the last
+    that is not.
+
+    Args:
+        values: of n runs.
+        cut: how many are cut off at either end.
+    """
+    count = len(values)
+    kept = count - 2 * cut
+    if count == 1:
+        return np.zeros(values.shape[-1])
+    ordered = np.sort(values, axis=0)
+    spread = ordered.clip(ordered[cut], ordered[count - 1 - cut]).std(axis=0, ddof=1)
+    return t_quantile(kept - 1) * spread * np.sqrt(count) / kept
 
 
 def t_quantile(degrees_of_freedom: int) -> float:

@@ -400,6 +400,7 @@ def buffer_for(
         sampler=sampler_of(plan) if isinstance(plan, Replay) and not fragments else None,
         observation_spec=observation_spec,
         action_spec=policy.raw_action_spec,
+        executed_spec=policy.action_spec,
         info_spec={name: spec for name, spec in policy.behaviour_spec.items() if name in algorithm.stored_fields},
         reward_spec=reward_spec,
         state_spec=policy.stored_state_spec or None,

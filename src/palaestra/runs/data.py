@@ -30,7 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def load_for(
-    algorithm: Any, config: ExperimentConfig, data: str | None, name: str, reward_shape: tuple[int, ...] = ()
+    algorithm: Any,
+    config: ExperimentConfig,
+    data: str | None,
+    name: str,
+    reward_shape: tuple[int, ...] = (),
+    *,
+    new: bool = False,
 ) -> ReplayBuffer | None:
     """Loaded data for an algorithm, with actions as its policy samples them and the sampler that its plan asks for.
 
@@ -39,6 +45,7 @@ def load_for(
         data: as `DataConfig.data`.
         name: of the algorithm, for messages.
         reward_shape: of one reward.
+        new: whether the run is.
 
     Returns:
         `None` where there is no data and none is needed.
@@ -63,7 +70,7 @@ def load_for(
         _require_use(config, algorithm, name)
     mixes = plan.data == "replay" and not isinstance(learned, AdversarialReward)
     told = _ASKED if algorithm.policy.reads_reward else _MIXED if mixes else ""
-    buffer = read_for(algorithm.policy, data, config.env, reward_shape, rewards=told)
+    buffer = read_for(algorithm.policy, data, config.env, reward_shape, rewards=told, new=new)
     if isinstance(learned, AdversarialReward):
         return learned.imitate(_transitions(buffer), buffer)
     try:
@@ -116,6 +123,7 @@ def read_for(
     *,
     rewards: str = "",
     learns: bool = True,
+    new: bool = True,
 ) -> ReplayBuffer:
     """Data of the environment that a policy is for, with actions as it samples them.
 
@@ -126,13 +134,20 @@ def read_for(
         reward_shape: of one reward.
         rewards: what to say of rewards of another kind than the environment's; nothing if it does not matter.
         learns: whether it is for learning, and not for a policy that may see less than was observed.
+        new: whether to refuse actions that may be raw or not; else they are, where they look like the policy's.
 
     Raises:
         ConfigError: there is none, it is of another environment, or a value cannot be learned from.
         CheckpointError: it is damaged.
     """
     buffer = _read(data, policy)
-    if misfit := _misfit(buffer, policy, reward_shape, learns) or _unlearnable(buffer):
+    misfit = (
+        _misfit(buffer, policy, reward_shape, learns)
+        or _other_actions(buffer, policy)
+        or (_unclear(buffer, policy, env) if new else "")
+        or _unlearnable(buffer, policy)
+    )
+    if misfit:
         raise ConfigError(f"offline.data {data!r} does not fit {env.name if env else 'the policy'}: {misfit}")
     if env is not None:
         _compare(buffer.origin, env, data, rewards)
@@ -221,18 +236,53 @@ def _misfit(buffer: ReplayBuffer, policy: Policy, reward_shape: tuple[int, ...],
     given_shape = () if reward is None else reward.shape
     if given_shape != reward_shape:
         return f"its rewards have the shape {given_shape}, but {reward_shape or 'numbers'} are needed"
-    actions = spec_leaves(buffer.options["action_spec"])
-    if actions not in (spec_leaves(policy.action_spec), spec_leaves(policy.raw_action_spec)):
-        return (
-            f"its actions are {_texts(actions)}, but the environment's are {_texts(spec_leaves(policy.action_spec))}; "
-            "actions that another policy sampled are brought into the environment's units by `palaestra data export`"
-        )
     return ""
 
 
-def _unlearnable(buffer: ReplayBuffer) -> str:
+def _are_raw(buffer: ReplayBuffer, policy: Policy) -> bool:
+    """Whether actions are as the policy samples them; where nobody has said, whether they look so."""
+    kept, told = spec_leaves(buffer.options["action_spec"]), buffer.options.get("executed_spec")
+    executed = spec_leaves(policy.action_spec if told is None else told)
+    return kept == spec_leaves(policy.raw_action_spec) and kept != executed
+
+
+def _other_actions(buffer: ReplayBuffer, policy: Policy) -> str:
+    """In what actions are not the environment's, or the policy's raw ones; nothing where they are."""
+    kept, own = spec_leaves(buffer.options["action_spec"]), spec_leaves(policy.action_spec)
+    told = buffer.options.get("executed_spec")
+    executed = own if told is None else spec_leaves(told)
+    if _are_raw(buffer, policy):
+        fits = executed == own
+    else:  # without bounds they are of any, as long as all of them lie within
+        free = all(leaf.bounds is None or leaf == own.get(path) for path, leaf in executed.items())
+        fits = kept == executed and free and spec_layout(executed) == spec_layout(own)
+    if fits:
+        return ""
+    sampled = f", raw ones of {_texts(executed)}" if told is not None and kept != executed else ""
+    return (
+        f"its actions are {_texts(kept)}{sampled}, but the environment's are {_texts(own)}; `palaestra data export` "
+        "brings what another policy sampled into the environment's units, `palaestra.buffers.with_actions` anything"
+    )
+
+
+def _unclear(buffer: ReplayBuffer, policy: Policy, env: EnvConfig | None) -> str:
+    """What to say of actions that look raw where neither the folder nor its task says so; nothing where one does."""
+    own, told = {} if env is None else origin_of(env), buffer.options.get("executed_spec")
+    known = told is not None or ("task" in own and buffer.origin.get("task") == own["task"])
+    if known or not _are_raw(buffer, policy):
+        return ""
+    kept, needed = (_texts(spec_leaves(spec)) for spec in (policy.raw_action_spec, policy.action_spec))
+    return (
+        f"it does not say whether its actions, {kept}, are raw, as this policy samples them, or what an environment "
+        f"executed; here that is {needed}. Write it with actions as executed: `palaestra.buffers.with_actions("
+        "ReplayBuffer.load(FOLDER), env.action_spec, convert).save(OTHER)`, where `convert` is `policy.env_action` if "
+        "they are raw, and `lambda action: action` if not"
+    )
+
+
+def _unlearnable(buffer: ReplayBuffer, policy: Policy) -> str:
     """The first NaN or infinity, or action outside its space; nothing where all can be learned from."""
-    spaces = spec_leaves(buffer.options["action_spec"])
+    spaces = spec_leaves(policy.raw_action_spec if _are_raw(buffer, policy) else policy.action_spec)
     for lane in range(buffer.num_lanes):
         rows = buffer.in_time_order(lane)
         acted = rows[:-1][buffer.is_start(rows[:-1])]
@@ -263,7 +313,9 @@ def _texts(leaves: Any) -> str:
 
 def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
     """The buffer with actions in the units that the policy samples in, checked by the way back."""
-    if spec_leaves(buffer.options["action_spec"]) == spec_leaves(policy.raw_action_spec):
+    specs = buffer.options["action_spec"], policy.action_spec, policy.raw_action_spec
+    kept, own, sampled = map(spec_leaves, specs)
+    if _are_raw(buffer, policy) or kept == own == sampled:
         return buffer
 
     def raw(action: Any) -> Any:
@@ -278,4 +330,4 @@ def _as_sampled(buffer: ReplayBuffer, policy: Policy) -> ReplayBuffer:
                 f"offline.data holds actions that this policy cannot take: {type(policy).__name__}.env_action changes "
                 "actions in a way of its own"
             )
-    return with_actions(buffer, policy.raw_action_spec, raw)
+    return with_actions(buffer, policy.raw_action_spec, raw, executed_spec=policy.action_spec)

@@ -133,8 +133,8 @@ def _unbounded(policy: Policy, specs: Environment | PolicySpec, num_lanes: int) 
     """A buffer for all that a policy experiences."""
     kept = {"observation_spec": specs.observation_spec, "reward_spec": specs.reward_spec}
     kept = specs.row_specs if isinstance(specs, Environment) else kept
-    state = policy.stored_state_spec or None
-    return ReplayBuffer(None, num_lanes, action_spec=policy.raw_action_spec, state_spec=state, **kept)
+    kept = kept | {"action_spec": policy.raw_action_spec, "executed_spec": policy.action_spec}
+    return ReplayBuffer(None, num_lanes, state_spec=policy.stored_state_spec or None, **kept)
 
 
 def collect_by_chance(
@@ -224,7 +224,7 @@ def save_data(kept: Mapping[str, tuple[ReplayBuffer, Policy]], directory: str | 
     parts: dict[str, DataSummary] = {}
     for name, (buffer, policy) in kept.items():
         folder = policy_folder(Path(directory), name)
-        made = with_actions(buffer, policy.action_spec, policy.env_action)
+        made = with_actions(buffer, policy.action_spec, policy.env_action, executed_spec=policy.action_spec)
         made.save(folder, origin=origin_of(env))
         parts[name] = summary_of(folder, made)
     if [*parts] == [POLICY]:

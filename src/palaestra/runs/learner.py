@@ -231,8 +231,11 @@ class Learner(ABC):
     # -- what it learns from
 
     @abstractmethod
-    def load_data(self) -> dict[str, ReplayBuffer]:
+    def load_data(self, *, new: bool = False) -> dict[str, ReplayBuffer]:
         """The data that the configuration names, by policy, with actions as the policies sample them.
+
+        Args:
+            new: whether the run is: actions that may be raw or not are refused then.
 
         Raises:
             ConfigError: an algorithm needs data or cannot use any, there is none where it should be, or it is of

@@ -96,7 +96,7 @@ class RobotLearner(Learner):
     def begun(self) -> None:
         self.robot.sync()
 
-    def load_data(self) -> dict[str, ReplayBuffer]:
+    def load_data(self, *, new: bool = False) -> dict[str, ReplayBuffer]:
         return {}
 
     def buffers(self, *, fragments: bool = False) -> NoReturn:

@@ -103,9 +103,9 @@ class SingleLearner(PolicyLearner):
                 "search found, of the goal that was given; leave hindsight out"
             )
 
-    def load_data(self) -> dict[str, ReplayBuffer]:
+    def load_data(self, *, new: bool = False) -> dict[str, ReplayBuffer]:
         given = self.algorithm, self.config, self.config.offline.data, self.config.algorithm_name
-        loaded = load_for(*given, reward_shape=self._made[1][2].shape)
+        loaded = load_for(*given, reward_shape=self._made[1][2].shape, new=new)
         return {} if loaded is None else {POLICY: loaded}
 
     def buffers(self, *, fragments: bool = False) -> dict[str, ReplayBuffer]:

@@ -73,7 +73,7 @@ class TeamLearner(PolicyLearner):
                     "to be told rewards, or to act in every environment in every step; choose another algorithm"
                 )
 
-    def load_data(self) -> dict[str, ReplayBuffer]:
+    def load_data(self, *, new: bool = False) -> dict[str, ReplayBuffer]:
         data = self.config.offline.data
         if data is not None and data.startswith((*LIBRARIES,)):
             raise ConfigError(
@@ -94,7 +94,8 @@ class TeamLearner(PolicyLearner):
                 )
             folder = None if data is None else str(Path(data) / name)
             called = f"{type(one).__name__} of the policy {name!r}"
-            buffer = load_for(one, self.config, folder, called, self.policy_specs[name].reward_spec.shape)
+            shape = self.policy_specs[name].reward_spec.shape
+            buffer = load_for(one, self.config, folder, called, shape, new=new)
             if buffer is not None:
                 found[name] = buffer
         return found

@@ -9,5 +9,6 @@ from palaestra.runtime.process import *
 from palaestra.runtime.ray import *
 from palaestra.runtime.ray_cluster import *
 from palaestra.runtime.runtime import *
+from palaestra.runtime.signals import *
 from palaestra.runtime.supervision import *
 from palaestra.runtime.titles import *

@@ -18,7 +18,8 @@ from palaestra.runtime.calls import Arrival, Call, PlacementGroup, RestartPolicy
 from palaestra.runtime.messages import Failed, Mapped, Message, ParcelLostError, Performer, Request, SharedCache, decode
 from palaestra.runtime.ray_cluster import ClusterError, ClusterLine, RayProcesses, placed, reach
 from palaestra.runtime.runtime import Runtime
-from palaestra.runtime.supervision import WorkerDiedError, ignore_sigterm
+from palaestra.runtime.signals import ignore_stop_signals
+from palaestra.runtime.supervision import WorkerDiedError
 from palaestra.runtime.titles import title
 
 __all__ = ["RayRuntime"]
@@ -262,7 +263,7 @@ class _Actor:
 
     def __init__(self, factory: Callable[[], Any], onednn: bool) -> None:
         if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # Ray was started by `RayProcesses`
-            ignore_sigterm()
+            ignore_stop_signals()
         # of shared values, which nobody changes
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._performer = Performer(factory, 1, onednn=onednn)

@@ -18,7 +18,7 @@ from typing import Any
 
 from palaestra.core import PalaestraError
 from palaestra.runtime.leaks import children
-from palaestra.runtime.supervision import signals_blocked
+from palaestra.runtime.signals import signals_blocked
 
 __all__ = ["ClusterError"]
 
@@ -50,9 +50,9 @@ class ClusterError(PalaestraError):
 class RayProcesses:
     """Starts Ray on this machine, so that a signal to every process of a run leaves the run time to save.
 
-    Ray's processes do not hear SIGTERM; this process ends them. Most end with it by themselves, but Ray's agents
-    look a minute long for the head first: a small process ends these as soon as this process is gone. On systems other
-    than Linux both are left to Ray.
+    Ray's processes hear no SIGTERM and no SIGHUP; this process ends them. Most end with it by themselves, but Ray's
+    agents look a minute long for the head first: a small process ends these as soon as this process is gone. On systems
+    other than Linux both are left to Ray.
 
     Args:
         ray: the module.
@@ -65,7 +65,7 @@ class RayProcesses:
         if not hasattr(os, "pidfd_open"):
             ray.init(**options)
             return
-        with signals_blocked(signal.SIGTERM):
+        with signals_blocked(signal.SIGTERM, signal.SIGHUP):
             ray.init(**options)
         started = [info.process for infos in ray._private.worker._global_node.all_processes.values() for info in infos]
         for process in started:
@@ -81,7 +81,7 @@ class RayProcesses:
         lines = [own, *self._lines]
         command = [sys.executable, "-I", "-S", "-c", _WATCH, *map(str, lines)]
         try:
-            with signals_blocked(signal.SIGTERM):
+            with signals_blocked(signal.SIGTERM, signal.SIGHUP):
                 return subprocess.Popen(command, pass_fds=lines, stdin=subprocess.DEVNULL, start_new_session=True)
         finally:
             os.close(own)

@@ -1,7 +1,7 @@
 """Worker processes that are watched: a dead one is named, a silent one has a deadline, none is left behind.
 
-A worker ignores Ctrl-C and SIGTERM (its parent decides), ends when its parent does, and prints the stacks of its
-threads on request, even if it hangs in native code.
+A worker ignores Ctrl-C, SIGTERM and SIGHUP (its parent decides), ends when its parent does, and prints the stacks of
+its threads on request, even if it hangs in native code.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing import connection as mp_connection
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ import cloudpickle
 
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.memory import SharedSemaphore
+from palaestra.runtime.signals import STOP_SIGNALS, ignore_stop_signals, signals_blocked
 from palaestra.runtime.titles import entitle
 
 __all__ = [
@@ -37,8 +38,6 @@ __all__ = [
     "SupervisedProcess",
     "WorkerDiedError",
     "WorkerTimeoutError",
-    "ignore_sigterm",
-    "signals_blocked",
     "spin_acquire",
     "stop_all",
     "when_forked",
@@ -157,7 +156,9 @@ class SupervisedProcess:
     ) -> None:
         ctx: Any = multiprocessing.get_context(context)
         if context == "forkserver":
-            ctx.set_forkserver_preload(list(preload))
+            server: Any = forkserver._forkserver
+            asked = [] if server._preload_modules == ["__main__"] else server._preload_modules  # by the user
+            ctx.set_forkserver_preload(list(dict.fromkeys([*asked, *preload])))
         self.name = name
         self.connection, theirs = ctx.Pipe()
         self._stacks, stacks = ctx.Pipe(duplex=False)
@@ -165,9 +166,10 @@ class SupervisedProcess:
         environment = {name: value for name, value in os.environ.items() if name.startswith("PALAESTRA_")}
         arguments = (target, theirs, stacks, environment, args)
         self._process = ctx.Process(target=_main, args=arguments, name=name, daemon=True)
-        resource_tracker.ensure_running()  # which would unblock the signals
+        with signals_blocked(*STOP_SIGNALS):
+            resource_tracker.ensure_running()  # which unblocks some of them
         try:
-            with signals_blocked(signal.SIGTERM, signal.SIGINT):
+            with signals_blocked(*STOP_SIGNALS):
                 self._process.start()
         except (EOFError, ConnectionError) as error:
             raise WorkerDiedError(f"{name} could not be started: the process that forks workers was killed") from error
@@ -397,8 +399,8 @@ class Companion:
                 raise ConfigError(f"{call!r} cannot be sent to another process: {error}") from error
             given.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=given, stdout=said, stderr=said, start_new_session=True
-            )
+                [sys.executable, "-c", code], stdin=given, stdout=said, stderr=said, process_group=0
+            )  # no session, which Linux gives a share of the processor of its own, whatever its priority
             self._said, self._files = said, files.pop_all()
 
     @property
@@ -483,28 +485,6 @@ def stop_all(workers: Iterable[SupervisedProcess], timeout_s: float) -> None:
         worker.stop(max(deadline - time.monotonic(), 0.0))
 
 
-@contextlib.contextmanager
-def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals wait meanwhile, and processes that are started inherit this: they outlive them until their parent ends.
-
-    So does a fork server, without which all workers count as dead, and which a Ctrl-C would end while it imports.
-
-    Args:
-        numbers: which.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def ignore_sigterm() -> None:
-    """From now on; programs that this process starts hear it again."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # no `SIG_IGN`, which they would inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-
-
 def _main(
     target: Callable[..., None],
     connection: mp_connection.Connection,
@@ -514,11 +494,21 @@ def _main(
 ) -> None:
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ignore_sigterm()
+    ignore_stop_signals()
     entitle(multiprocessing.current_process().name.removeprefix("the "))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     end_with_parent()
     target(connection, *args)
+
+
+def _hear_signals(_: object) -> None:
+    """In what a fork server of ours has forked: a worker does so in `_main`, another process before its own code."""
+    if getattr(multiprocessing.current_process(), "_target", None) is not _main:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+if {*STOP_SIGNALS} <= signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # this is one, started with `signals_blocked`
+    util.register_after_fork(SupervisedProcess, _hear_signals)
 
 
 def end_with_parent() -> None:

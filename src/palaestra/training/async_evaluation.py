@@ -307,8 +307,9 @@ class _InProcess:
 
 
 def _begin(*, onednn: bool) -> None:
-    """In the other process: by one thread, and by the library that this one prefers; Ctrl-C is for the trainer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In the other process: by one thread, and by the library that this one prefers; terminals talk to the trainer."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     entitle("evaluation")
     torch.set_num_threads(1)

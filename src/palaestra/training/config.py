@@ -55,7 +55,7 @@ class TrainerConfig:
     max_failed_saves: NotNegative[int] = 3
     """Checkpoints in a row that may fail to be written, on a full disk say; with one more the run ends."""
     grace_s: Limit[float] = 20.0
-    """After SIGTERM or Ctrl-C, seconds to finish the step and save; then the run stops at once."""
+    """After SIGTERM, SIGHUP or Ctrl-C, seconds to finish the step and save; then the run stops at once."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "trainer.", self._misfits())

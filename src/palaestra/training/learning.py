@@ -468,11 +468,12 @@ def is_best(
 def computing_at_speed() -> Iterator[None]:
     """Freed memory is kept, and tiny numbers are 0: moments of resting weights become such, and CPUs slow with them."""
     keep_freed_memory()
+    before = torch.finfo(torch.float64).tiny / 2 == 0  # which nothing else tells
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(before)
 
 
 @dataclass(frozen=True)
@@ -482,7 +483,7 @@ class TrainResult:
     status: RunStatus
     """`done`: the budget was used; `stopped`: something asked for the end before; `interrupted`: a signal came."""
     exit_code: int
-    """0, or 130 after Ctrl-C, 143 after SIGTERM."""
+    """0, or after a signal one of `STOP_CODES`."""
     env_steps: int
     """Env steps taken in all."""
     train_s: float

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once to finish and save, twice to stop at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: once to finish and save, twice to stop at once."""
 
 import signal
 import threading
@@ -6,8 +6,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-__all__ = ["StopSignals", "StoppedError"]
+from palaestra.runtime import STOP_SIGNALS, stop_signals
 
+__all__ = ["STOP_CODES", "StopSignals", "StoppedError"]
+
+STOP_CODES = tuple(128 + number for number in STOP_SIGNALS)
+"""Exit codes of what a signal has ended: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
 _LONGEST_GRACE_S = 1e8  # a timer of the system takes no longer
 
 
@@ -25,10 +29,11 @@ class StoppedError(KeyboardInterrupt):
 
 
 class StopSignals:
-    """While entered, notes the first SIGINT or SIGTERM; a second one raises `StoppedError` where it strikes.
+    """While entered, notes the first SIGINT, SIGTERM or SIGHUP; a second one raises `StoppedError` where it strikes.
 
-    Outside the main thread, where Python delivers no signals, it does nothing. Entered inside another one, it continues
-    from what that one has noted.
+    SIGHUP, which comes several times when a terminal closes, is neither a second one nor the first of two; where it was
+    ignored (`nohup`) it still is. Outside the main thread, where Python delivers no signals, nothing is noted. Entered
+    inside another one, it continues from what that one has noted.
 
     Args:
         on_stop: called at the first signal, inside the handler.
@@ -48,7 +53,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 self._before[number] = before = signal.signal(number, self._handle)
                 outer = getattr(before, "__self__", None)
                 if isinstance(outer, StopSignals):
@@ -67,18 +72,19 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM:
             raise StoppedError(f"at once, {self._grace_s} s after the signal", self.exit_code)
-        if self.received is not None and not self._second_ends:
+        first = self.received is None
+        if not first and (number == signal.SIGHUP or not self._second_ends):
             return
-        if self.received is not None:
+        if not first and self.received != signal.SIGHUP:
             raise StoppedError("at once, by a second signal", 128 + number)
         self.received = number
-        if self._grace_s is not None:
+        if first and self._grace_s is not None:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle)
             signal.setitimer(signal.ITIMER_REAL, self._grace_s)
-        if self._on_stop is not None:
+        if first and self._on_stop is not None:
             self._on_stop()
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, 0 after none."""
+        """One of `STOP_CODES`, or 0 after no signal."""
         return 0 if self.received is None else 128 + self.received

@@ -105,7 +105,7 @@ class Trainer:
         """Trains to the end of the budget, or until something stops it; saves in either case.
 
         Raises:
-            StoppedError: at the second Ctrl-C or SIGTERM, or `grace_s` after the first; nothing more is saved.
+            StoppedError: at the second signal (Ctrl-C, SIGTERM), or `grace_s` after the first; nothing more is saved.
             PalaestraError: an environment, a gradient or the disk failed.
         """
         stopping = StopSignals(self.asked_to_stop, grace_s=self.config.grace_s)

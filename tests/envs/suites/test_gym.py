@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from palaestra.core import ConfigError, MissingExtraError
+from palaestra.core import ConfigError, EnvError, MissingExtraError
 from palaestra.envs import EnvConfig, check, create_environment, load
 from palaestra.envs.suites import gym
 from palaestra.envs.wrappers import TimeLimit
@@ -225,3 +225,22 @@ def test_mujoco_warns_once_through_logging_and_writes_no_file(tmp_path, monkeypa
     assert "0.5" in caplog.text
     assert "deprecated" not in caplog.text + "".join(capfd.readouterr())
     assert not list(tmp_path.iterdir())
+
+
+class DrawsAtOnce(CartPoleEnv):
+    """Draws when it is made, as tasks whose observations are pictures do."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+def test_an_environment_that_draws_when_it_is_made_needs_a_screen():
+    """`gym_hil` said only that a library is not loaded, with a traceback."""
+    gymnasium.register("toys/Draws-v0", DrawsAtOnce)
+    try:
+        with pytest.raises(EnvError, match=r"no screen to draw on .*; set .* MUJOCO_GL=egl, .* starts$"):
+            load("toys/Draws-v0")
+    finally:
+        del gymnasium.registry["toys/Draws-v0"]
+    with pytest.raises(EnvError, match=r"no screen to draw on .*; set .* MUJOCO_GL=egl, .* starts"):
+        load(f"{__name__}:DrawsAtOnce").reset()

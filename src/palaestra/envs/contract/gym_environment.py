@@ -4,7 +4,6 @@ import contextlib
 import copy
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, final
@@ -17,6 +16,7 @@ from palaestra.envs.contract.environment import HasSpecs, SingleEnvironment
 from palaestra.envs.contract.nest import problem, zeros
 from palaestra.envs.contract.rows import TEXT, Specs, no_number, not_five, wrong_info
 from palaestra.envs.contract.spaces import OLD_GYM, plain, reward_spec_of, sample_allowed, spec_from_space
+from palaestra.envs.supervision.faults import no_screen
 
 __all__ = ["GymEnvironment", "gym_env_of", "plain_choices"]
 
@@ -145,12 +145,9 @@ class GymEnvironment(HasSpecs, SingleEnvironment):
         except NotImplementedError:
             picture = None
         except Exception as error:
-            if not {"OpenGL", "EGL"} & {*re.findall(r"\w+", str(error))}:
+            if not (advice := no_screen(str(error))):
                 raise
-            raise EnvError(
-                f"{self.gym_env} found no screen to draw on ({error}); set the environment variable MUJOCO_GL=egl, or "
-                "MUJOCO_GL=osmesa, before the program starts"
-            ) from None
+            raise EnvError(f"{self.gym_env} {advice}") from None
         if not isinstance(picture, np.ndarray):
             raise EnvError(
                 f"{self.gym_env} drew {type(picture).__name__} with render_mode {self.gym_env.render_mode!r}; "

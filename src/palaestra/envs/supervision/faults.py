@@ -1,6 +1,7 @@
 """What happens when an environment fails: a policy, a record of every fault, and a budget of restarts."""
 
 import dataclasses
+import re
 import signal
 import threading
 import time
@@ -262,7 +263,7 @@ class RestartBudget:
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """An exception as text that any process can read: its class, and its message or traceback.
+    """An exception as text that any process can read: its class, and its message or traceback, or what to do.
 
     Args:
         error: raised by an environment.
@@ -274,10 +275,26 @@ def describe(error: BaseException) -> tuple[str, str]:
         text = f"(its message cannot be read: {type(another).__name__})"
     if isinstance(error, PalaestraError):
         return kind, text
+    if advice := no_screen(text):
+        return kind, advice
     try:
         return kind, f"{text}\n\n{''.join(traceback.format_exception(error))}"
     except BaseException:  # other parts of an exception can fail as well
         return kind, f"{text}\n\n{''.join(traceback.format_tb(error.__traceback__))}"
+
+
+def no_screen(text: str) -> str:
+    """What to do where a picture cannot be drawn for want of a screen; empty where something else is wrong.
+
+    Args:
+        text: of the error.
+    """
+    if not {"OpenGL", "EGL"} & {*re.findall(r"\w+", text)}:
+        return ""
+    return (
+        f"found no screen to draw on ({text}); set the environment variable MUJOCO_GL=egl, or MUJOCO_GL=osmesa, before "
+        "the program starts"
+    )
 
 
 def is_own(error: BaseException) -> bool:

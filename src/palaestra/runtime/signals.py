@@ -1,0 +1,39 @@
+"""Signals that ask a run to stop, and which of its processes hear them."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+__all__ = ["STOP_SIGNALS", "ignore_stop_signals", "signals_blocked", "stop_signals"]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop: Ctrl-C, a scheduler, and the end of its terminal."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """`STOP_SIGNALS` that this process may take: under `nohup` a closed terminal is none of its business."""
+    return [one for one in STOP_SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+
+
+def ignore_stop_signals() -> None:
+    """All but Ctrl-C, from now on; programs that this process starts hear them again."""
+    for number in {*stop_signals()} - {signal.SIGINT}:
+        signal.signal(number, lambda *_: None)  # no `SIG_IGN`, which they would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextlib.contextmanager
+def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals wait meanwhile, and processes that are started inherit this: they outlive them until their parent ends.
+
+    So does a fork server, without which all workers count as dead, and which a Ctrl-C would end while it imports. What
+    it forks for others hears them.
+
+    Args:
+        numbers: which.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
