@@ -77,6 +77,20 @@ def test_actions_of_other_bounds_are_refused_by_every_algorithm(kind, tmp_path):
         read_for(policy_of(kind), str(tmp_path / "other"), None)
 
 
+def test_where_bounds_are_one_raw_actions_are_executed_ones_whatever_the_folder_says(tmp_path):
+    """And a dtype is no unit: Shimmy's environments have float64 actions."""
+    double = dataclasses.replace(HALF, dtype=torch.float64)
+    for kind, spec in ((IQL, TensorSpec((1,))), (IQL, HALF), (SAC, HALF), (SAC, TensorSpec((1,)))):
+        for own in (HALF, double):
+            rows([[1.0], [0.5], [-0.25]], spec).save(tmp_path / f"{kind.__name__}{spec}{own}")
+            policy = policy_of(kind, own)
+            found = read_for(policy, str(tmp_path / f"{kind.__name__}{spec}{own}"), None)
+            assert executed(policy, found) == [1.0, 0.5, -0.25]
+    for kind, spec in ((IQL, TensorSpec((1,))), (SAC, HALF)):
+        folder = untold(tmp_path / kind.__name__, spec)
+        assert executed(policy_of(kind, HALF), read_for(policy_of(kind, HALF), folder, None)) == [0.5] * 3
+
+
 def test_choices_that_begin_elsewhere_are_refused(tmp_path):
     rows([0, 2], DiscreteSpec(num=3)).save(tmp_path / "data")
     with pytest.raises(ConfigError, match=r"its actions are one: .*start=0\), but the environment's are .*start=5\)"):
@@ -105,13 +119,11 @@ def test_a_folder_that_does_not_say_it_is_refused_by_new_runs_alone(kind, spec, 
     """Its actions may be raw or executed; a run that began with it goes on with what it took them for."""
     policy, task = policy_of(kind), origin_of(PENDULUM)
     plain = untold(tmp_path / "plain", spec)
-    other = untold(tmp_path / "other", spec, origin=task | {"task": "Pendulum-v1 max=1"})
-    for folder in (plain, other):
+    same = untold(tmp_path / "same", spec, origin=task)  # what lies in it was collected there, raw or not
+    for folder in (plain, same):
         assert executed(policy, read_for(policy, folder, PENDULUM, new=False)) == [1.0, 1.0, 1.0]
         with pytest.raises(ConfigError, match=r"does not say whether its actions, one: .* are raw.*with_actions\("):
             read_for(policy, folder, PENDULUM)
-    same = untold(tmp_path / "same", spec, origin=task)  # of a run of ours, where executed ones had these bounds
-    assert executed(policy, read_for(policy, same, PENDULUM)) == [1.0, 1.0, 1.0]
     assert executed(policy, read_for(policy, untold(tmp_path / "clear", TORQUE), None)) == [0.5, 0.5, 0.5]
     for convert, found in ((policy.env_action, 1.0), (lambda action: action, 0.5)):
         with_actions(ReplayBuffer.load(plain), TORQUE, convert).save(tmp_path / str(found))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,9 @@ def to_minari(buffer: ReplayBuffer, dataset_id: str, *, observation_space: Any, 
     minari = import_extra("minari", "offline", "writing a Minari dataset")
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    executed = buffer.options.get("executed_spec")
-    if executed is not None and spec_leaves(executed) != spec_leaves(buffer.options["action_spec"]):
+    kept, told = spec_leaves(buffer.options["action_spec"]), buffer.options.get("executed_spec")
+    executed = kept if told is None else spec_leaves(told)
+    if any(replace(kept[path], dtype=leaf.dtype) != leaf for path, leaf in executed.items()):
         raise ConfigError(
             "the buffer's actions are raw, as a policy sampled them, and Minari's are those that the environment "
             "executed; convert them by with_actions, or write the folder by `palaestra data export` or `data collect`"

@@ -125,7 +125,7 @@ def preset_line(config: ExperimentConfig) -> str:
         kept, own = (
             (*of.gym_wrappers, *of.wrappers, *of.train_wrappers) for of in (config.env, preset(algorithm, env).env)
         )
-        lost = ", ".join(one.text for one in own if one not in kept)
+        lost = ", ".join(one.text for one in own if one.name not in {other.name for other in kept})
         return f"settings    preset of {algorithm} for {known}{lost and f', but without {lost}'}"
     close = difflib.get_close_matches(env, [env for name, env in tuned() if name == algorithm], n=1, cutoff=0.8)
     return f"settings    defaults of {algorithm}" + (f"; it has a preset for {close[0]}" if close else "")

@@ -189,7 +189,7 @@ def half_width(values: np.ndarray, cut: int) -> np.ndarray:
     """
     count = len(values)
     kept = count - 2 * cut
-    if count == 1:
+    if count < 2:
         return np.zeros(values.shape[-1])
     ordered = np.sort(values, axis=0)
     spread = ordered.clip(ordered[cut], ordered[count - 1 - cut]).std(axis=0, ddof=1)

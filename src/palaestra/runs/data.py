@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,12 @@ def read_for(
         CheckpointError: it is damaged.
     """
     buffer = _read(data, policy)
-    misfit = (
-        _misfit(buffer, policy, reward_shape, learns)
-        or _other_actions(buffer, policy)
-        or (_unclear(buffer, policy, env) if new else "")
-        or _unlearnable(buffer, policy)
-    )
-    if misfit:
+    misfit = _misfit(buffer, policy, reward_shape, learns) or _other_actions(buffer, policy)
+    unclear = "" if misfit else _unclear(buffer, policy)
+    if unclear and not new:
+        _log.warning("offline.data %r: %s; this run began with it, and takes them for raw", data, unclear)
+        unclear = ""
+    if misfit := misfit or unclear or _unlearnable(buffer, policy):
         raise ConfigError(f"offline.data {data!r} does not fit {env.name if env else 'the policy'}: {misfit}")
     if env is not None:
         _compare(buffer.origin, env, data, rewards)
@@ -251,12 +251,8 @@ def _other_actions(buffer: ReplayBuffer, policy: Policy) -> str:
     kept, own = spec_leaves(buffer.options["action_spec"]), spec_leaves(policy.action_spec)
     told = buffer.options.get("executed_spec")
     executed = own if told is None else spec_leaves(told)
-    if _are_raw(buffer, policy):
-        fits = executed == own
-    else:  # without bounds they are of any, as long as all of them lie within
-        free = all(leaf.bounds is None or leaf == own.get(path) for path, leaf in executed.items())
-        fits = kept == executed and free and spec_layout(executed) == spec_layout(own)
-    if fits:
+    fits = _are_raw(buffer, policy) or kept == executed
+    if fits and executed.keys() == own.keys() and all(_suits(leaf, own[path]) for path, leaf in executed.items()):
         return ""
     sampled = f", raw ones of {_texts(executed)}" if told is not None and kept != executed else ""
     return (
@@ -265,11 +261,18 @@ def _other_actions(buffer: ReplayBuffer, policy: Policy) -> str:
     )
 
 
-def _unclear(buffer: ReplayBuffer, policy: Policy, env: EnvConfig | None) -> str:
-    """What to say of actions that look raw where neither the folder nor its task says so; nothing where one does."""
-    own, told = {} if env is None else origin_of(env), buffer.options.get("executed_spec")
-    known = told is not None or ("task" in own and buffer.origin.get("task") == own["task"])
-    if known or not _are_raw(buffer, policy):
+def _suits(leaf: TensorSpec, own: TensorSpec) -> bool:
+    """Whether executed actions are those of an environment: of its bounds, or of none and so of any that they keep."""
+    if not (leaf.dtype.is_floating_point and own.dtype.is_floating_point):
+        return leaf == own
+    return replace(leaf, dtype=own.dtype) == own or (leaf.bounds is None and leaf.shape == own.shape)
+
+
+def _unclear(buffer: ReplayBuffer, policy: Policy) -> str:
+    """What to say of actions that look raw where the folder does not say it; nothing where both are the same."""
+    limits = [leaf.bounds for leaf in spec_leaves(policy.action_spec).values()]
+    same = all(bounds is not None and (bounds[0] == -1).all() and (bounds[1] == 1).all() for bounds in limits)
+    if buffer.options.get("executed_spec") is not None or same or not _are_raw(buffer, policy):
         return ""
     kept, needed = (_texts(spec_leaves(spec)) for spec in (policy.raw_action_spec, policy.action_spec))
     return (
