@@ -76,7 +76,7 @@ WaitUntil = Callable[..., None]
 @pytest.fixture(autouse=True)
 def process_as_it_was() -> Generator[None]:
     """No test sees what a run chose to compute with, or the handlers that a stopped command leaves."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -85,6 +85,12 @@ def process_as_it_was() -> Generator[None]:
     prefer_onednn(False)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def hears_hangups() -> None:
+    """The test, and what it starts, hears of SIGHUP, which `nohup make test` makes all deaf to."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `process_as_it_was` puts it back
 
 
 def _wait_until(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import palaestra.cli.inspect
 import palaestra.cli.train
@@ -18,6 +19,7 @@ from palaestra.cli.commands import COMMANDS
 from palaestra.cli.main import main
 from palaestra.cli.options import NoOptions, print_table
 from palaestra.core import CheckpointError, ConfigError, EnvError, MissingExtraError, NonFiniteError, SpecError
+from palaestra.training import StoppedError
 from tests.architecture.test_documentation import exported
 from tests.cli.parts import exit_code, output
 from tests.faults.parts import COMMAND, TIMEOUT_S, command
@@ -68,6 +70,7 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
     assert "BrokenPipeError [Errno 32] Broken pipe" in output(capsys)
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(number, code, monkeypatch, capsys):
     """Struck while it imports, torch's exporter goes on with half a module, and fails later."""
@@ -83,6 +86,7 @@ def test_an_interrupt_that_a_library_swallows_ends_the_command_as_any_other(numb
     assert "stopped" in output(capsys)
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_command_that_is_no_run_leaves_nothing_behind_when_it_is_asked_to_end(number, code, monkeypatch, capsys):
     """F22: as by `timeout 60 palaestra data collect ...`, or a closed terminal, whose shell says so again."""
@@ -99,6 +103,24 @@ def test_a_command_that_is_no_run_leaves_nothing_behind_when_it_is_asked_to_end(
     assert exit_code("list", "presets") == code
     assert "stopped at once" in output(capsys)
     assert os.waitpid(tidied[0], 0)[1] == signal.SIGTERM  # a fork of it, which ends by what it is sent
+
+
+@pytest.mark.usefixtures("hears_hangups")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_terminal_that_closes_says_so_again_while_a_command_that_was_stopped_ends(at_once, monkeypatch):
+    """F22: neither is anything left half said, nor the exit code another one."""
+
+    def train():
+        if at_once:
+            raise StoppedError("at once", 129)
+        return 129
+
+    said = []
+    monkeypatch.setattr(sys.modules[main.__module__], "_read", lambda typed: train)
+    monkeypatch.setattr(Console, "print", lambda *_, **__: said.append(signal.raise_signal(signal.SIGHUP)))
+    assert exit_code("train") == 129
+    signal.raise_signal(signal.SIGHUP)  # the interpreter ends
+    assert bool(said) == at_once
 
 
 @pytest.mark.needs_linux

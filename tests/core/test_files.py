@@ -74,6 +74,15 @@ def test_the_umask_says_who_may_read_a_file(tmp_path, umask, mode):
     assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == mode
 
 
+def test_tensors_come_back_where_pytorch_puts_its_own(tmp_path):
+    """A product of two rows has other bits at another address: a memory's next step after a resume would have."""
+    kept = {f"a{n}": torch.arange(float(n)) for n in (1, 3, 5, 7, 130)}
+    kept |= {"b": np.arange(9), "c": torch.zeros(3).bool()}
+    save_tensors(tmp_path / "t", kept)
+    loaded = load_tensors(tmp_path / "t")
+    assert not [name for name, one in loaded.items() if torch.as_tensor(one).data_ptr() % 64]
+
+
 def test_views_of_one_memory_are_saved_apart(tmp_path):
     whole = torch.arange(6.0)
     save_tensors(tmp_path / "file", {"whole": whole, "part": whole[2:4], "again": whole, "every": whole[::2]})
@@ -229,6 +238,17 @@ with whole_folder(pathlib.Path({str(tmp_path / "killed")!r}), "folder"):
     os.utime(left, (0, 0))
     with whole_folder(tmp_path / "third", "folder"):
         assert not left.exists()
+
+
+def test_hidden_folders_of_the_user_and_of_other_machines_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    machine, other = os.uname().nodename, f"1-{'0' * 32}"
+    theirs = [tmp_path / f"{kind}{machine}-{name}" for kind in (".tmp-", ".palaestra-x@") for name in ("cache", other)]
+    for folder in theirs:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    with whole_folder(tmp_path / "made", "folder"), temporary_folder("x"):
+        assert all(folder.exists() for folder in theirs)
 
 
 def test_a_sealed_folder_lists_no_hidden_files(tmp_path):

@@ -305,7 +305,7 @@ def test_in_a_notebook_it_says_that_a_thread_is_needed(tmp_path):
 
 
 @pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGHUP] * 3], ids=["sigterm", "closed_terminal"])
-def test_the_command_serves_until_sigterm_and_ends_with_0(sent, tmp_path, capsys, wait_until):
+def test_the_command_serves_until_sigterm_and_ends_with_0(sent, tmp_path, capsys, wait_until, hears_hangups):
     made(tmp_path / "policy")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -20,7 +20,8 @@ import torch
 
 import palaestra
 from palaestra import experiments
-from palaestra.core import left_as_found
+from palaestra.core import computing, left_as_found
+from palaestra.nn import set_deterministic, set_products
 from palaestra.training import Callback
 from tests.experiments.parts import SMALL
 
@@ -128,6 +129,57 @@ def test_what_a_process_starts_by_is_put_back_and_the_outermost_does_it():
         left_as_found()(starts)()
     assert multiprocessing.get_start_method(allow_none=True) is None
     multiprocessing.set_start_method(before, force=True)
+
+
+def test_calls_in_two_threads_share_their_process_and_the_last_one_puts_back(program):
+    """`serve` in a thread put back what a run beside it had just set."""
+    inside, may_end = threading.Event(), threading.Event()
+
+    @left_as_found()
+    def serves() -> None:
+        inside.set()
+        assert may_end.wait(60)
+
+    other = threading.Thread(target=serves)
+    other.start()
+    assert inside.wait(60)
+    threads = torch.get_num_threads()
+    with left_as_found():
+        set_deterministic(True)
+        torch.set_num_threads(1)
+        may_end.set()
+        other.join()
+        assert torch.get_deterministic_debug_mode() == 2
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    assert torch.get_deterministic_debug_mode() == 1
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert torch.get_num_threads() == threads
+
+
+def test_products_of_a_gpu_are_put_back(program, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with left_as_found():
+        set_products("float32", torch.device("cuda"))
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+
+
+def test_what_an_environment_sets_for_its_process_stays(program):
+    """Its module is imported once: the second call found a screen asked for, and workers that fork."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        with left_as_found():
+            os.environ["SDL_VIDEODRIVER"] = "dummy"
+            multiprocessing.set_start_method("spawn")
+            torch.set_float32_matmul_precision("medium")
+            computing.set_variable("SDL_VIDEODRIVER", "x11")
+        assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+        assert multiprocessing.get_start_method(allow_none=True) == "spawn"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def test_an_import_draws_nothing_from_the_global_generator_of_torch():

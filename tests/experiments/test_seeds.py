@@ -263,6 +263,7 @@ def processes_of(group: Path) -> list[str]:
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("everybody", [False, True])
 @pytest.mark.needs_linux
+@pytest.mark.usefixtures("hears_hangups")
 def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait_until):
     """F22: Ctrl-C on a terminal leaves out the seeds, schedulers do not; every seed saves, and can be resumed."""
     command = [sys.executable, "-c", COMMAND, *VERB, "--seeds", "2"]
@@ -278,6 +279,25 @@ def test_a_signal_stops_and_saves_all_seeds(how, code, everybody, tmp_path, wait
             assert run.status == "interrupted"
             assert list(run.path.glob("checkpoints/step_*/manifest.json"))
     assert not processes_of(group)
+
+
+def test_a_fault_of_their_parent_lets_seeds_save(tmp_path, monkeypatch):
+    """They are asked to, as by a signal, and waited for."""
+    program = "import signal, sys; signal.signal(15, lambda *_: sys.exit(143)); print(flush=True); signal.pause()"
+
+    started, asked = [], iter([False])
+
+    def start(seed, others):
+        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        seed.process = subprocess.Popen([sys.executable, "-c", program], **pipes)
+        started.append(seed.process.stdout.readline() and seed.process)
+
+    monkeypatch.setattr(module.SeedProcess, "start", start)
+    written(tmp_path / "g", [], "seed_0")
+    (tmp_path / "g" / "group.json").write_text('{"seeds": [0]}')
+    with pytest.raises(StopIteration):
+        resume_seeds(tmp_path / "g", ended=lambda: next(asked))
+    assert [process.returncode for process in started] == [143]
 
 
 @pytest.mark.fault

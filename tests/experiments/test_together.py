@@ -1,6 +1,9 @@
 """Tests of `palaestra.train_together`: runs of a population, each with a directory as it would have alone."""
 
 import json
+import signal
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,7 @@ import palaestra
 from palaestra.core import ConfigError, computing
 from palaestra.experiments import find_runs, read_evaluations
 from palaestra.experiments import seeds as module
-from palaestra.experiments.together import train_directories
+from palaestra.experiments.together import child_process, train_directories
 from tests.experiments.parts import CHAIN, SMALL, rows_of, written
 from tests.faults.parts import child_environment
 
@@ -156,3 +159,15 @@ def test_a_population_of_which_all_have_failed_goes_on(tmp_path, monkeypatch):
         directory.write_info({"status": "failed"})
     assert train_directories(directories) == 0
     assert [directory.status for directory in directories] == ["done", "done"]
+
+
+def test_what_a_seed_reads_from_a_terminal_fails_and_stops_it_not(monkeypatch):
+    """It is no more in the foreground of the terminal of its parent, which would stop it for ever."""
+    numbers = (signal.SIGTTIN, signal.SIGTTOU)
+    before, path = [signal.getsignal(number) for number in numbers], [*sys.path]
+    monkeypatch.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))  # there is no parent
+    try:
+        assert child_process(lambda: sum(signal.getsignal(one) is signal.SIG_IGN for one in numbers), (), path) == 2
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

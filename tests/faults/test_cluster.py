@@ -115,6 +115,7 @@ def test_a_killed_run_leaves_no_process_of_ray(training, wait_until):
     wait_until(lambda: not any(lives(one) for one in begun.values()), LEFT_S, what="the end of Ray's processes")
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["term", "hup"])
 def test_sigterm_to_every_process_of_a_run_on_ray_saves_and_ends_with_143(training, tmp_path, wait_until, number, code):
     """F16, F22: Ray's own processes, too, as a service manager sends it; the run is the last to end, and goes on.

@@ -103,6 +103,7 @@ def test_sigterm_to_every_process_of_a_run_saves_and_ends_with_143(where, tmp_pa
 
 
 @pytest.mark.fault
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("where", [("--env.vectorization", "process"), ("--distributed.runtime", "process")])
 def test_a_closed_terminal_saves_and_ends_with_129(where, tmp_path, wait_until):
     """F22: each process is sent SIGHUP, and what is printed fails from then on; a shell sends another SIGHUP."""
@@ -116,6 +117,22 @@ def test_a_closed_terminal_saves_and_ends_with_129(where, tmp_path, wait_until):
         wait_until(lambda: not terminal.orphans(), what="the end of every worker")
     assert check_saved(run) >= logged(run)[-1]["env_steps"]
     assert not list((run / "faults").iterdir())
+
+
+@pytest.mark.fault
+@pytest.mark.usefixtures("hears_hangups")
+def test_a_closed_terminal_saves_all_seeds_and_ends_with_129(tmp_path, wait_until, monkeypatch):
+    """F22: their parent hears of it and passes it on, though it can no more draw how they are."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # it still tries to
+    options = ("--seeds", "2", "--run.num-threads", "1", "--run.no-compile")
+    group = [tmp_path / "runs" / "run" / f"seed_{seed}" for seed in (0, 1)]
+    with Terminal(*trained(tmp_path, *options), folder=tmp_path) as terminal:
+        wait_until(lambda: terminal.read() and any(map(logged, group)), TIMEOUT_S, what="a row of metrics")
+        terminal.hang_up()
+        wait_until(terminal.ended, TIMEOUT_S, what="the end of the process")
+        assert terminal.process.returncode == 129
+    begun = [run for run in group if logged(run)]  # one core: the second has not
+    assert all(check_saved(run) >= logged(run)[-1]["env_steps"] for run in begun)
 
 
 @pytest.mark.fault

@@ -296,3 +296,17 @@ def test_a_checkpoint_without_a_network_that_is_new_is_refused_by_its_name():
     new = CoreModel({"network": nn.Linear(2, 2), "rest": nn.Identity(), "target_network": nn.Linear(2, 2)}, {})
     with pytest.raises(CheckpointError, match=r"made this checkpoint, without target_network, so that learning cannot"):
         new.load_state_tensors(old.state_tensors())
+
+
+class Scaled(CoreModel):
+    """Has a parameter beside its components."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__({"network": nn.Linear(2, 2)}, {})
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+
+def test_parameters_beside_components_are_put_back():
+    model = Scaled(1.0)
+    model.load_state_tensors(Scaled(2.0).state_tensors())
+    assert model.scale.item() == 2.0

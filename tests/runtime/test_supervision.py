@@ -155,6 +155,16 @@ def test_a_companion_has_a_process_group_of_its_own_in_the_session_of_its_run():
         companion.end()
 
 
+def test_what_a_companion_has_started_removes_its_half_file(wait_until, tmp_path):
+    """Compilers do; half a file of theirs counts as whole in PyTorch's cache."""
+    half = tmp_path / "half"
+    script = f"trap 'rm {half}; exit' TERM; touch {half}; while :; do sleep 0.05; done"
+    companion = Companion(functools.partial(subprocess.run, ["sh", "-c", script]))
+    wait_until(half.exists)
+    companion.end()
+    assert not half.exists()
+
+
 @pytest.mark.fault
 def test_d1_a_message_that_is_not_read_has_a_deadline(start):
     """F4."""

@@ -43,6 +43,17 @@ def test_the_process_of_a_run_has_its_name_and_then_its_own_again(tmp_path):
     assert "PALAESTRA_RUN" not in os.environ
 
 
+def test_runs_of_two_threads_leave_the_name_of_before_whichever_ends_first(monkeypatch):
+    monkeypatch.setenv("PALAESTRA_RUN", "outer")
+    first, second = entitled("run", "a"), entitled("run", "b")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["PALAESTRA_RUN"] == "b"
+    second.__exit__(None, None, None)
+    assert os.environ["PALAESTRA_RUN"] == "outer"
+
+
 @pytest.mark.slow
 def test_workers_learners_hosts_and_shards_say_who_they_are(tmp_path):
     learners = {"distributed__num_learners": 2, "distributed__gradient_shards": 2}

@@ -250,6 +250,20 @@ def test_a_companion_that_dies_is_named(wait_until):
         companion.end()
 
 
+def test_the_other_process_warns_of_kernels_where_the_run_does(tmp_path, pretended):
+    """It raised, and nothing was compiled."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        train(tmp_path)
+        torch.use_deterministic_algorithms(False)
+        sent = pretended["sent"][0]
+        sent.func([], *sent.args[1:], **sent.keywords)
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_flush_denormal(False)
+
+
 def test_a_companion_takes_no_script_and_refuses_what_cannot_be_sent():
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         Companion(functools.partial(next, (number for number in range(3))))

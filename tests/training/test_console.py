@@ -1,6 +1,8 @@
 """Tests of `palaestra.training.console`: a panel on a terminal, plain lines in a pipe."""
 
 import io
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -10,14 +12,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from rich.measure import Measurement
+from rich.panel import Panel
 
 from palaestra import preset
 from palaestra.config.config import config_from_mapping
 from palaestra.experiments import make_learner
 from palaestra.runs.making import not_advised
-from palaestra.training import ConsoleLogger
+from palaestra.training import ConsoleLogger, DrawnInPlace
 from palaestra.training import console as console_module
-from palaestra.training.console import _Sparkline, advice
+from palaestra.training.console import PipedConsole, _Sparkline, advice
 from tests.training.parts import Hooks, Recorder, trainer
 
 START = {"env_steps": 0, "metrics": 0, "episodes": 0}
@@ -156,6 +159,24 @@ def test_a_reader_that_leaves_ends_no_run():
         said = process.stderr.read()
     assert process.returncode == 0
     assert said.count("nobody reads what is printed any more") == 1 and said.endswith("goes on\n")
+
+
+def test_a_terminal_that_is_closed_ends_no_run(monkeypatch):
+    """F22: what draws in place writes there, too."""
+    silenced, (terminal, seen_there) = [], pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(seen_there, "w") as stream, open(os.devnull, "w") as nowhere:
+        monkeypatch.setattr(
+            console_module, "silence_stdout", lambda: silenced.append(os.dup2(nowhere.fileno(), seen_there))
+        )
+        place = DrawnInPlace(PipedConsole(file=stream))
+        assert place.possible
+        place.draw(Panel("before"))
+        os.close(terminal)
+        place.draw(Panel("after"))
+        place.draw(Panel("after"))
+        place.close()
+    assert silenced == [seen_there]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

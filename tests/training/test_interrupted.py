@@ -1,6 +1,7 @@
 """Tests of `palaestra.training.trainer`: signals, and what a resumed run then does."""
 
 import itertools
+import os
 import signal
 import threading
 
@@ -27,6 +28,7 @@ def test_where_a_parent_passes_signals_on_a_second_one_is_no_second_wish():
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.usefixtures("hears_hangups")
 def test_a_terminal_that_closes_says_so_several_times_and_nobody_has_wished_twice():
     """F22: its shell sends SIGHUP again, and a system then SIGTERM; under `nohup` SIGHUP stays ignored."""
     with StopSignals() as stop:
@@ -44,6 +46,7 @@ def test_a_terminal_that_closes_says_so_several_times_and_nobody_has_wished_twic
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on_exactly(tmp_path, number, code):
     """F22, F25: not even the unroll is waited for, and what is resumed equals what ran through."""
@@ -65,6 +68,18 @@ def test_a_signal_in_the_middle_of_a_long_unroll_saves_there_and_the_run_goes_on
     assert again.collector.env_steps == whole.collector.env_steps
     for name, value in whole.algorithm.model.state_dict().items():
         assert torch.equal(value, again.algorithm.model.state_dict()[name])
+
+
+@pytest.mark.usefixtures("hears_hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_fork_of_an_environment_ends_by_what_it_is_sent(number):
+    """F22: a program that it started and ends, say, which would otherwise live on."""
+    with StopSignals(), StopSignals() as stop:
+        if not (fork := os.fork()):
+            signal.raise_signal(number)
+            os._exit(0)
+        assert os.waitpid(fork, 0)[1] == number
+    assert stop.received is None
 
 
 def test_a_signal_while_an_iteration_begins_saves_before_its_unroll(tmp_path):

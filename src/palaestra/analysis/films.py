@@ -1,7 +1,6 @@
 """Films of policies that act, made without a screen."""
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from palaestra.analysis.evaluation import policies_of_run, require_episodes
-from palaestra.core import ConfigError, import_extra, left_as_found
+from palaestra.core import ConfigError, computing, import_extra, left_as_found
 from palaestra.core.files import whole_file
 from palaestra.runs import RunDirectory, Scene
 
@@ -73,7 +72,7 @@ def film_scenes(
         MissingExtraError: a package that draws is not installed.
     """
     require_film_name(path)
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
+    computing.set_variable("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen even where it draws a picture
     films: list[list[np.ndarray]] = [[]]
     returns, usual = list[float](), 30
     for scene in scenes:

@@ -442,7 +442,7 @@ class WritePositions:
         for name in _ARRAYS:
             getattr(self, name)[:] = saved[name]
         self._place(saved["head"], saved["count"], saved["written"])
-        self.lockstep = self.lockstep and bool(state["lockstep"])
+        self.lockstep = self.lockstep and bool(state.get("lockstep", True))  # which older ones lack
         self.has_changes = bool((self.kept != _ALL).any())
 
 

@@ -40,12 +40,12 @@ class ServeOptions(deployment.ServingConfig, RunOptions):
 
     def started(self, url: str) -> None:
         """Says where the server is."""
-        text = f"serving     {url}  (POST /act, GET /schema, /health, /metrics; Ctrl-C or SIGTERM ends it)"
+        text = f"serving     {url}  (POST /act, GET /schema, /health, /metrics; Ctrl-C, SIGTERM or SIGHUP ends it)"
         print(json.dumps({"url": url, "pid": os.getpid()}) if self.json else text, flush=True)
 
 
 def serve(name: str, options: ServeOptions) -> int:
-    """Serves the policies of a run over HTTP until SIGTERM or Ctrl-C.
+    """Serves the policies of a run over HTTP until Ctrl-C, SIGTERM or SIGHUP.
 
     Returns:
         0 if every request that was accepted has been answered; 1 if a second signal, or the time, cut some off.

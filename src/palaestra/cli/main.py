@@ -95,6 +95,10 @@ def _interrupts() -> Iterator[list[int]]:
                 before[number] = signal.signal(number, handle)
     try:
         yield received
+    except SystemExit as end:
+        if signal.SIGHUP in before and end.code in (129, 130, 143):  # while the interpreter ends, it may come again
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        raise
     finally:
         for number, handler in before.items():
             if signal.getsignal(number) is handle:
@@ -105,6 +109,7 @@ def _stopped(verb: str, stopped: KeyboardInterrupt) -> int:
     """Says that a command was stopped, and gives its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os._exit(128 + number))  # one more, while this is said or all ends
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which comes several times when a terminal closes
     trains = sys.modules.get("palaestra.cli.train")  # which is imported when it is asked for
     begun = verb == "resume" or bool(trains and trains.begun)
     saved = "; the last checkpoint, if there is one, is intact" if begun and verb in ("train", "resume") else ""

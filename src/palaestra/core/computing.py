@@ -208,6 +208,7 @@ def prefer_onednn(wanted: bool) -> None:
     global _before
     if (wanted and _onednn_is_exact()) == prefers_onednn():
         return
+    put_back_later("library of products", functools.partial(prefer_onednn, prefers_onednn()))
     _before, precision = (torch.get_float32_matmul_precision(), "medium") if _before is None else (None, _before)
     torch.set_float32_matmul_precision(precision)
 
@@ -260,55 +261,66 @@ def _precision(name: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _products() -> tuple[str, bool] | None:
-    """How products and convolutions are rounded; `None` where it is set for each backend alone, as no run does."""
-    with suppress(RuntimeError):
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    return None
+_processes: Any = torch.multiprocessing
+_lock, _here = threading.RLock(), threading.local()
+_calls = 0  # that are inside `left_as_found`, in all threads
+_changed: dict[str, Callable[[], object]] = {}
 
 
-def _set_products(found: tuple[str, bool] | None) -> None:
-    if found is not None:
-        torch.set_float32_matmul_precision(found[0])
-        torch.backends.cudnn.allow_tf32 = found[1]
+def put_back_later(setting: str, put_back: Callable[[], object]) -> None:
+    """Says how a setting of all of the process, which is about to change, is put back when calls end.
+
+    Args:
+        setting: its name; the first change since a call of `left_as_found` began counts.
+        put_back: sets it as it is now.
+    """
+    with _lock:
+        if _calls:
+            _changed.setdefault(setting, put_back)
 
 
-def _set_variable(name: str, value: str | None) -> None:
-    os.environ.pop(name, None)
-    os.environ.update({} if value is None else {name: value})
+def set_variable(name: str, value: str) -> None:
+    """Sets a variable of the environment, unless someone has.
+
+    Args:
+        name: of the variable.
+        value: that it gets.
+    """
+    if name not in os.environ:
+        put_back_later(name, functools.partial(os.environ.pop, name, None))
+        os.environ[name] = value
 
 
-_processes = torch.multiprocessing
-_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "SDL_VIDEODRIVER")  # which runs and films set where nobody has
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (prefers_onednn, prefer_onednn),  # first, for it sets the precision of products
-    (_products, _set_products),
-    (torch.get_num_threads, torch.set_num_threads),
-    (
-        torch.get_deterministic_debug_mode,
-        lambda mode: torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1),
-    ),
-    (lambda: _processes.get_start_method(allow_none=True), lambda way: _processes.set_start_method(way, force=True)),
-    *((functools.partial(os.environ.get, name), functools.partial(_set_variable, name)) for name in _VARIABLES),
-)
-"""What runs set for all of their process: what tells it, and what sets it."""
-_here = threading.local()
+def _forget_start_method() -> None:
+    """How processes start is open until the first one starts, by any way; then it is the system's default."""
+    if _processes.get_start_method(allow_none=True) == _processes.get_all_start_methods()[0]:
+        _processes.set_start_method(None, force=True)
 
 
 @contextmanager
 def left_as_found() -> Iterator[None]:
-    """While entered, a run may set how its process computes; then that is as it was before, however the run ended.
+    """While entered, the library may set how its process computes; then that is as it was, however the call ended.
 
-    Inside another one it does nothing: the outermost puts back. A decorator of what is called in programs of users.
+    What programs and environments set, and the library does not, stays. Calls in several threads share a process: the
+    last one to end puts back; only how many cores PyTorch takes is each thread's own. Inside another one in the same
+    thread it does nothing. A decorator of what is called in programs of users.
     """
+    global _calls
     if getattr(_here, "inside", False):
         yield
         return
-    found, _here.inside = [get() for get, _ in _SETTINGS], True
+    with _lock:
+        _calls += 1
+        if _processes.get_start_method(allow_none=True) is None:
+            put_back_later("start method", _forget_start_method)
+    threads, _here.inside = torch.get_num_threads(), True
     try:
         yield
     finally:
         _here.inside = False
-        for (get, put_back), before in zip(_SETTINGS, found, strict=True):
-            if get() != before:
-                put_back(before)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with _lock:
+            _calls -= 1
+            while _changed and not _calls:
+                _changed.popitem()[1]()

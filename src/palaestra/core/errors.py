@@ -245,3 +245,19 @@ def is_news(text: str) -> bool:
     except OSError as error:  # the folder is gone, say, with the run
         return not isinstance(error, FileExistsError)
     return True
+
+
+def names_what_lacks(load: Callable[_P, None]) -> Callable[_P, None]:
+    """Makes a method that puts state back say what is missing, and what to do."""
+
+    @functools.wraps(load)
+    def put_back(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            load(*args, **kwargs)
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint has no {error}, since an older version made it, and this one cannot go on with it; "
+                "`palaestra train ALGORITHM ENV --from RUN` begins a new run with its policies"
+            ) from error
+
+    return put_back

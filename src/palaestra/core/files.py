@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -75,6 +76,9 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
         _flush(temporary)
 
 
+_ALIGNED = 64  # bytes, as PyTorch's own memory is: elsewhere products of two or three rows have other bits
+
+
 def load_tensors(path: str | Path) -> dict[str, Any]:
     """What `save_tensors` wrote, with every value of the kind it had.
 
@@ -85,7 +89,8 @@ def load_tensors(path: str | Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             kinds = parse_json((file.metadata() or {}).get("palaestra", "{}"))
-            loaded: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            loaded: dict[str, Any] = {name: one.clone() if one.data_ptr() % _ALIGNED else one for name, one in found}
         for name, (kind, value) in kinds.items():
             if kind == "packed":
                 loaded[name] = PackedRows.joined(value, loaded[name])
@@ -343,7 +348,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # on file systems without locks nothing is removed, either
             stack.enter_context(_locked(folder))
-        folder = folder.rename(folder.with_name(folder.name.removeprefix(".new")))  # which others look at
+        folder = folder.rename(folder.with_name(f"{prefix}{uuid.uuid4().hex}"))  # which others look at
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
@@ -369,11 +374,15 @@ def told_once() -> Iterator[None]:
 
 
 def _remove_left(parent: Path, prefix: str, before_s: float = float("inf")) -> None:
-    """Removes folders that nobody holds a lock on, and that were begun before a time of their file system."""
+    """Removes folders that nobody holds a lock on, and that were begun before a time of their file system.
+
+    Others of a name that only begins alike stay: they are the user's, or another machine's.
+    """
     for left in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), _locked(left):
-            if left.stat().st_mtime < before_s:
-                shutil.rmtree(left)
+        if re.fullmatch("[0-9a-f]{32}", left.name.removeprefix(prefix)):
+            with contextlib.suppress(OSError), _locked(left):
+                if left.stat().st_mtime < before_s:
+                    shutil.rmtree(left)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ def host_factory(algorithms: Mapping[str, Algorithm[Any, Any]]) -> Callable[[int
     sent = {name: one if one.device.type == "cpu" else copy.deepcopy(one).to("cpu") for name, one in algorithms.items()}
     devices = {name: one.asked_device for name, one in algorithms.items()}
     products: Precision = "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
-    kernels = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), products
+    kernels = torch.get_num_threads(), torch.get_deterministic_debug_mode(), products
     return lambda number: functools.partial(_placed, sent, devices, number, kernels)
 
 
@@ -34,11 +34,11 @@ def _placed(
     algorithms: Mapping[str, Algorithm[Any, Any]],
     devices: Mapping[str, str],
     number: int,
-    kernels: tuple[int, bool, Precision],
+    kernels: tuple[int, int, Precision],
 ) -> Any:
-    threads, deterministic, products = kernels
+    threads, mode, products = kernels
     torch.set_num_threads(threads)
-    set_deterministic(deterministic)
+    set_deterministic(mode > 0, warn_only=mode == 1)
     for name, algorithm in algorithms.items():
         if algorithm.to(_here(devices[name], number)).device.type == "cuda":
             set_products(products, algorithm.device)

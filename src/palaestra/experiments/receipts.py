@@ -285,7 +285,7 @@ def _other_bits(then: Any, here: Any, path: str) -> list[str]:
         return [] if then == here else [path]
     if hasattr(then, "items") and hasattr(here, "items"):
         names = [name for name in {**then, **here} if name != "segments"]  # names of files, other ones each time
-        lacking = [f"{path}.{name}" for name in names if (name in then) != (name in here)]
+        lacking = [f"{path}.{name}" for name in names if name not in here]  # what later versions add is no other bit
         both = [name for name in names if name in then and name in here]
         return [*lacking, *(one for name in both for one in _other_bits(then[name], here[name], f"{path}.{name}"))]
     if isinstance(then, list | tuple) and isinstance(here, list | tuple) and len(then) == len(here):

@@ -245,6 +245,10 @@ def _train_parts(
     with StopSignals() as stop, contextlib.closing(panel) if panel else contextlib.nullcontext():
         try:
             _supervise(parts, stop, panel, ended)
+        except Exception:
+            stop.received = stop.received or signal.SIGTERM
+            _supervise(parts, stop, None, None)  # what they have learned is saved
+            raise
         finally:
             for seed in seeds:
                 seed.kill()
@@ -271,8 +275,7 @@ class SeedProcess:
         self.number = directory.config.run.seed
         self.process: subprocess.Popen[bytes] | None = None
         self.asked_to_stop: int | None = None  # by which signal
-        self.finished = _is_finished(directory)
-        self._ended_before = directory.info.get("ended")
+        self.finished, self._ended_before = _is_finished(directory), directory.info.get("ended")
         self.metrics: dict[str, Any] = {}
         self.output = NewLines(directory.path / "output.txt")
 
@@ -280,14 +283,11 @@ class SeedProcess:
         """Starts its process, in which others train together with it."""
         # A group of its own: what a terminal sends (Ctrl-C, its end) reaches only us, and we pass it on, once.
         # The pipe to its stdin ends when we do, however we end; the child then saves and ends as well.
-        with (self.directory.path / "output.txt").open("ab") as output:
+        with (self.directory.path / "output.txt").open("ab") as log:
             runs, code = [str(one.directory.path) for one in (self, *others)], _TOGETHER if others else _PROCESS
             asked = json.dumps({"runs": runs, "trusted": [*filter(trusts, runs)], "selection": self.selection})
-            path = [entry or str(Path.cwd()) for entry in sys.path]
-            command = [sys.executable, "-P", "-c", code, asked, *path]
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, process_group=0
-            )
+            command = [sys.executable, "-P", "-c", code, asked, *(entry or str(Path.cwd()) for entry in sys.path)]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0)
         for one in others:
             one.process = self.process
         return self
@@ -330,7 +330,8 @@ class SeedProcess:
         if code > 0 and code not in STOP_CODES and info.get("ended") == self._ended_before:  # it has not even begun
             status, error = "failed", _last_line(self.directory.path / "output.txt")
         if code < 0:
-            status, error = "killed", f"ended by signal {-code} ({signal.Signals(-code).name})"
+            status = "interrupted" if -code == self.asked_to_stop else "killed"  # before it could hear the signal
+            error = f"ended by signal {-code} ({signal.Signals(-code).name})"
         unbegun = not (self.finished or self.process) and 128 + (self.asked_to_stop or signal.SIGINT)
         exit_code = 128 - code if code < 0 else code or unbegun or int(status == "failed")  # others of it may end well
         if code and _is_finished(self.directory):  # others of its process are not

@@ -99,6 +99,8 @@ def child_process(train_them: Callable[[], int], trusted: Sequence[str], path: S
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for run in trusted:
         trust(run)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):  # a terminal stops what reads it and is not in its foreground
+        signal.signal(number, signal.SIG_IGN)
     try:
         with StopSignals(second_ends=False):  # the parent passes on what everybody may have been sent
             return train_them()

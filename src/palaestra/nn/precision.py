@@ -1,13 +1,14 @@
 """Products of matrices in less than single precision, while weights and what is between products stay in it."""
 
-import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from palaestra.core import ConfigError
+from palaestra.core import ConfigError, computing
 
 __all__ = [
     "Precision",
@@ -49,21 +50,32 @@ def set_products(precision: Precision, device: torch.device) -> None:
     if precision == "tf32" and not recent:
         raise ConfigError(f"run.precision is 'tf32', but this {device.type} has no products in TF32; leave it out")
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"  # of convolutions and recurrent cells
+        with suppress(RuntimeError):  # set for each backend alone, as no run does
+            before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            computing.put_back_later("products", partial(_set_products, *before))
+        _set_products("high" if precision == "tf32" else "highest", precision == "tf32")
 
 
-def set_deterministic(deterministic: bool) -> None:
+def _set_products(precision: str, tf32: bool) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = tf32  # of convolutions and recurrent cells
+
+
+def set_deterministic(deterministic: bool, *, warn_only: bool = False) -> None:
     """Chooses kernels that give equal results on equal GPUs, in all of this process; on a CPU all do.
 
     Args:
         deterministic: else those that the process has: the fastest, unless its program asked for others.
+        warn_only: about what has no such kernel, as `torch.use_deterministic_algorithms` can; else it raises.
     """
     if not deterministic:
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if torch.get_deterministic_debug_mode() < 2:  # off, or warns alone; to say it takes a second
-        torch.use_deterministic_algorithms(True)
+    if not warn_only:
+        computing.set_variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    mode = torch.get_deterministic_debug_mode()
+    if mode < (1 if warn_only else 2):  # to say it takes a second
+        computing.put_back_later("kernels", partial(torch.use_deterministic_algorithms, mode > 0, warn_only=mode == 1))
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def bfloat16_products(device: torch.device) -> torch.autocast:

@@ -1,10 +1,13 @@
 """Signals that ask a run to stop, and which of its processes hear them."""
 
 import contextlib
+import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 
-__all__ = ["STOP_SIGNALS", "ignore_stop_signals", "signals_blocked", "stop_signals"]
+__all__ = ["STOP_SIGNALS", "end_group", "ignore_stop_signals", "signals_blocked", "stop_signals"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a run to stop: Ctrl-C, a scheduler, and the end of its terminal."""
@@ -20,6 +23,24 @@ def ignore_stop_signals() -> None:
     for number in {*stop_signals()} - {signal.SIGINT}:
         signal.signal(number, lambda *_: None)  # no `SIG_IGN`, which they would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def end_group(leader: subprocess.Popen[bytes], tidy_s: float = 5.0) -> None:
+    """Ends a process and all others of the group that it leads; those that hear SIGTERM may tidy up.
+
+    Args:
+        leader: its process id is the group's.
+        tidy_s: how long they may.
+    """
+    end = time.monotonic() + tidy_s
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+        while time.monotonic() < end:
+            leader.poll()
+            os.killpg(leader.pid, 0)
+            time.sleep(0.01)
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
 
 
 @contextlib.contextmanager

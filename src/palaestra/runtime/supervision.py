@@ -29,7 +29,7 @@ import cloudpickle
 
 from palaestra.core import ConfigError, PalaestraError
 from palaestra.runtime.memory import SharedSemaphore
-from palaestra.runtime.signals import STOP_SIGNALS, ignore_stop_signals, signals_blocked
+from palaestra.runtime.signals import STOP_SIGNALS, end_group, ignore_stop_signals, signals_blocked
 from palaestra.runtime.titles import entitle
 
 __all__ = [
@@ -430,9 +430,7 @@ class Companion:
     def end(self) -> None:
         """Ends it now, with everything that it has started."""
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            end_group(self._process)  # a compiler removes its half file, which would count as whole
         self._files.close()
 
 

@@ -8,6 +8,8 @@ __all__ = ["entitle", "entitled", "title"]
 
 _RUN = "PALAESTRA_RUN"
 """The run that this process belongs to; its workers inherit it."""
+_found: list[list[str | None]] = []
+"""Title and run of before, for each time that `entitled` is entered."""
 
 
 def title(role: str) -> str:
@@ -40,17 +42,20 @@ def entitled(role: str, run: str | os.PathLike[str]) -> Iterator[None]:
         role: of this process.
         run: for people, its directory.
     """
-    before, outer = _change(""), os.environ.get(_RUN)
+    found = [_change(""), os.environ.get(_RUN)]
+    _found.append(found)
     os.environ[_RUN] = os.fspath(run)
     entitle(role)
     try:
         yield
     finally:
-        if outer is None:
-            del os.environ[_RUN]
+        number = next(i for i, other in enumerate(_found) if other is found)
+        del _found[number]
+        if _found[number:]:  # entered meanwhile by another thread, which leaves later and puts this back
+            _found[number][:] = found
         else:
-            os.environ[_RUN] = outer
-        _change(before)
+            _change(found[0] or "")
+            os.environ.pop(_RUN) if found[1] is None else os.environ.update({_RUN: found[1]})
 
 
 def _change(text: str) -> str:

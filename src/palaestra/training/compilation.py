@@ -148,8 +148,8 @@ class CompiledLater(Callback):
             self._compiled_for.update(known)
 
     def _start(self, prepare: Sequence[Callable[[], None]]) -> None:
-        exact = torch.are_deterministic_algorithms_enabled()
-        alike = functools.partial(_prepare, prepare, torch.get_num_threads(), exact=exact, onednn=prefers_onednn())
+        mode = torch.get_deterministic_debug_mode()
+        alike = functools.partial(_prepare, prepare, torch.get_num_threads(), mode=mode, onednn=prefers_onednn())
         try:
             self._companion = Companion(alike)
         except (ConfigError, OSError) as error:
@@ -230,12 +230,12 @@ def _rows(algorithm: Algorithm[Any, Any]) -> int:
     return max(1, int(getattr(algorithm.plan, "unroll_length", 1)))
 
 
-def _prepare(functions: Sequence[Callable[[], None]], threads: int, *, exact: bool, onednn: bool) -> None:
+def _prepare(functions: Sequence[Callable[[], None]], threads: int, *, mode: int, onednn: bool) -> None:
     """In the other process, as the first one is."""
     torch.set_num_threads(threads)
     prefer_onednn(onednn)
     torch.set_flush_denormal(True)
-    if exact:
-        torch.use_deterministic_algorithms(True)
+    if mode:
+        torch.use_deterministic_algorithms(True, warn_only=mode == 1)
     for function in functions:
         function()

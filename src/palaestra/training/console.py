@@ -49,17 +49,11 @@ def silence_stdout() -> None:
 
 
 class PipedConsole(Console):
-    """A console whose reader may leave (`| head`), or whose disk may be full; it says nothing then and ends nothing."""
+    """A console whose reader may leave (`| head`, a closed terminal), or whose disk may be full; it is quiet then."""
 
-    def print(self, *objects: Any, **settings: Any) -> None:
-        """As rich's.
-
-        Args:
-            objects: see `rich.console.Console.print`.
-            settings: see there.
-        """
+    def __exit__(self, *error: Any) -> None:
         try:
-            super().print(*objects, **settings)
+            super().__exit__(*error)  # writes what was printed, or drawn in place
         except OSError:
             self.on_broken_pipe()
 

@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP: once to finish and save, twice to stop at once."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -32,8 +33,8 @@ class StopSignals:
     """While entered, notes the first SIGINT, SIGTERM or SIGHUP; a second one raises `StoppedError` where it strikes.
 
     SIGHUP, which comes several times when a terminal closes, is neither a second one nor the first of two; where it was
-    ignored (`nohup`) it still is. Outside the main thread, where Python delivers no signals, nothing is noted. Entered
-    inside another one, it continues from what that one has noted.
+    ignored (`nohup`) it still is. Outside the main thread, where Python delivers no signals, nothing is noted; nor is
+    it in a fork, which ends by what it is sent. Entered inside another one, it continues from what that one has noted.
 
     Args:
         on_stop: called at the first signal, inside the handler.
@@ -50,6 +51,7 @@ class StopSignals:
         self._on_stop, self._second_ends = on_stop, second_ends
         self._grace_s = grace_s if grace_s is None or grace_s < _LONGEST_GRACE_S else None
         self._before: dict[int, object] = {}
+        self._own = os.getpid()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -70,6 +72,10 @@ class StopSignals:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._own:  # a fork, of an environment say
+            signal.signal(number, self._before[number])  # pyright: ignore[reportArgumentType]
+            signal.raise_signal(number)
+            return
         if number == signal.SIGALRM:
             raise StoppedError(f"at once, {self._grace_s} s after the signal", self.exit_code)
         first = self.received is None

@@ -14,6 +14,7 @@ import torch
 
 from palaestra.algorithms import Algorithm
 from palaestra.core import CheckpointError, ConfigError, readable
+from palaestra.core.errors import names_what_lacks
 from palaestra.policies import Policy
 from palaestra.rollout import Episode, Evaluation, Metric, OfflineFirst, default_metrics, reported
 from palaestra.training.async_evaluation import Evaluator, Made
@@ -368,6 +369,7 @@ class Trainer:
         loaded = self._loaded.state()
         return state | ({"loaded": loaded} if loaded else {})
 
+    @names_what_lacks
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state` gave, into a trainer built from the same configuration.
 
@@ -375,7 +377,7 @@ class Trainer:
             state: from `state`.
 
         Raises:
-            CheckpointError: it is of a trainer with other metrics.
+            CheckpointError: it is of a trainer with other metrics, or an older version made it.
             ConfigError: it is of a trainer that learned from other loaded data.
         """
         self._loaded.load_state(state.get("loaded", []))

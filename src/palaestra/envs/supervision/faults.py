@@ -263,7 +263,7 @@ class RestartBudget:
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """An exception as text that any process can read: its class, and its message or traceback, or what to do.
+    """An exception as text that any process can read: its class, and its message or what to do, and its traceback.
 
     Args:
         error: raised by an environment.
@@ -275,8 +275,7 @@ def describe(error: BaseException) -> tuple[str, str]:
         text = f"(its message cannot be read: {type(another).__name__})"
     if isinstance(error, PalaestraError):
         return kind, text
-    if advice := no_screen(text):
-        return kind, advice
+    text = no_screen(text) or text
     try:
         return kind, f"{text}\n\n{''.join(traceback.format_exception(error))}"
     except BaseException:  # other parts of an exception can fail as well
