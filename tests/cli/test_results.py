@@ -318,7 +318,7 @@ def test_returns_of_several_environments_have_no_mean(tmp_path, capsys):
     other = ("--trainer.total-env-steps", "64", "--run.name", "other", "--env.kwargs", "delay", "2")
     assert exit_code("train", "ppo", "palaestra.envs.tiny:Recall", *other) == 0
     assert exit_code("eval", "recall", "other") == 2
-    assert "Recall delay=2, palaestra.envs.tiny:Recall delay=5 num_cues=4, whose returns" in output(capsys)
+    assert "Recall delay=2 num_cues=4, palaestra.envs.tiny:Recall delay=5 num_cues=4, whose" in output(capsys)
 
 
 def test_seeds_that_have_not_begun_are_left_out(folder, tmp_path, capsys, caplog, monkeypatch):

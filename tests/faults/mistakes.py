@@ -234,8 +234,8 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "arguments that do not fit": (
         "train ppo palaestra.envs.tiny:Catch --env.kwargs rows 3",
         2,
-        "ConfigError 'palaestra.envs.tiny:Catch' cannot be called with {'rows': 3}: got an unexpected "
-        "keyword argument 'rows'",
+        "ConfigError 'palaestra.envs.tiny:Catch' cannot be called with {'num_pixels': 64, 'rows': 3}: got an "
+        "unexpected keyword argument 'rows'",
     ),
     "no such file": (
         "train ppo CartPole-v1 --config missing.yaml",

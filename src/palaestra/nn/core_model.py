@@ -412,15 +412,15 @@ class CoreModel(MovableModule):
         known = self.state_tensors()
         tensors = {key if key in known else _OLD_ENSEMBLE.sub(_layer_of, key): value for key, value in tensors.items()}
         model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-        saved = {key.split(".")[1] for key in model if key.startswith("component.")}
-        if new := [name for name, part in self.component.items() if part.state_dict() and name not in saved]:
-            raise CheckpointError(
-                f"an older version made this checkpoint, without {', '.join(new)}, so that learning cannot go on as it "
-                "did; go on with that version, or train anew"
-            )
         try:
             self.load_state_dict(model)
         except RuntimeError as error:
+            kept = {key.split(".")[1] for key in model if key.startswith("component.")}
+            if new := [name for name, part in self.component.items() if part.state_dict() and name not in kept]:
+                raise CheckpointError(
+                    f"an older version made this checkpoint, without {', '.join(new)}, so that learning cannot go on "
+                    "as it did; go on with that version, or train anew"
+                ) from error
             raise CheckpointError(f"the saved parameters do not fit this model: {error}") from error
         for name, optimizer in self.optimizers.items():
             prefix = f"optimizer.{name}."
