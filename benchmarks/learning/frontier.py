@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.learning.rows import ROWS
-from benchmarks.learning.summary import final, interval
+from benchmarks.learning.summary import final
 from benchmarks.numbers import Sample, combination, sample
 from benchmarks.record import table
 
@@ -30,10 +30,10 @@ ALGORITHM = "xqc"
 NOTES = f"""\
 Mean return after 200,000 env steps. The ratio is to what SAC has after 1,000,000, task by task, then averaged
 ({", ".join(f"{one:,}" for one in SAC_AT_1M.values())}). Ours are of version 5 with their 95% intervals over seeds
-(Student's t, Welch's for the ratio), 100 deterministic episodes each; HalfCheetah and Walker2d got two seeds more
-than planned, after a look at the five; the others are published means of
-version 4, from the result files of the authors of SimbaV2, XQC, MR.Q, DR.Q and FlashSAC (5 to 10 seeds), whose
-networks are wider. The bar is a ratio of {LEAST:g} over all five."""
+(Student's t, Welch's for the ratio), 100 deterministic episodes each, compiled, in bfloat16; HalfCheetah and Walker2d
+got two seeds more than planned, after a look at the five. The others are published means of version 4, from the result
+files of the authors of SimbaV2, XQC, MR.Q, DR.Q and FlashSAC (5 to 10 seeds), whose networks are wider.
+The bar is a ratio of {LEAST:g} over all five."""
 
 
 def ratio(samples: Mapping[str, Sample]) -> dict[str, Any]:
@@ -56,13 +56,15 @@ def section(records: Mapping[str, Mapping[str, Any] | None]) -> str:
     ours = [_cell(task, samples) for task in SAC_AT_1M]
     planned = {task: values[: ROWS[f"{ALGORITHM}_{task}-v5"].seeds] for task, values in seeds.items()}
     first = {task: sample(final(values)) for task, values in planned.items()}
-    alone = "" if planned == seeds else f" ({_ratio(first)} by the planned seeds)"
-    ours.append(f"{_ratio(samples)}{alone}" if samples else "not run")
-    rows = [[f"**{ALGORITHM}** of Palaestra, compiled, bf16", *ours]]
+    found = _ratio(samples).partition("; ") if samples else ("not run", "", "")
+    ours.append(found[0])
+    alone = f" Ours: {found[2].partition(': ')[2] or 'not run'}"
+    alone += "." if planned == seeds else f"; the planned seeds alone: {_ratio(first)}."
+    rows = [[f"**{ALGORITHM}** of Palaestra", *ours]]
     for name, returns in PUBLISHED.items():
         mean = sum(one / sac for one, sac in zip(returns, SAC_AT_1M.values(), strict=True)) / len(returns)
         rows.append([name, *(f"{one:,}" for one in returns), f"{mean:.2f}"])
-    return f"## Five tasks of MuJoCo, 200,000 env steps\n\n{table(['', *SAC_AT_1M, 'ratio'], rows)}\n\n{NOTES}\n"
+    return f"## Five tasks of MuJoCo, 200,000 env steps\n\n{table(['', *SAC_AT_1M, 'ratio'], rows)}\n\n{NOTES}{alone}\n"
 
 
 def _ratio(samples: Mapping[str, Sample]) -> str:
@@ -77,5 +79,6 @@ def _cell(task: str, samples: Mapping[str, Sample]) -> str:
     if task not in samples:
         return "not run"
     done, planned = samples[task].count, ROWS[f"{ALGORITHM}_{task}-v5"].seeds
-    mean = interval({"mean": samples[task].mean, "half_width": combination([samples[task]], [1.0]).half_width})
+    half = combination([samples[task]], [1.0]).half_width
+    mean = f"{samples[task].mean:,.0f}" + ("" if half is None else f" ± {half:,.0f}")
     return mean if done >= planned else f"{mean} ({done} of {planned} seeds)"

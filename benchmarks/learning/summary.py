@@ -24,11 +24,12 @@ mean and standard deviation over the episodes of 150,000 env steps, with its env
 version. *Level* is non-inferiority: the 95% interval (Welch's t) of our mean minus the other one lies above minus 5%
 of what the other one is above random actions. It is *not met* where the interval lies below that, else *undecided*:
 the seeds are too few to tell. The Zoo's one run stands for its algorithm: the spread over its seeds is not in the
-interval. Some rows got further seeds after a look at the planned ones: their verdict is of all seeds, and in brackets
-stands that of the planned seeds alone, on which no such choice has worked. Rows of Stable-Baselines3 are trained by the
-same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets execute every action {CAR_REPEAT} times:
-so many frames are one env step, and the budget is the Zoo's in frames. Training time is without evaluation, but with
-compilation; behind it stands *compiled* where a row is trained with `--compile`, and *bf16* where its products are in
+interval. Some rows got further seeds after a look at the planned ones: their verdict is of all seeds, and behind it
+stands that of the planned seeds alone, on which no such choice has worked; a star says that it is another. Rows of
+Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
+execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
+Training time is without evaluation, but with compilation; behind it stands *compiled* where a row is trained with `--compile`,
+and *bf16* where its products are in
 bfloat16 (`--run.precision bf16`)."""
 
 
@@ -280,7 +281,8 @@ def _bars(row: Row, bars: Sequence[Mapping[str, Any]]) -> str:
     """Verdicts, and behind a click what they mean."""
     if not bars:
         return ""
-    short = ", ".join(verdict(bar) for bar in bars)
+    firsts = [bar.get("planned", bar)["verdict"] for bar in bars]
+    short = ", ".join(bar["verdict"] + "*" * (bar["verdict"] != first) for bar, first in zip(bars, firsts, strict=True))
     texts = [f"{bar['text']}: {verdict(bar)}" for bar in bars]
     if row.zoo is not None and row.zoo.env is not None:
         texts.append(f"the Zoo's environment is {row.zoo.env}")
