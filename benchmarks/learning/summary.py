@@ -28,8 +28,8 @@ interval. Some rows got further seeds after a look at the planned ones: their ve
 stands that of the planned seeds alone, on which no such choice has worked; a star says that it is another. Rows of
 Stable-Baselines3 are trained by the same queue, with our hyperparameters. In MountainCarContinuous-v0 our presets
 execute every action {CAR_REPEAT} times: so many frames are one env step, and the budget is the Zoo's in frames.
-Training time is without evaluation, but with compilation; behind it stands *compiled* where a row is trained with `--compile`,
-and *bf16* where its products are in
+Training time is without evaluation, but with compilation; behind it stands *compiled* where a row is trained with
+`--compile`, and *bf16* where its products are in
 bfloat16 (`--run.precision bf16`)."""
 
 
